@@ -117,7 +117,7 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         least = 0
     return DiskNeed(
         directory=directory,
-        what=f"{count} checkpoints of {readable_bytes(size)}, less those there",
+        contents=f"{count} checkpoints of {readable_bytes(size)}, less those there",
         least_bytes=least,
         total_bytes=max(0, count * size - there - leftovers),
         advice=f"free some, make {directory} a link to a larger disk, or keep fewer with {setting(keep_checkpoints=1)}",

@@ -24,7 +24,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
 
 
 def need(directory: Path) -> DiskNeed:
-    return DiskNeed(directory=directory, what="checkpoints", least_bytes=1e9, total_bytes=5e9, advice="free some")
+    return DiskNeed(directory=directory, contents="checkpoints", least_bytes=1e9, total_bytes=5e9, advice="free some")
 
 
 COMPILES = PreflightRequirements().compiles
@@ -46,9 +46,9 @@ def test_a_gpu_machine_has_all_checks_in_order(gpu_machine: None, tmp_path: Path
     assert [check.name for check in checks] == ["GPUs", "compiler", "disk", "shared memory", "open files"]
     assert {check.level for check in checks} == {"ok"}
     assert str(checks[0]) == "GPUs           ok       8 usable; driver for CUDA 12.8, torch built for 13.0"
-    assert "for 8 GPUs" in checks[3].found
+    assert "for 8 GPUs" in checks[3].finding
     fewer = preflight.machine_checks(PreflightRequirements(compiles={}, ranks=2))
-    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].found
+    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].finding
     on_a_cpu = preflight.machine_checks(PreflightRequirements(device="cpu"))
     assert [check.name for check in on_a_cpu] == ["GPUs", "open files"]
 
@@ -89,8 +89,8 @@ def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.
         free(monkeypatch, size)
         check = preflight.check_disk(wanted)
         assert check.level == level
-        assert check.found.startswith(f"{text} free at {tmp_path}, wanted 5.00 GB for checkpoints")
-        assert check.found.endswith("; free some") == (level != "ok")
+        assert check.finding.startswith(f"{text} free at {tmp_path}, wanted 5.00 GB for checkpoints")
+        assert check.finding.endswith("; free some") == (level != "ok")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_checkpoints_on_a_mount_of_an_object_store_are_refused(
     monkeypatch.setattr(preflight, "mounted_as", lambda path: mount)
     check = preflight.check_disk(disk_need(load_run(make_run(), []), resumes=False))
     assert check.level == level
-    assert ("a mount of an object store" in check.found) == (level == "problem")
+    assert ("a mount of an object store" in check.finding) == (level == "problem")
     assert preflight.check_disk(need(tmp_path)).level != "problem"  # token files, which are downloaded whole
 
 
@@ -173,7 +173,7 @@ def test_dockers_shared_memory_is_too_small_for_four_gpus(monkeypatch: pytest.Mo
     free(monkeypatch, 64 << 20)
     assert 4 * 2 * preflight.NCCL_FILE_BYTES > 64 << 20
     assert [preflight.check_shared_memory(ranks).level for ranks in (1, 2, 4, 8)] == ["ok", "ok", "warning", "warning"]
-    assert "64.0 MiB free in /dev/shm; NCCL may take 147 MiB for 8 GPUs; " in preflight.check_shared_memory(8).found
+    assert "64.0 MiB free in /dev/shm; NCCL may need 147 MiB for 8 GPUs; " in preflight.check_shared_memory(8).finding
     monkeypatch.setenv("NCCL_SHM_DISABLE", "1")
     assert preflight.check_shared_memory(8) == Check("shared memory", "not used")
 
@@ -226,7 +226,7 @@ def test_the_real_compiler_finds_the_headers_of_this_python(monkeypatch: pytest.
     monkeypatch.delenv("CC", raising=False)
     assert preflight.check_compiler(COMPILES).level == "ok"
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": "/absent"})
-    assert re.search(r"need a C compiler .*Python\.h", preflight.check_compiler(COMPILES).found)
+    assert re.search(r"need a C compiler .*Python\.h", preflight.check_compiler(COMPILES).finding)
 
 
 def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -248,4 +248,4 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
             monkeypatch.setenv("CC", compiler)
         check = preflight.check_compiler(COMPILES)
         assert check.level == "problem"
-        assert f"{problem}; run: sudo apt-get install build-essential python3." in check.found
+        assert f"{problem}; run: sudo apt-get install build-essential python3." in check.finding

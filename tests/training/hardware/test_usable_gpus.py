@@ -59,12 +59,12 @@ def test_the_device_is_what_is_there_unless_another_is_wanted(monkeypatch: pytes
 @pytest.mark.filterwarnings("error")
 def test_gpus_that_torch_cannot_use_are_no_reason_to_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     old = (
-        r"has 8 GPUs, CUDA can use none: The NVIDIA driver on your system is too old \(found version 12080\), and torch"
+        r"has 8 GPUs, but CUDA can use none: The NVIDIA driver on your system is too old \(found version 12080\), and torch"
     )
     for usable, cuda, line in (
         (0, "13.0", old + ".* is built for CUDA 13.0; update the driver, or install .*; --device cpu uses the CPU"),
-        (0, None, "CUDA can use none: torch .* is built without CUDA; install the one of requirements.txt; --device"),
-        (7, "13.0", "CUDA can use 7: see nvidia-smi; to train on those, set CUDA_VISIBLE_DEVICES; --device cpu"),
+        (0, None, "CUDA can use none: torch .* is built without CUDA; install the torch in requirements.txt; --device"),
+        (7, "13.0", "CUDA can use 7: see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES; --device cpu"),
     ):
         machine(monkeypatch, there=8, usable=usable, cuda=cuda)
         for wanted in (None, "cuda"):
@@ -80,7 +80,7 @@ def test_gpus_that_the_user_hides_are_not_missed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_device(None) == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(BadInput, match="has 1 GPU, CUDA can use none"):
+    with pytest.raises(BadInput, match="has 1 GPU, but CUDA can use none"):
         choose_device(None)
 
 
@@ -92,7 +92,7 @@ def test_each_script_says_so_in_one_line(make_run: MakeRun, tmp_path: Path, comm
     done = launch.run(script, *command, str(run), environment={"CUDA_VISIBLE_DEVICES": "0"})
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"{command[0]}: the NVIDIA driver has 1 GPU, CUDA can use none: ")
+    assert line.startswith(f"{command[0]}: the NVIDIA driver has 1 GPU, but CUDA can use none: ")
     assert not (run / "metrics.jsonl").exists()
 
 
