@@ -137,7 +137,9 @@ def test_a_rank_without_memory_ends_the_run_with_advice(make_small_run: MakeRun,
     directory = make_small_run(parallel=parallel, microbatch_size=4)
     done = disturbed("small_second_gpu", TRAIN, directory, ranks=2, SECOND_GPU_GIB="0.022")
     assert done.returncode == EXIT_ERROR
-    advice = "rank 1: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    advice = (
+        "rank 1: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    )
     assert advice in done.stderr
     assert not (directory / "checkpoints").exists()
 

@@ -1,5 +1,4 @@
-"""Write a new run directory, like another one or with the network of a model, fitted to token files (train.py --like).
-"""
+"""Write a new run directory for train.py --like: another run, or the network of a model, fitted to token files."""
 
 import json
 from collections.abc import Callable, Collection, Iterator

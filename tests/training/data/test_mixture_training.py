@@ -160,5 +160,7 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
 
 def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: MakeRun, few: Path) -> None:
     done = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
-    assert "data         22 windows of someone/dataset, some of whose token files are not on this disk yet" in done.stdout
+    assert (
+        "data         22 windows of someone/dataset, some of whose token files are not on this disk yet" in done.stdout
+    )
     assert "data         1.27 epochs of 33 windows" in done.stdout

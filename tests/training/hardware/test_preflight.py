@@ -48,7 +48,9 @@ def test_a_gpu_machine_has_all_checks_in_order(gpu_machine: None, tmp_path: Path
     assert str(checks[0]) == "GPUs           ok       8 usable; driver for CUDA 12.8, torch built for 13.0"
     assert "for 8 GPUs" in checks[3].finding
     fewer = preflight.machine_checks(PreflightRequirements(compiles={}, ranks=2))
-    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].finding
+    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[
+        1
+    ].finding
     on_a_cpu = preflight.machine_checks(PreflightRequirements(device="cpu"))
     assert [check.name for check in on_a_cpu] == ["GPUs", "open files"]
 

@@ -58,13 +58,15 @@ def test_the_device_is_what_is_there_unless_another_is_wanted(monkeypatch: pytes
 
 @pytest.mark.filterwarnings("error")
 def test_gpus_that_torch_cannot_use_are_no_reason_to_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = (
-        r"has 8 GPUs, but CUDA can use none: The NVIDIA driver on your system is too old \(found version 12080\), and torch"
-    )
+    old = r"has 8 GPUs, but CUDA can use none: The NVIDIA driver on your system is too old \(found version 12080\), and torch"
     for usable, cuda, line in (
         (0, "13.0", old + ".* is built for CUDA 13.0; update the driver, or install .*; --device cpu uses the CPU"),
         (0, None, "CUDA can use none: torch .* is built without CUDA; install the torch in requirements.txt; --device"),
-        (7, "13.0", "CUDA can use 7: see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES; --device cpu"),
+        (
+            7,
+            "13.0",
+            "CUDA can use 7: see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES; --device cpu",
+        ),
     ):
         machine(monkeypatch, there=8, usable=usable, cuda=cuda)
         for wanted in (None, "cuda"):
