@@ -146,7 +146,7 @@ def test_the_set_up_refuses_an_old_driver_before_it_downloads_packages(clone: Pa
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, the torch of requ")
+    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, but the torch in ")
     assert not (clone / ".venv").exists()
 
 
