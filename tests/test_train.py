@@ -70,7 +70,7 @@ def test_memory_that_does_not_suffice_is_one_line(make_run: MakeRun, tmp_path: P
     )
     run = make_run()
     line = one_line(train(run, "--set", "model.emb_dim=262144", script=script))
-    assert "rank 0: this machine's memory does not hold microbatch_size 2; try --set" in line
+    assert "rank 0: this machine's memory is too small for microbatch_size 2; try --set" in line
     ended = read_exit(run)
     assert ended is not None and ended.reason == "out-of-memory" and ended.problem == line.removeprefix("train.py: ")
 

@@ -258,7 +258,7 @@ def test_the_first_traceback_is_visible_and_no_rank_waits(make_run: MakeRun, at_
 @pytest.mark.parametrize(
     ("error", "reason", "problem"),
     [
-        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory does not hold"),
+        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory is too small"),
         ("BadInput('a disk is full', alone=True, reason='disk-full')", "disk-full", "a disk is full"),
     ],
 )
