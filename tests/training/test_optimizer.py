@@ -135,6 +135,6 @@ def test_undeclared_optimizer_state_is_refused_by_name(monkeypatch: pytest.Monke
     rule = UpdateRule(state={}, build=lambda parameters, options, placement: Shadowed(parameters.values(), lr=0.1))
     monkeypatch.setattr("training.optimizer.rules_of", lambda name: (rule,))
     parameters, optimizer = make()
-    problem = f"optimizer adamw: Shadowed keeps shadow of {[*parameters][-1]}, but its rule .* declares only none"
+    problem = f"optimizer adamw: Shadowed keeps shadow for {[*parameters][-1]}, but its rule .* declares no state"
     with pytest.raises(BadInput, match=problem):
         optimizer.step(APPLIED)
