@@ -302,7 +302,7 @@ def test_patience_ends_a_run_without_a_better_loss_on_any_number_of_ranks_stoppe
         for stop in stops:
             complete(run, "--max-steps", stop, ranks=ranks)
         done = complete(run, ranks=ranks)
-        assert "done, by patience: step 3 of 8" in done.stdout
+        assert "done, ended by patience: step 3 of 8" in done.stdout
         last = [record for record in read_metrics(run) if "event" in record][-1]
         assert (last["event"], last["step"], last["reason"]) == ("end", 3, "patience")
         again = complete(run, ranks=ranks)

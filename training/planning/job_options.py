@@ -73,7 +73,7 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
             ends = f"changes nothing, because the run ends after step {plan.steps:,}"
         elif intervals.is_done(position):
             settled = intervals.out_of_patience(position)
-            ends = f"trains nothing: {nothing_to_do(run.directory, plan.steps, position, settled=settled)}"
+            ends = f"trains nothing: {nothing_to_do(run.directory, plan.steps, position, out_of_patience=settled)}"
         yield f"--max-steps {options.max_steps}: {ends}"
     # --resume never archives the metrics, so that the job counts time and cost from zero
     earlier = Earlier() if options.resume == "never" else read_earlier(run.directory, position.elapsed_seconds)

@@ -172,7 +172,7 @@ def test_any_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [CHART]
 
 
-def test_a_users_picture_is_not_replaced(tmp_path: Path) -> None:
+def test_picture_of_a_user_is_not_replaced(tmp_path: Path) -> None:
     directory = save(tmp_path / "out", train=[[1, 2], [3]])
     (directory / CHART).write_bytes(b"a picture of the user")
     said = stats.stats(directory)[-1]

@@ -117,7 +117,7 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
         assert f"--replay: the run began with {message}" in replayed
     (run / "metrics.jsonl").unlink()
     replayed = train(run, *started, "--replay", "1", "1")
-    assert replayed.returncode == 1 and "has no numbers of these steps to compare with" in replayed.stdout
+    assert replayed.returncode == 1 and "has no numbers for these steps" in replayed.stdout
 
 
 def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied: Path, finished: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     wait_for("waiting for tokens", process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=180)
-    assert "stopped early; the same command continues" in output, errors
+    assert "stopped early; run the same command again to continue" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
         complete(run)

@@ -95,7 +95,9 @@ def test_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path, p
     assert_same_weights(run, undisturbed)
 
 
-@pytest.mark.parametrize(("ranks", "asked"), [(2, "rank 1"), *slow((1, "the process"), (2, "torchrun"), (2, "rank 0"))])
+@pytest.mark.parametrize(
+    ("ranks", "receiver"), [(2, "rank 1"), *slow((1, "the process"), (2, "torchrun"), (2, "rank 0"))]
+)
 def test_signal_during_start_up_is_obeyed_immediately(make_run: MakeRun, ranks: int, receiver: str) -> None:
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=600)
