@@ -169,9 +169,9 @@ class Heartbeat:
             self._stopped_polls += 1
             if self._stopped_polls * BEAT_SECONDS >= STOPPED_SECONDS:
                 self._stopped()
-        if lost := self.beats.lost(self._patience):
-            self._exchange.announce_lost(lost)
-            silent = [str(rank) for rank in lost if self.beats.last[rank].departure is None]
+        if lost_ranks := self.beats.lost(self._patience):
+            self._exchange.announce_lost(lost_ranks)
+            silent = [str(rank) for rank in lost_ranks if self.beats.last[rank].departure is None]
             with advisory("places of the ranks", dist.DistError):
                 if silent and self._exchange.is_first("told lost"):  # only the first rank that notices prints this
                     self._print_places(f"no answer from rank {', '.join(silent)}; {CONTINUE_ADVICE}")

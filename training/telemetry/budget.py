@@ -35,7 +35,12 @@ class Budget:
     ] = None
     max_usd: Annotated[
         float | None,
-        option("save a checkpoint and stop before the run, with its earlier jobs, exceeds this cost", "USD", check=USD),
+        option(
+            "save a checkpoint and stop before the run, with its earlier jobs, exceeds this cost; needs "
+            "--price-per-hour",
+            "USD",
+            check=USD,
+        ),
     ] = None
 
     def seconds_left(self, spending: Spending) -> tuple[float, str] | None:

@@ -159,8 +159,8 @@ class MetricsLog:
             self._log.flush()
         except OSError as error:
             reason = error.strerror
-        if lost := self._log.unwritten:
-            show(warning(f"{self._log.path}: {lost:,} lines could not be written and are lost: {reason}"))
+        if lost_lines := self._log.unwritten:
+            show(warning(f"{self._log.path}: {lost_lines:,} lines could not be written and are lost: {reason}"))
         self._log.close()
 
 
