@@ -47,7 +47,7 @@ def test_every_option_has_its_place() -> None:
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
     ],
 )
-def test_wrong_command_line_is_refused(words: list[str], said: str) -> None:
+def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_command_line(words)
     assert said in str(raised.value) and str(raised.value).isprintable()
