@@ -1,4 +1,4 @@
-"""Every command in the README and in Getting started is run, in a fresh copy of the repository, as it stands there.
+"""Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
 What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
 on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take
@@ -8,7 +8,6 @@ a few steps of a smaller model. What is the same command then runs once.
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,27 +33,6 @@ configs:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """Return a copy of the tracked files with a small quickstart, and this Python's packages as its `.venv`."""
-    if not Path(sys.prefix, "installed-test").exists():
-        pytest.skip("runs in the .venv that `make test` makes: it would install into this one")
-    for name in execute("git", "ls-files").stdout.split():
-        target = tmp_path / "clone" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    clone = tmp_path / "clone"
-    (clone / ".venv").symlink_to(sys.prefix)
-    small = {
-        "train.json": {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3},
-        "model.json": {"emb_dim": 32, "n_heads": 2, "n_layers": 1},
-    }
-    for name, changes in small.items():
-        path = clone / "runs" / "quickstart" / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return clone
-
-
-@pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     folder = tmp_path / "fineweb" / "sample" / "10BT"
     folder.mkdir(parents=True)
@@ -65,7 +43,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
+    """Return the commands of all bash blocks, and those of torchrun in tables; console blocks need another machine."""
+    # The tutorial comes first, because it activates the environment.
+    pages = "\n".join((ROOT / page).read_text() for page in ("docs/tutorial.md", "docs/chat.md", "README.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     in_table = re.findall(r"`(torchrun [^`]+)`", pages)
     lines = "\n".join(blocks).replace("\\\n", "").splitlines()

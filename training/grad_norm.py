@@ -71,7 +71,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
     The sums of the tensor shards are added in the order of the shards.
     """
     sums = []
-    for shard, shard_parameters in zip(shards.exchange.own, shards.by_shard(parameters), strict=True):
+    for shard, shard_parameters in zip(shards.exchange.local_shards, shards.by_shard(parameters), strict=True):
         names = {id(parameter.grad): name for name, _, parameter in shard_parameters}
         gradients = in_row_order([parameter.grad for *_, parameter in shard_parameters if parameter.grad is not None])
         rows = _all_row_sums(gradients)

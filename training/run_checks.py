@@ -89,6 +89,6 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
             raise
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
         try:
-            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error)
+            check_all(lambda: enforce(needs, quiet=True), check_dataset, earlier_error=error)
         except BadInput as combined:
             raise joined([combined], alone=error.alone) from error

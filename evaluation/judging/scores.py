@@ -54,7 +54,7 @@ class Scores:
     def ranks(self, number: int) -> tuple[int, int]:
         """Return the best and worst rank of a candidate: those that are surely better or worse are counted."""
         pairs = self.differences.items()
-        ours = [one if a == number else -one for (a, b), one in pairs if number in (a, b) and one.apart]
+        ours = [one if a == number else -one for (a, b), one in pairs if number in (a, b) and one.excludes_zero]
         return 1 + sum(one.value < 0 for one in ours), len(self.means) - sum(one.value > 0 for one in ours)
 
 
@@ -118,7 +118,9 @@ def describe(panel: Panel, scores: Scores) -> str:
         ranking.append([ranks, titles[number], scores.means[number].text(1)])
     for a, b in combinations(order, 2):
         one = scores.differences.get((a, b)) or -scores.differences[b, a]
-        differences.append([f"{titles[a]} - {titles[b]}", one.text(1, "+"), "" if one.apart else "not told apart"])
+        differences.append(
+            [f"{titles[a]} - {titles[b]}", one.text(1, "+"), "" if one.excludes_zero else "not told apart"]
+        )
     if not several:
         ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
     tables = [rows for rows in (ranking, differences) if len(rows) > 1]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evaluation.generation.generated_text import TextDecoder
 from evaluation.serve.api_request import AnswerRequest, ServedModel
-from model.generate import LOGITS, Drawing, Drawn, Prefix
+from model.generate import LOGITS, Drawing, DrawnToken, Prefix
 from model.loss import check_finite
 
 ANSWER_SECONDS = 300.0  # most, waiting included
@@ -83,7 +83,7 @@ class DrawnAnswer:
             assert self.drawing is not None
             yield self.take(self.drawing.take(logits))
 
-    def take(self, drawn: Drawn) -> AnswerPart:
+    def take(self, drawn: DrawnToken) -> AnswerPart:
         """Return the part that a new token completes; its text may be empty."""
         alternatives = self.request.alternatives
         score = None if alternatives is None else scores_of([drawn.token], drawn.logits[None], alternatives)[0]

@@ -156,7 +156,7 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
         for key, check in (IGNORED | neutral).items():
             if key in body and not check.holds(value := body.pop(key)):
                 unsupported = "not supported here; " if key in neutral else ""
-                problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.wanted}, or leave it out"
+                problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.accepted_values}, or leave it out"
                 raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in neutral else None)
         wanted = checked(ChatBody, body) if chat else checked(CompletionBody, body)
         if wanted.model != served.name:
@@ -285,7 +285,7 @@ def _plain_prompt(where: str, given: Any, wanted: CompletionBody, served: Served
     ids = integer(0, served.trained.network.config.vocab_size - 1)
     if isinstance(given, list) and given and all(map(ids.holds, given)):
         return None, given
-    problem = f"{where}: got {quoted(given)}, wanted a string, or a list of token ids, each {ids.wanted}"
+    problem = f"{where}: got {quoted(given)}, wanted a string, or a list of token ids, each {ids.accepted_values}"
     advice = "" if where != "prompt" else "or a list of such prompts"
     raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 

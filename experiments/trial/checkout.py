@@ -20,7 +20,7 @@ from common.errors import BadInput, refusing
 from common.files import partial_directory, publish_folder, writing
 from common.json_files import parse_json
 from common.text import quoted
-from experiments.shared.experiment_files import counted
+from experiments.shared.experiment_files import with_count
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.new_files import needed_files
 
@@ -139,13 +139,13 @@ def describe_left_out(paths: Sequence[str]) -> Iterator[str]:
     if paths:
         verb, them = ("is", "it") if len(paths) == 1 else ("are", "them")
         yield (
-            f"{counted(len(paths), 'new file')} of the working tree {verb} not part of it, because no program of it "
+            f"{with_count(len(paths), 'new file')} of the working tree {verb} not part of it, because no program of it "
             f"imports or names {them}: {named(paths)}. To include one: git add FILE"
         )
 
 
 def described_size(sizes: Sequence[int]) -> str:
-    return f"{counted(len(sizes), 'file')} of {sum(sizes) / 1e6:,.1f} MB"
+    return f"{with_count(len(sizes), 'file')} of {sum(sizes) / 1e6:,.1f} MB"
 
 
 def named(paths: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from common.errors import BadInput
 from common.json_files import read_json
 from common.output import progress, show, warning
 from common.text import quoted
-from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
+from experiments.shared.experiment_files import BUCKET, FIXED, Sections, with_count
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.checkout import Snapshots, describe_left_out, uncommitted_size
 from training.config.train_config import KEYS, load_run, one_form
@@ -98,7 +98,7 @@ class Trial:
         if requirements := [path for path in files if path.rpartition("/")[2].startswith("requirements")]:
             notes.append(f"{', '.join(requirements)} differ: both sides ran with the packages that are installed.")
         if measures := [path for path in files if path.startswith(MEASURE)]:
-            count = counted(len(measures), "file")
+            count = with_count(len(measures), "file")
             differ = f"{count} that the loss is measured with differ: {', '.join(measures[:3])}."
             notes.append(str(warning(differ)))
         return notes

@@ -9,7 +9,7 @@ import numpy as np
 from tabulate import tabulate
 
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
-from experiments.shared.experiment_files import LOSS_DIGITS, counted
+from experiments.shared.experiment_files import LOSS_DIGITS, with_count
 from experiments.trial.trial import SIDES, Trial
 from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict, assumption
 
@@ -43,7 +43,7 @@ class TrialTable:
         assert self.rule is not None
         for side, verdict in enumerate(("cannot tell", "worse")):
             if lost := sum(pair[side][0] == math.inf for pair in self.pairs):
-                of = counted(len(self.pairs), "seed")
+                of = with_count(len(self.pairs), "seed")
                 return TrialVerdict(verdict, f"{verdict}: the {SIDES[side]} diverged in {lost} of {of}")
         return self.rule.judge([candidate - base for base, candidate in self._values(0)])
 
@@ -53,7 +53,7 @@ class TrialTable:
         if self.rule is not None:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
-            lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
+            lines.append(f"{self.rule.describe(self.number)}; {with_count(len(self.pairs), 'pair')} trained.")
             error = f"error {2 * self.rule.level:.2g}, all looks together"
             lines.append(f"Interval of the loss: {error}; of time and memory: {CONFIDENCE:.0%}.")
             if self.pairs:
@@ -61,7 +61,7 @@ class TrialTable:
         return "\n".join([*lines, *self.notes])
 
     def record(self) -> dict[str, Any]:
-        """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""
+        """Return verdict, exit status, losses, and intervals [value, low, high]: docs/trials.md has the keys."""
         intervals = {key: list(found.record().values()) if found else None for key, found in self._intervals().items()}
         means = np.mean(self._values(0), axis=0).tolist() if self._values(0) else [None, None]
         verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))

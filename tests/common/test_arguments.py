@@ -88,7 +88,7 @@ def test_a_command_line_becomes_its_class() -> None:
         ),
         (["a", "--fast", "--fast=no"], "--fast is given twice ('' and 'no'); give it once"),
         (["a", "--\x1b\udcff"], "--\\x1b\\udcff: unknown option"),
-        (["a", "--wandb"], "--wandb: unknown option; here: python report.py RUN --to wandb --watch"),
+        (["a", "--wandb"], "--wandb: unknown option; use python report.py RUN --to wandb --watch"),
     ],
 )
 def test_a_usage_error_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,8 +113,11 @@ def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> Non
         (["zzz", "--help"], "'zzz': unknown command; known: example, other; see --help"),
         (["--out", "x"], "COMMAND is missing before --out, such as example.py other ... --out; see --help"),
         (["other"], "other: NAME is missing: what; see --help"),
-        (["other", "x", "y"], "other: got 'y' besides, wanted NAME and options; see --help"),
-        (["other", "x", "--count=3"], "other: --count: unknown option; it is one of example.py example; see --help"),
+        (["other", "x", "y"], "other: unexpected argument 'y', wanted NAME and options; see --help"),
+        (
+            ["other", "x", "--count=3"],
+            "other: --count: unknown option; it is an option of example.py example; see --help",
+        ),
     ):
         assert refused(words, capsys, commands) == f"example.py: {said}"
 
@@ -123,8 +126,8 @@ def test_a_command_without_a_name_is_meant_by_other_words(capsys: pytest.Capture
     commands = {"": Example, "other": Other}
     assert parse("example.py", commands, ["othr"]) == Example(("othr",))
     line = refused(["a", "--out=x"], capsys, commands)
-    assert line == "example.py: --out: unknown option; it is one of example.py other; see --help"
-    assert refused(["other", "a", "--count=3"], capsys, commands).endswith("it is one of example.py; see --help")
+    assert line == "example.py: --out: unknown option; it is an option of example.py other; see --help"
+    assert refused(["other", "a", "--count=3"], capsys, commands).endswith("it is an option of example.py; see --help")
 
 
 COMMANDS: dict[str, Mapping[str, Command]] = {
@@ -192,7 +195,7 @@ def test_every_usage_error_of_every_command_is_ours(
     line = usage_error(script, [*filter(None, [command])], capsys)
     assert re.search(r"[A-Z/]+(\.\.\.)? is missing: \S", line), line
     if positional and not any(one.name.endswith("...") for one in positional):
-        assert f"got 'extra' besides, wanted {positional[0].name.strip('-')}" in said("extra")
+        assert f"unexpected argument 'extra', wanted {positional[0].name.strip('-')}" in said("extra")
     for one in options:
         name, choices = one.name, one.get_choices(force=True)
         others = [word for word in required if word.partition("=")[0] != name]

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from common import bucket as bucket_module
-from common.bucket import PIECE_BYTES, Bucket, Taken, store_of
+from common.bucket import PIECE_BYTES, Bucket, VersionConflict, store_of
 from common.errors import BadInput
 from common.files import is_bucket
 from common.remote_files import look_up_remote, read_web_file
@@ -26,15 +26,15 @@ def test_a_conditional_write_replaces_the_version_that_was_seen_and_no_other() -
     bucket = Bucket("s3://runs/versions")
     assert bucket.read("claim") is None
     first = bucket.replace("claim", b"1", None)
-    with pytest.raises(Taken, match="s3://runs/versions/claim: another process has written it"):
+    with pytest.raises(VersionConflict, match="s3://runs/versions/claim: another process has written it"):
         bucket.replace("claim", b"2", None)
     second = bucket.replace("claim", b"2", first)
-    with pytest.raises(Taken):
+    with pytest.raises(VersionConflict):
         bucket.replace("claim", b"3", first)
     assert bucket.read("claim") == second
     assert bucket.replace("claim", b"2", first) == second  # the answer to a first attempt was lost
     bucket.delete(["claim", "never there"])
-    with pytest.raises(Taken):
+    with pytest.raises(VersionConflict):
         bucket.replace("claim", b"4", second)
 
 
@@ -57,7 +57,7 @@ def test_a_request_that_fails_is_one_line(bucket_server: BucketServer, monkeypat
     with pytest.raises(BadInput, match=r"s3://runs/x/a: cannot be written: Refused: by the test$"):
         Bucket("s3://runs/x").write("a", b"")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(BadInput, match=r"s3://runs/x: cannot be listed: .*; check network and credentials$"):
+    with pytest.raises(BadInput, match=r"s3://runs/x: cannot be listed: .*; check the network and the credentials$"):
         Bucket("s3://runs/x").objects()
 
 
@@ -124,8 +124,8 @@ def test_keys_region_and_endpoint_are_those_of_the_aws_profile(
 @pytest.mark.parametrize(
     ("content", "profile", "message"),
     [
-        (f"aws_secret_access_key = {SECRET}\n", "default", r"credentials: cannot be read, wanted the profiles of AWS"),
-        ("[default]\n", "absent", "AWS_PROFILE: got absent, no profile in ~/.aws/config or ~/.aws/credentials"),
+        (f"aws_secret_access_key = {SECRET}\n", "default", r"credentials: cannot be read as a file of AWS profiles"),
+        ("[default]\n", "absent", "AWS_PROFILE: got absent, but ~/.aws/config and ~/.aws/credentials have no such"),
         ("[lab]\nrole_arn = a\n", "lab", "AWS profile lab: got role_arn, wanted access keys; run eval"),
     ],
 )
@@ -300,13 +300,13 @@ def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("Generic S3 error: " + "x" * 200, "the request failed; check network and credentials"),
+        ("Generic S3 error: " + "x" * 200, "the request failed; check the network and the credentials"),
         (
             "a\nb, operation timed out",
-            "no whole answer within 60 seconds; check network and credentials (a",
+            "no complete answer within 60 seconds; check the network and the credentials (a",
         ),
-        ("server returned status code: 403 Forbidden", "the server answered with status 403; check network and cred"),
-        ("Client error token=abcdefgh12345678", "the request failed; check network and credentials"),
+        ("server returned status code: 403 Forbidden", "the server answered with status 403; check the network and"),
+        ("Client error token=abcdefgh12345678", "the request failed; check the network and the credentials"),
     ],
 )
 def test_errors_of_obstore_are_ours(words: str, said: str) -> None:

@@ -66,7 +66,7 @@ def test_writers_of_one_file_leave_it_whole_whoever_is_last_and_nothing_beside_i
 def test_a_name_that_is_a_folder_is_refused_as_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="a folder has its name"), writing(name):
+    with pytest.raises(BadInput, match="a folder has this name"), writing(name):
         replace_file(Path(name), "new")
 
 
@@ -252,7 +252,7 @@ def test_only_our_own_files_are_replaced(tmp_path: Path) -> None:
     path.write_bytes(b"with a sign in it")
     assert check_replaceable(path, b"sign", "a result", "--output") == 17
     path.write_bytes(b"a user's")
-    advice = rf"{path}: is not a result, and is left as it is \(8 bytes\); "
+    advice = rf"{path}: is not a result, so it was not overwritten \(8 bytes\); "
     with pytest.raises(BadInput, match=advice + "pass another --output"):
         check_replaceable(path, b"sign", "a result", "--output")
     with pytest.raises(BadInput, match=advice + "move it away"):

@@ -56,11 +56,11 @@ def test_without_the_network_by_choice_the_variable_is_named(monkeypatch: pytest
     [
         (
             "quickstart",
-            "quickstart: no such directory; did you mean runs/quickstart? for a model of the hub write hf:quick",
+            "quickstart: no such directory; did you mean runs/quickstart? for a model on the hub, write hf:quick",
         ),
         ("runs/quikstart", "did you mean runs/quickstart?"),
         ("run/quickstart", "did you mean runs/quickstart?"),
-        ("runs/other", "runs/other: no such directory; for a model of the hub write hf:runs/other"),
+        ("runs/other", "runs/other: no such directory; for a model on the hub, write hf:runs/other"),
         ("runs/quickstart/checkpoint", "no such directory; did you mean runs/quickstart/checkpoints?"),
         ("a b", "a b: no such directory; wanted a model directory, or OWNER/NAME on the hub"),
     ],
@@ -110,7 +110,7 @@ def test_a_hub_out_of_order_says_to_repeat_the_command() -> None:
     for status in (400, 429, 500, 503):
         said = explained(BadRequestError(status, "Out of order"))
         assert said == f"the hub answers with status {status}; rerun the same command to resume (Out of order)"
-    assert explained(ValueError("impossible")) == "the request is not accepted; check the name (impossible)"
+    assert explained(ValueError("impossible")) == "the request was not accepted; check the name (impossible)"
 
 
 def test_a_local_name_that_hides_the_hubs_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,9 +121,9 @@ def test_a_local_name_that_hides_the_hubs_is_noted(capsys: pytest.CaptureFixture
     for meant in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
         note_local(meant, DATASET)
     assert capsys.readouterr().err.splitlines() == [
-        "NOTE: openai-community/gpt2: reads the local path of this name; for a model of the hub write "
+        "NOTE: openai-community/gpt2: reads the local path of this name; for a model on the hub, write "
         "hf:openai-community/gpt2",
-        "NOTE: owner/words: reads the local path of this name; for a dataset of the hub write hf:owner/words",
+        "NOTE: owner/words: reads the local path of this name; for a dataset on the hub, write hf:owner/words",
     ]
 
 
@@ -134,4 +134,4 @@ def test_words_of_the_hubs_client_are_bracketed(monkeypatch: pytest.MonkeyPatch)
             "the transfer failed with OSError; rerun the same command to resume, or wait"
         )
     several = ValueError("Config name is missing.\nPlease pick one among the available configs: ['small', 'large']")
-    assert explained(several) == "wanted one of its configurations, as hf:OWNER/NAME:CONFIG: small, large"
+    assert explained(several) == "choose one of its configurations, as in hf:OWNER/NAME:CONFIG: small, large"

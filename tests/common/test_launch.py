@@ -60,10 +60,16 @@ def _met(ranks: int, of_this_node: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("environment", "refused"),
     [
-        ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES is 2, but 1 node has met; start torchrun on every node"),
+        (
+            {"SLURM_JOB_NUM_NODES": "2"},
+            "SLURM_JOB_NUM_NODES is 2, but only 1 node has joined; start torchrun on every node",
+        ),
         ({"PET_NNODES": "1:4"}, None),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # one node of an allocation of two
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS is 2, but 1 has met: each task would train alone; start"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2"},
+            "SLURM_STEP_NUM_TASKS is 2, but only 1 task has joined, so each task would train",
+        ),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_NTASKS is 2"),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}, None),  # sbatch's own script
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
@@ -74,10 +80,10 @@ def _met(ranks: int, of_this_node: int) -> dict[str, str]:
             {"PMI_SIZE": "2", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"},
             "PMI_",
         ),
-        (_met(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but 2 nodes have met"),
+        (_met(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but only 2 nodes have joined"),
         (_met(16, 8) | {"PET_NNODES": "2"}, None),
         # 8 + 1 + 1 ranks; then torchrun tells of nodes
-        (_met(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but 2 nodes have met"),
+        (_met(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but only 2 nodes have joined"),
         (_met(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
     ],
 )
@@ -138,11 +144,11 @@ def test_train_py_says_so_before_anything_is_written(make_run: MakeRun) -> None:
     run = make_run()
     with take_run_lock(run).file:  # of the first task
         task = train(run, environment={"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
-    assert task.stderr.startswith("train.py: SLURM_STEP_NUM_TASKS is 2, but 1 has met: ")
+    assert task.stderr.startswith("train.py: SLURM_STEP_NUM_TASKS is 2, but only 1 task has joined")
     assert train(run, environment={"RANK": ""}).stderr.startswith("train.py: RANK is '', wanted a whole number ")
     alone = train(run, environment={"SKYPILOT_NUM_NODES": "2"})
     assert alone.returncode == 1
-    assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but 1 node has met; ")
+    assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but only 1 node has joined; ")
     assert not (run / "metrics.jsonl").exists()
     complete(run, "--dry-run", environment={"SKYPILOT_NUM_NODES": "2"})
     complete(run, environment={"SKYPILOT_NUM_NODES": "1"})

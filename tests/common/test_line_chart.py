@@ -55,7 +55,9 @@ def test_a_chart_of_step_0_has_an_axis_up_to_1() -> None:
 
 
 def test_the_title_says_which_values_lie_outside_and_that_an_axis_is_logarithmic() -> None:
-    assert "<figcaption>loss (values above 3 lie outside, up to 36k)<" in chart([2.0, 3.0, 36_000.0], top=3.0)
+    assert "<figcaption>loss (values above 3 are not shown; the largest is 36k)<" in chart(
+        [2.0, 3.0, 36_000.0], top=3.0
+    )
     assert "<figcaption>loss<" in chart([36_000.0], top=3.0)  # no line is hidden
     assert "<figcaption>loss<" in chart([2.0, 3.0], top=3.0)
     assert "<figcaption>loss, logarithmic axis<" in chart([2.0, 3.0], logarithmic=True)

@@ -26,7 +26,7 @@ RULES = OptionRules(
         ("--machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit", "--limit needs --price: dollars"),
         ("--limit --plan", "--limit goes with training, not with --plan"),  # and it needs no price
-        ("--limit --price --device", "--limit does not go with --device: one or the other"),
+        ("--limit --price --device", "--limit cannot be combined with --device: one or the other"),
         ("--limit --price --machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit --price", None),
         (
@@ -44,7 +44,7 @@ def test_modes_refuse_what_they_do_not_use(words: str, problem: str | None) -> N
     [
         ({"--to": ["wandb"], "--project": ["x"]}, None),
         ({"--to": ["disk"], "--project": ["x"]}, "--project needs --to wandb or --to trackio"),
-        ({"--workers": ["2"], "--where": ["ray"]}, "--workers does not go with --where ray"),
+        ({"--workers": ["2"], "--where": ["ray"]}, "--workers cannot be combined with --where ray"),
         ({"--workers": ["2"], "--where": ["here"]}, None),
         ({"--workers": ["2"]}, None),
     ],

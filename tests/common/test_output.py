@@ -23,7 +23,7 @@ with Script("script.py") as script:
     print("work is done", file=sys.stderr)
 sys.exit(script.status)
 """
-INCOMPLETE = "-c: stdout: No space left on device: what this command has printed is incomplete"
+INCOMPLETE = "-c: stdout: No space left on device: the output of this command is incomplete"
 
 
 def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,7 @@ def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
         stream.read(10)
         texts.write(kind, texts.read(kind).content[::-1])
         stream.seek(0)
-        with pytest.raises(BadInput, match=f"{url}: was replaced meanwhile"):
+        with pytest.raises(BadInput, match=f"{url}: was replaced while it was being read"):
             read(stream)
 
 
@@ -168,7 +168,9 @@ def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
     tmp_path: Path, web: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)
-    with pytest.raises(BadInput, match=r"http://127.0.0.1:9/a.txt: cannot be read: .*; check network and credentials"):
+    with pytest.raises(
+        BadInput, match=r"http://127.0.0.1:9/a.txt: cannot be read: .*; check the network and the credentials"
+    ):
         paths("http://127.0.0.1:9/a.txt")
     web.ranges = False
     whole = run(PREPARE, f"{web.url}/b.jsonl", "--output", tmp_path / "d", *OPTIONS)
@@ -176,7 +178,7 @@ def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
     without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), PYTHONPATH])}
     missing = [run(PREPARE, url, "--output", tmp_path / "c", *OPTIONS, **without) for url in ("s3://a/b", web.url)]
     for done, said in (
-        (whole, f"{web.url}/b.jsonl: cannot be read: the server sends whole files only, no ranges; download the"),
+        (whole, f"{web.url}/b.jsonl: cannot be read: the server sends only whole files, not ranges; download the"),
         (missing[0], "s3://a: needs obstore: pip install obstore"),
         (missing[1], f"{web.url}: needs obstore: pip install obstore"),
     ):

@@ -114,7 +114,7 @@ def test_what_is_done_is_not_trained_again_without_its_checkpoints_and_its_resul
     assert again.stdout == first and steps(output) == trained and "training" not in again.stderr
     (output / "base-seed-42" / "metrics.jsonl").unlink()
     collected = done(file, "--collect")
-    assert "sweep.md: kept as it is: it has results that are here no more: base-seed-42" in collected
+    assert "sweep.md: not replaced, because it has results of runs that no longer exist: base-seed-42" in collected
     assert results(output) == kept
 
 
@@ -146,14 +146,14 @@ def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_m
     launch.wait_until(lambda: all(steps(output, name) >= 3 for name in names), process)
     if number == signal.SIGTERM:
         second = run(file)
-        assert second.returncode == 1 and "another experiment.py works there" in second.stderr
+        assert second.returncode == 1 and "another experiment.py is using this directory" in second.stderr
     process.send_signal(number)
     stdout, stderr = process.communicate(launch.TIMEOUT_SECONDS)
     assert process.returncode == status, stdout + stderr
     for name in names:
         assert not is_locked(output / name) and (output / name / "checkpoints" / "latest").exists()
     if number == signal.SIGTERM:
-        assert "stopped by SIGTERM: 0 of 2 runs are done; missing: base-seed-42 (at step" in stdout
+        assert "stopped by SIGTERM: 0 of 2 runs are done; unfinished: base-seed-42 (at step" in stdout
         assert "no verdict yet" in stdout
 
 
@@ -165,8 +165,8 @@ def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: Make
     kill(start_until(file, 3, *budget), whole=False)  # its jobs save a checkpoint meanwhile
     ended = run(file, *budget)
     assert ended.returncode == 75, ended.stdout + ended.stderr
-    left = r"\d s of the budget are left, a job needs 18 s: 0 of 4 runs are done; missing: base-seed-42 \(at step"
-    assert re.search(left, ended.stdout)
+    reason = r"\d s of the budget are left, but a job needs 18 s: 0 of 4 runs are done; "
+    assert re.search(reason + r"unfinished: base-seed-42 \(at step", ended.stdout)
     assert "learning_rate=0.05-seed-43 (not begun)" in ended.stdout
     assert "$0.01 of $0.01 spent; the same command with a larger budget continues" in ended.stdout
     assert (file.with_suffix("") / "base-seed-42" / "checkpoints" / "latest").exists()
@@ -228,7 +228,7 @@ def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder,
     (earlier := file.with_suffix("") / "ladder.json").write_text('{"held_out": {}}')
     refused = run(file, "--max-hours", "0.2")
     assert refused.returncode == 1, refused.stdout + refused.stderr
-    assert "no forecast: the best one of" in refused.stderr
+    assert "no forecast: the best rate for" in refused.stderr
     assert not (target / "forecast.json").exists() and not earlier.exists()
 
 
@@ -237,7 +237,7 @@ def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_le
     content = file.read_bytes()
     absent, taken = run(file, "--collect"), run(file, "--output", file.parent)
     assert absent.returncode == taken.returncode == 1 and "nothing trained there yet" in absent.stderr
-    assert "sweep.json: is not a result of experiment.py sweep, and is left as it is" in taken.stderr
+    assert "sweep.json: is not a result of experiment.py sweep, so it was not overwritten" in taken.stderr
     assert file.read_bytes() == content
     (file.with_suffix("") / "sweep.md").mkdir(parents=True)
     shown = run(file, "--collect")
@@ -249,7 +249,7 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_train(make_sweep: MakeS
     file, ladder = make_sweep(seeds=3, set={"train.dataset": "/nope"}), make_ladder()
     dry = run(file, "--dry-run", "--at-once", "3", "--ranks", "2", "--max-hours", "5")
     shown = dry.stdout
-    assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before 5 hours, earlier" in shown
+    assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before 5 hours, inclu" in shown
     assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
     assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find one of 3" in shown
     assert "WARNING: " in dry.stderr and "/nope is no directory here" in dry.stderr

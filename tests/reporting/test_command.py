@@ -34,8 +34,8 @@ from training.telemetry.metrics_log import METRICS, REPORT
         ("a --no-samples --reference b", "--no-samples goes with the page, not with --reference"),
         ("a --watch --reference b", "--watch goes with the page or --to, not with --reference"),
         ("a --to wandb --reference b", "--to and --reference exclude each other"),
-        ("a b b/../a", "a and b/../a are one run"),
-        (__file__, "is a file, wanted a directory; of a sweep or a ladder: "),
+        ("a b b/../a", "a and b/../a are the same run; pass it once"),
+        (__file__, "is a file, not a directory; for a sweep or a ladder, pass "),
     ],
 )
 def test_what_would_do_nothing_is_a_usage_error(words: str, problem: str) -> None:
@@ -132,7 +132,7 @@ def test_one_bad_run_does_not_stop_the_page(tmp_path: Path, capsys: pytest.Captu
     write_run(tmp_path / "new", [started()])
     command = ReportCommand(runs=(tmp_path,), no_samples=True)
     _write(command)
-    assert f"NOTE: left out: {tmp_path / 'new' / METRICS}: holds no measurement yet" in capsys.readouterr().err
+    assert f"NOTE: left out: {tmp_path / 'new' / METRICS}: has no measurements yet" in capsys.readouterr().err
     assert "good" in (tmp_path / REPORT).read_text()
     (tmp_path / REPORT).unlink()
     (write_run(tmp_path / "damaged", training()) / "model.json").write_text("{")

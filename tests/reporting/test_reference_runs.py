@@ -85,7 +85,7 @@ def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_sp
     assert problem(finished_run(tmp_path / "3.14", 1, train_stream=on("3.14")), runs[0]).startswith("band ")
     text = finished_run(tmp_path / "text", 1, train_stream=on("text", "my text"))
     assert problem(text, runs[0]) == "the reference is not for these tokens"
-    with pytest.raises(BadInput, match="text: another recipe or other tokens"):
+    with pytest.raises(BadInput, match="text: was trained with another recipe or on other tokens"):
         write_reference([*runs, text], runs[0])
 
 
@@ -110,16 +110,16 @@ def test_hub_tokens_prepared_again_count(tmp_path: Path, recorded: str) -> None:
 
 def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:
     first, second, third = reference_in(tmp_path)
-    with pytest.raises(BadInput, match="got 2 runs, wanted at least 3"):
+    with pytest.raises(BadInput, match="needs at least 3 runs, .* got 2 runs"):
         write_reference([first, second], first)
-    with pytest.raises(BadInput, match="got 3 runs, wanted at least 3, all of different seeds"):
+    with pytest.raises(BadInput, match="needs at least 3 runs, each with another seed or other tokens; got 3 runs"):
         write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
-    with pytest.raises(BadInput, match="other: another recipe"):
+    with pytest.raises(BadInput, match="other: was trained with another recipe"):
         write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)
     change = {"step": 3, "key": "learning_rate", "old": 1, "new": 2}
     unfit: dict[str, dict[str, Any]] = {"short": {"steps": STEPS + 1}, "changed": {"changes": [change]}}
     for name, broken in unfit.items():
-        with pytest.raises(BadInput, match=f"{name}: wanted a finished run"):
+        with pytest.raises(BadInput, match=f"{name}: cannot be part of a reference: the run must be finished"):
             write_reference([first, second, third, finished_run(tmp_path / name, 4, **broken)], first)
 
 
@@ -138,9 +138,9 @@ def test_a_reference_that_is_replaced_is_named(tmp_path: Path, capsys: pytest.Ca
     size = f"{path.stat().st_size:,} bytes"
     capsys.readouterr()
     report(ReportCommand(runs=tuple(runs), reference=runs[0]))
-    said = f"NOTE: {path}: replaces the reference that was there ({size})\n"
+    said = f"NOTE: {path}: replaced an earlier reference ({size})\n"
     assert capsys.readouterr() == (f"reference {path}\n", said)
     path.write_text('{"papers": []}')
-    with pytest.raises(BadInput, match=r"is not a reference of report.py, and is left as it is \(14 bytes\)"):
+    with pytest.raises(BadInput, match=r"is not a reference of report.py, so it was not overwritten \(14 bytes\)"):
         report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     assert path.read_text() == '{"papers": []}'

@@ -78,7 +78,7 @@ def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:
         file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
     assert [str(note) for note in history.notes] == [
-        f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"
+        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, from line 5 on"
     ]
     job = take_run_lock(run)
     assert (
@@ -110,7 +110,7 @@ def test_a_damaged_record_is_left_out_and_a_note_names_it(tmp_path: Path, damage
         (run / "resolved.json").write_text("{")
     history = read_history(run)
     [note] = history.notes
-    assert str(note).startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out: ")
+    assert str(note).startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, so it is not shown: ")
     assert history.record is None and len(report_page([run], [history], {})) > 10_000
     assert differing_settings([history, history]) == []
     record_samples(run)
@@ -123,5 +123,5 @@ def test_a_mixture_has_a_curve_for_each_further_dataset(tmp_path: Path) -> None:
 
 
 def test_a_run_without_measurement_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no measurement yet"):
+    with pytest.raises(BadInput, match="has no measurements yet"):
         read_history(write_run(tmp_path / "run", [start()]))

@@ -9,14 +9,14 @@ from tokens.command import PushCommand, StatsCommand, VerifyCommand, read_comman
 from tokens.prepare.command import PrepareCommand
 
 
-def test_a_source_named_like_a_command_is_reached() -> None:
+def test_a_source_may_have_the_name_of_a_command() -> None:
     for words in (["./stats", "--output", "x"], ["a.txt", "stats", "--output", "x"], ["--output", "x", "stats"]):
         _, command = read_command_line(words)
         assert isinstance(command, PrepareCommand) and command.sources[-1] in ("./stats", "stats")
     assert read_command_line(["stats", "DIR"])[1] == StatsCommand("DIR")
 
 
-def test_every_option_has_its_place() -> None:
+def test_every_option_is_parsed() -> None:
     line = "a b --output s3://x/y --shard-tokens=9 --scratch here --test-fraction 0.5 --on-bad-document fail"
     _, command = read_command_line([*line.split(), "--executor", "ray", "--ray-address", "auto"])
     assert isinstance(command, PrepareCommand)
@@ -47,7 +47,7 @@ def test_every_option_has_its_place() -> None:
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
     ],
 )
-def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
+def test_a_wrong_command_line_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_command_line(words)
     assert said in str(raised.value) and str(raised.value).isprintable()

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import attrs
 
-from common.bucket import Bucket, Taken, Version
+from common.bucket import Bucket, Version, VersionConflict
 from common.errors import BadInput
 from common.files import is_folder
 from common.json_files import parse_json
@@ -174,14 +174,14 @@ class BucketLease:
         threading.Thread(target=self._renew, name="bucket lease", daemon=True).start()
 
     def check(self) -> None:
-        """Renew the lease. Raises Taken if another job has it, so that this job must not upload any more."""
+        """Renew the lease. Raises VersionConflict if another job has it, so that this job must not upload any more."""
         with self._lock:
             try:
                 self._version = None if self._version is None else self._write(self._version)
-            except Taken:
+            except VersionConflict:
                 self._version = None
             if self._version is None:
-                raise Taken(
+                raise VersionConflict(
                     f"{self._bucket.url}: another job now uploads to this prefix, because this job could not renew its "
                     "lease in time; stop one of the two jobs"
                 )

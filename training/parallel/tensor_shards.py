@@ -46,7 +46,10 @@ class TensorShards:
             held[plain_name(name)].append(value)
         return {
             name: Sharded(
-                own=[(self._cuts[name][shard], part) for shard, part in zip(self.exchange.own, parts, strict=True)],
+                own=[
+                    (self._cuts[name][shard], part)
+                    for shard, part in zip(self.exchange.local_shards, parts, strict=True)
+                ],
                 cuts=self._cuts[name],
                 all_gather=self.exchange.all_gather,
                 shape=axes_of(name, self.config).shape,
@@ -76,7 +79,7 @@ class TensorShards:
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in own]) for own in copies])
             every = self.exchange.all_gather(flat)
-            for shard, own in zip(self.exchange.own, copies, strict=True):
+            for shard, own in zip(self.exchange.local_shards, copies, strict=True):
                 first = shard // holders * holders
                 totals = ordered_sum(every[first : first + holders]).split([part.numel() for part in own])
                 torch._foreach_copy_(own, [total.view_as(part) for total, part in zip(totals, own, strict=True)])
@@ -93,10 +96,10 @@ class TensorShards:
 
     def by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
         """Return the parameters of each of this rank's shards, with their names in the network."""
-        found: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.own]
+        found: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.local_shards]
         for name, parameter in parameters.items():
             plain, place = plain_name(name), int(name.split(".", 2)[1])
-            found[place].append((plain, self._cuts[plain][self.exchange.own[place]], parameter))
+            found[place].append((plain, self._cuts[plain][self.exchange.local_shards[place]], parameter))
         return found
 
 
@@ -114,7 +117,7 @@ def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLo
         dist.all_to_all_single(received, parts, group=group)
         return received
 
-    exchange = ShardExchange(shards=shards, own=range(tensor.rank * local, (tensor.rank + 1) * local))
+    exchange = ShardExchange(shards=shards, local_shards=range(tensor.rank * local, (tensor.rank + 1) * local))
     if size > 1:
         exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
     network = ShardedGPT(model.network.config, exchange)

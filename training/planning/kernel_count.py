@@ -45,7 +45,7 @@ def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: boo
 
     exchange = ShardExchange(
         shards=shards,
-        own=range(local),
+        local_shards=range(local),
         all_gather=lambda own: exchanged(own.to(torch.bfloat16), shards, *own.shape[1:]),
         all_to_all=lambda parts: exchanged(parts, *parts.shape),
     )

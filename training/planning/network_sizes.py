@@ -8,7 +8,7 @@ import attrs
 from common.errors import BadInput
 from model.axes import Axes, axes_of, plain_name, shard_cut
 from model.config import ModelConfig
-from model.counts import like_blocks, meta_network
+from model.counts import with_few_blocks, meta_network
 from model.shards import ShardedGPT, ShardExchange
 from training.optimizers.update_rule import rules_of, state_bytes
 from training.planning.kernel_count import count_kernels
@@ -47,8 +47,9 @@ class NetworkSizes:
 @functools.cache
 def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compiled: bool = True) -> NetworkSizes:
     """Return the sizes, from one block and one sequence. Raises BadInput for networks that cannot be so counted."""
-    few, parameters, local = like_blocks(config), dict[str, Axes](), shards // ranks
-    network = meta_network(few) if shards == 1 else ShardedGPT(few, ShardExchange(shards=shards, own=range(local)))
+    few, parameters, local = with_few_blocks(config), dict[str, Axes](), shards // ranks
+    exchange = ShardExchange(shards=shards, local_shards=range(local))
+    network = meta_network(few) if shards == 1 else ShardedGPT(few, exchange)
     for name, value in network.named_parameters():
         axes, shape = axes_of(name, config), tuple(value.shape)
         if shape != (wanted := shard_cut(axes, shards, 0).shape):

@@ -129,7 +129,7 @@ def _write(path: Path, values: dict[str, Any], like: str, *, writes: bool) -> No
     if writes and is_first_on_machine():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep=True)
+            replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep_existing=True)
     there = read_json(path) if path.exists() else values
     for key in [key for key in {**there, **values} if there.get(key, attrs.NOTHING) != values.get(key, attrs.NOTHING)]:
         got, wanted = (quoted(each[key]) if key in each else "absent" for each in (there, values))

@@ -152,8 +152,8 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
         "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",
     }
     assert "published" not in "".join(table)
-    assert "Published losses of OpenAI's GPT-2 are left out: they are nats a GPT-2 token of FineWeb" in shown
-    assert "- Seed noise, held-out loss: standard deviation 0.01, as --seed-deviation states" in shown
+    assert "Published losses of OpenAI's GPT-2 are left out: they are nats per GPT-2 token of FineWeb" in shown
+    assert "- Seed noise, held-out loss: standard deviation 0.01, as stated by --seed-deviation" in shown
     alone = compared(runs["short"], runs["long"], "--markdown")
     assert "better" not in alone.partition("held-out loss: ")[2].partition("\n")[0]
     assert f"- held-out loss: {short} is above {long} by " in alone
@@ -190,7 +190,9 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     shutil.copytree(runs["long"], broken)
     (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")
     assert "state.json: not JSON" in refused(broken)
-    assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
+    assert "long step-00000008, a: no overlap: these models have no results on the same text" in refused(
+        runs["long"], a
+    )
     (tmp_path / "empty").mkdir()
     assert "no comparable results of" in refused(tmp_path / "empty")
     assert "absent: no such directory; wanted a model directory" in refused(tmp_path / "absent")

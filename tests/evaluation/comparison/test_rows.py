@@ -96,7 +96,7 @@ def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
     found = compare(rows_of(home))
     assert "\\x1b[2J" in found.rows[0][0].text and "\x1b" not in found.rows[0][0].text
-    assert "evaluations.jsonl: left out as damaged: 4 lines, from line 2 on" in capsys.readouterr().err
+    assert "evaluations.jsonl: skipped 4 damaged lines, from line 2 on" in capsys.readouterr().err
 
 
 def test_a_result_counts_only_for_the_weights_measured(runs: dict[str, Path], tmp_path: Path) -> None:

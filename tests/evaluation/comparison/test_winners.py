@@ -137,11 +137,13 @@ def test_the_spread_over_seeds_is_noted() -> None:
 def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each() -> None:
     draw = np.random.default_rng(0)
     found = [two_way_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
-    assert sum(one.apart for one in found) > 7  # the interval alone would
+    assert sum(one.excludes_zero for one in found) > 7  # the interval alone would
     assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), one).text for one in found)
     assert any("is better" in verdict(pair(JUDGED, ranks_models=True), one).text for one in found)
     alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None)).text
-    assert alone == "a and b: cannot tell, for too little was measured to test the difference: -3.0000 nats per token"
+    assert (
+        alone == "a and b: cannot tell, because too little was measured to test the difference: -3.0000 nats per token"
+    )
 
 
 def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> None:

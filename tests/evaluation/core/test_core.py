@@ -153,7 +153,7 @@ def test_items_that_the_training_data_holds_are_left_out_of_second_scores(tmp_pa
     record, text = measure(trained, wanted, alone, folder)
     clean = record.pop("untouched")
     assert record == plain and clean["items"] == {"choice_0": 6} and 0 < clean["gold_bits_per_byte"] < 20
-    assert f"without items that share 13 tokens with {folder}, 6 are left: centered, mean of 1 tasks:" in text
+    assert f"6 items do not share 13 tokens with {folder}: centered, mean of 1 tasks:" in text
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     first, other = ({**result, "time": ""} for result in results(run))
     assert first == other  # every bit
     assert "bundle: 120 items of 6 tasks" in done and "gold answers" in done
-    assert "Published CORE is not comparable, because here at most 20 items of a task" in done
+    assert "Published CORE is not comparable, because at most 20 items per task" in done
     [line] = describe_core(load_run(run, []))
     assert line.startswith(f"core         {first['core']:.4f} ± {first['core_error']:.4f}, run step-0000000")
     told = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
@@ -218,7 +218,7 @@ def test_a_download_is_recorded_and_checked_and_equals_the_folder(
     assert read_bundle(None, "schema_0", None)[0] == read_bundle(folder, "schema_0", None)[0]  # no server any more
     with Path("runs/eval_bundle.zip").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(BadInput, match="its sha256 is not that of eval_bundle"):
+    with pytest.raises(BadInput, match="its sha256 differs from the one in eval_bundle"):
         read_bundle(None, None, None)
 
 
@@ -249,8 +249,8 @@ def test_nanochats_archive_is_known_by_its_digest(tmp_path: Path, monkeypatch: p
 BROKEN = [
     ("core.yaml", "icl_tasks: [", "core.yaml: while parsing"),
     ("core.yaml", "icl_tasks: [{label: x}]", "core.yaml: icl_task_type: missing"),
-    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,x\n", "choice_0: wanted a kind"),
-    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,100\n", "baseline 1; wanted"),
+    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,x\n", "choice_0: wanted one of the kinds"),
+    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,100\n", "baseline 1, wanted"),
     ("eval_data/some/choice.jsonl", '{"query": "a"', "choice.jsonl: item 1: query, choices, gold: not JSON"),
     ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"]}', "gold: gold: got None, wanted an integer"),
     ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"], "gold": 1}', "got gold 1, wanted the number of"),
@@ -276,7 +276,7 @@ def test_files_that_are_no_bundle_and_too_few_items_are_refused(tmp_path: Path) 
         (folder, None, "eval_data/some/schema.jsonl: cannot be read: No such file"),
         (tmp_path / "other.zip", None, "core.yaml: cannot be read: File is not a zip file"),
         (tmp_path / "absent", None, "core.yaml: cannot be read: No such file"),
-        (folder, 2, "choice_2: got 2 items, 2 examples before each, baseline 0.25; wanted more items than examples"),
+        (folder, 2, "choice_2: got 2 items, 2 examples before each, baseline 0.25, wanted more items than examples"),
     ):
         with pytest.raises(BadInput) as raised:
             read_bundle(path, None, count)
@@ -312,9 +312,9 @@ def test_published_scores_stand_beside_comparable_ones_alone(
         printed.append(capsys.readouterr().out.splitlines()[1])
     assert "GPT-2 XL 0.2565" in printed[0]
     assert printed[1:] == [
-        "Published CORE is not comparable, because here at most 60 items of a task are measured",
-        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; leave out --bundle to "
-        "use that",
+        "Published CORE is not comparable, because at most 60 items per task are measured here",
+        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; to use that, leave "
+        "out --bundle",
     ]
     compared = compare(
         rows_of(scored(tmp_path / "a", 9, 1.0, file="b.zip"), scored(tmp_path / "b", 9, 1.0, file="b.zip"))

@@ -136,7 +136,7 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
 def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
     push = ("export", copied, tmp_path / "out", "--push", "owner/model")
     nobody = evaluate(*push, environment=at_hub(hub, None))
-    assert (nobody.returncode, "no access token of the Hugging Face hub" in nobody.stderr) == (1, True)
+    assert (nobody.returncode, "no access token for the Hugging Face hub" in nobody.stderr) == (1, True)
     assert not (tmp_path / "out").exists()
     assert f"{hub.url}/owner/model" in said(*push, environment=at_hub(hub))
     uploaded = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
@@ -159,7 +159,7 @@ def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tm
     if subprocess.run(["mount", "--bind", mount, mount], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("needs the right to mount")
     try:
-        with pytest.raises(BadInput, match="it is mounted: choose a folder in it"):
+        with pytest.raises(BadInput, match="it is a mount point: choose a folder inside it"):
             export(trained(str(finished)), mount, None, None)
         assert [path.name for path in tmp_path.iterdir()] == ["mount"]
         export(trained(str(finished)), mount / "model", None, None)

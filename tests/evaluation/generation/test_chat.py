@@ -21,7 +21,7 @@ from evaluation.generation.chat import Conversation, obey, wrapped
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
-from model.generate import Drawn, Sampling
+from model.generate import DrawnToken, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
@@ -125,8 +125,8 @@ def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp
     assert len(messages[2]["content"]) > 90
     said = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
     assert "".join(said.split()) == "".join(map(printable, messages[4]["content"].split()))
-    assert "forgotten" in terminal.type("/reset\r", "\n> ")
-    assert "no turns yet" in terminal.type(f"/save {saved}\r", "\n> ")
+    assert "A new conversation begins" in terminal.type("/reset\r", "\n> ")
+    assert "nothing to save yet" in terminal.type(f"/save {saved}\r", "\n> ")
     assert "did you mean '/save'" in terminal.type("/safe\r", "\n> ")
     assert "/reset" in terminal.type("/help\r", "\n> ")
     os.write(terminal.controller, b"half a line")
@@ -145,17 +145,19 @@ def test_one_message_is_answered(talker: Path, copied: Path) -> None:
     assert "wanted at most" in only_line(evaluate("chat", talker, *options, "x" * 16384))
     plain = evaluate("chat", copied, *options[1:], "import os")
     assert "NOTE: the model has no conversation template" in plain.stderr and plain.stdout.strip()
-    assert "no place for a system message" in only_line(evaluate("chat", copied, "--prompt", "x", "--system", "Sys"))
+    assert "a system message needs a conversation template" in only_line(
+        evaluate("chat", copied, "--prompt", "x", "--system", "Sys")
+    )
 
 
 def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> None:
     talk = Conversation(trained(), 9, "Sys")
     assert [*talk.answer("Hi", GREEDY)]
     (tmp_path / "folder.jsonl").mkdir()
-    for name, problem in (("", "no name"), ("model.pt", "and a .jsonl file"), ("x/y.jsonl", "create it")):
+    for name, problem in (("", "no name"), ("model.pt", "wanted a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name and str(tmp_path / name))
-    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
+    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has this name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name)
 
@@ -164,11 +166,11 @@ def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch:
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
     words = iter(["y", "ye", "yes"])  # of which the last two are longer than the answer may be, or as long
 
-    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
+    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[DrawnToken]:
         for number, letter in enumerate(next(words)[:count], start=1):
-            yield Drawn(ord(letter), torch.zeros(1), "length" if number == count else None)
+            yield DrawnToken(ord(letter), torch.zeros(1), "length" if number == count else None)
         if number < count:
-            yield Drawn(256, torch.zeros(1), "stop")
+            yield DrawnToken(256, torch.zeros(1), "stop")
 
     monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
     assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
@@ -218,7 +220,7 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     talk.interrupt()
     assert [*parts] == []
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, heard)] and heard == whole[:2]
-    assert "forgotten" in obey(talk, "/reset")
+    assert obey(talk, "/reset") == "A new conversation begins."
     assert "".join(talk.answer("Hi", GREEDY)) == whole
 
 
@@ -241,7 +243,7 @@ def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
 
 
 def test_a_system_message_needs_a_template_and_room() -> None:
-    with pytest.raises(BadInput, match="no conversation template"):
+    with pytest.raises(BadInput, match="needs a conversation template"):
         Conversation(trained(template=None), 9, "Be brief.")
     with pytest.raises(BadInput, match="system message: got 96 tokens"):
         Conversation(trained(context=64), 9, "Be brief. " * 9)

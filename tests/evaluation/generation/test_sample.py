@@ -59,12 +59,12 @@ def test_a_trace_names_the_training_data_that_holds_parts_of_a_text(
     print_samples(trained, command, "def ", training_data(trained, [tmp_path]))
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert lines[0] == (
-        "trace: 60 of 70 new tokens stand in the training data, in 2 runs of 13 or more; the longest apart:"
+        "trace: 60 of 70 new tokens occur in the training data, in 2 runs of 13 or more; the longest, without overlaps:"
     )
     assert lines[1].startswith(f"  40 tokens from 20 on: {tmp_path}/train.safetensors, token 36: ")
     assert "<\\x1b>[" in lines[1]
     own = trace(trained, training_data(trained, []), np.array(new))
-    assert re.match(r"trace: \d+ of 70 new tokens stand in the training data", own[0])
+    assert re.match(r"trace: \d+ of 70 new tokens occur in the training data", own[0])
     words = ["sample", str(finished), "--device=cpu", "--prompt=x", "--tokens=2"]
     assert "trace: 0 of 2 new tokens" in launch.run(ROOT / "evaluate.py", *words, "--trace").stdout
     line = launch.run(ROOT / "evaluate.py", *words, "--against", str(tmp_path)).stderr

@@ -73,7 +73,7 @@ def test_continuations_too_short_to_repeat_say_so(copied: Path) -> None:
 def test_a_stored_result_names_another_tokenizer(copied: Path) -> None:
     other = f"chars:{''.join(map(chr, range(32, 127)))}"
     done, own = (smoke(copied, "--tokenizer", name) for name in (other, "bytes"))
-    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in done.stderr
+    assert "--tokenizer chars gives different ids from the model's own tokenizer, bytes" in done.stderr
     assert "NOTE" not in own.stderr
     first, second = results(copied)
     assert first["given_tokenizer"]["name"] == "chars" and first["given_tokenizer"]["is_other"]
@@ -97,7 +97,7 @@ def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: MakeRun, tmp_path:
 def test_without_a_record_of_the_tokenizer_it_is_asked_for(copied: Path, tmp_path: Path) -> None:
     record = json.loads((copied / "resolved.json").read_text())
     (copied / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
-    assert "does not name the tokenizer of its tokens; put nanoGPT's meta.pkl beside" in one_line(smoke(copied))
+    assert "does not name the tokenizer of its tokens; put nanoGPT's meta.pkl next to" in one_line(smoke(copied))
     assert smoke(copied, "--tokenizer", "bytes").returncode == 0
     (tmp_path / "x.json").write_text(json.dumps([chr(number) for number in range(256)]))
     assert "naïve" in smoke(copied, "--tokenizer", str(tmp_path / "x.json"), "--prompt", "naïve").stdout

@@ -89,7 +89,7 @@ def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
     assert [one.text for one in read_store(file).replies] == ["{}"]
-    assert capsys.readouterr().err.startswith(f"NOTE: {file}: left out as damaged: 1 line, from line 2 on")
+    assert capsys.readouterr().err.startswith(f"NOTE: {file}: skipped 1 damaged line, from line 2 on")
 
 
 def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
-from evaluation.loss.held_out_loss import _beside_training, byte_lengths, summary
+from evaluation.loss.held_out_loss import _training_note, byte_lengths, summary
 from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
 from evaluation.loss.token_range import Range, check_unseen, documents_shared, is_known_apart
 from evaluation.shared.load import load
@@ -85,7 +85,7 @@ def test_the_error_equals_that_of_resampled_documents(correlation: float) -> Non
         errors = [getattr(one, error) for one in results]
         assert np.median(errors) == pytest.approx(spread, rel=0.1 if correlation == 0 else 0.35)
     assert f"± {results[-1].nats_per_token_error:.4f} nats per token" in str(results[-1])
-    alike = ["which are alike: worth" in str(one) for one in results]
+    alike = ["equivalent to" in str(one) for one in results]
     assert np.mean(alike) < 0.1 if correlation == 0 else np.mean(alike) > 0.8
 
 
@@ -102,7 +102,7 @@ def test_compare_cannot_tell_on_documents_too_alike() -> None:
     assert (found.low, found.high) == (None, None)
     independent = np.random.default_rng(2).normal(3.5, 0.1, 128) * 100
     told = loss_difference([a], [LossSample(nats=a.nats - independent, tokens=tokens, is_gpjt_range=False)], 0.95)
-    assert told.apart
+    assert told.excludes_zero
 
 
 def test_results_stored_before_count_alike_documents() -> None:
@@ -209,7 +209,7 @@ def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, 
     both = loss(trained, exported, "--count", "5000")
     _, ours, validated_elsewhere, document, theirs = both.splitlines()
     assert document == "  They begin inside the last document of that validation."
-    assert validated_elsewhere.startswith("  These are other tokens than those of the validation in training")
+    assert validated_elsewhere.startswith("  These are not the tokens of the validation during training")
     assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
     assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
@@ -250,7 +250,7 @@ def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, t
     other = (tmp_path / "a.txt", "--output", tmp_path / "gpt2", "--tokenizer", shared("gpt2.tiktoken"))
     assert run(PREPARE, *other).returncode == 0
     said = refused("loss", trained, "--tokens", tmp_path / "gpt2", "--split", "train")
-    assert "its tokens are of tokenizer gpt2.tiktoken, but" in said
+    assert "its tokens are from tokenizer gpt2.tiktoken, but" in said
     change_weights(trained / "checkpoints" / "latest", lambda weights: weights["final_norm.bias"].fill_(torch.nan))
     assert "its loss is not finite" in refused("loss", trained, "--checkpoint", "latest", "--count", "100", ranks=2)
 
@@ -268,7 +268,7 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
                 nats=np.array(groups["nats"]), tokens=np.array(groups["tokens"], float), is_gpjt_range=False
             )
             samples.append(sample)
-        apart += loss_difference(samples[:1], samples[1:], 0.95).apart
+        apart += loss_difference(samples[:1], samples[1:], 0.95).excludes_zero
     assert 3 <= apart <= 18  # 10 of 200
     a, b = (LossSample(nats=np.array([nats]), tokens=np.array([10.0]), is_gpjt_range=False) for nats in (34.0, 30.0))
     found = loss_difference([a], [b], 0.95)  # of one group
@@ -280,8 +280,8 @@ def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
     span = Range(directory=place.job.token_directories[0], split="validation", start=1000, count=1)
     trained: Any = SimpleNamespace(place=place, known_tokenizer=None)
     loss = read_state(place.path).position.validation_loss
-    words = "other tokens than those of the validation in training, tokens 0 to 320, whose loss was"
-    assert _beside_training(trained, span) == f"\n  These are {words} {loss:.4f}."
+    words = "not the tokens of the validation during training, which were tokens 0 to 320, with a loss of"
+    assert _training_note(trained, span) == f"\n  These are {words} {loss:.4f}."
 
 
 def test_a_document_that_validation_cut_is_named(tmp_path: Path) -> None:
@@ -323,4 +323,4 @@ def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_f
     unknown = attrs.evolve(span, directory=other)
     check_unseen(place, unknown)
     trained: Any = SimpleNamespace(place=place)
-    assert "Whether the run has read these tokens is unknown" in _beside_training(trained, unknown)
+    assert "It is unknown whether the run has read these tokens" in _training_note(trained, unknown)

@@ -54,7 +54,7 @@ def test_a_directory_that_does_not_hold_the_range_is_refused(
 
 
 def test_a_range_takes_no_start() -> None:
-    line = "--from does not go with --range: a published range has its own split, start and count"
+    line = "--from cannot be combined with --range: a published range has its own split, start and count"
     with pytest.raises(UsageError, match=line):
         parse("evaluate.py", {"loss": LossCommand}, ["loss", "m", "--range", "gpjt-test", "--from", "5"])
 

@@ -110,7 +110,7 @@ def test_a_full_context_forgets_the_oldest_and_says_so(
         assert page.locator(".error").count() == 0 and troubles == []
         context = CONTEXT if kind == "chat" else 32
         [note] = page.locator(".note").all_inner_texts()
-        assert note == f"NOTE: the oldest turns are forgotten: the context has {context} tokens"
+        assert note == f"NOTE: the model no longer sees the oldest turns, because its context has only {context} tokens"
         turns = [len(body.get("messages") or [*body["earlier"], body["prompt"]]) for body in sent]
         assert turns[:2] == [1, 3] and max(turns) < 2 * 6 - 1  # what is forgotten is not sent again
         page.click("#new")

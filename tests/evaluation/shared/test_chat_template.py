@@ -55,8 +55,8 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
 def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
     for settings, problem in (
-        ({"chat_template": 5}, "wanted a Jinja text"),
-        ({"chat_template": ["a"]}, "wanted a Jinja text"),
+        ({"chat_template": 5}, "wanted the text of a Jinja template"),
+        ({"chat_template": ["a"]}, "wanted the text of a Jinja template"),
         ({"chat_template": "{{ 1 / 0 }}"}, "zero"),
         ({"chat_template": "{% if %}"}, "Expected"),
         ({"pad_token": {"lstrip": False}}, "pad_token: got"),

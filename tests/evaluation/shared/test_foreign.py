@@ -193,7 +193,7 @@ def test_a_checkpoint_of_nanogpt_is_read_as_it_is(tmp_path: Path) -> None:
     assert difference(load_foreign(folder, None), model) < 1e-6
     (folder / "config.json").write_text('{"activation_function": "gelu_new"}')
     assert load_foreign(folder, None).config == TIED
-    with pytest.raises(BadInput, match=re.escape(f"{folder / 'ckpt.pt'}: is a file, wanted its folder: {folder}")):
+    with pytest.raises(BadInput, match=re.escape(f"{folder / 'ckpt.pt'}: is a file; pass its folder: {folder}")):
         locate(str(folder / "ckpt.pt"), None)
 
 
@@ -219,14 +219,14 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
         return str(found.value)
 
     said = refused(checkpoint(tmp_path / "code", config=Code()))
-    assert "a pickle with more than tensors and plain values" in said and 'python -c "import torch; ' in said
+    assert "a pickle that contains more than tensors and plain values" in said and 'python -c "import torch; ' in said
     assert not (tmp_path / "ran").exists()
     assert "got no 'model' and 'model_args'" in refused(checkpoint(tmp_path / "other", model_args=None))
     numbers = checkpoint(tmp_path / "numbers", model={"transformer.wte.weight": 1})
-    assert "wanted nothing but tensors" in refused(numbers)
+    assert "wanted only tensors" in refused(numbers)
     torn = checkpoint(tmp_path / "torn")
     (torn / "ckpt.pt").write_bytes((torn / "ckpt.pt").read_bytes()[:5000])
-    assert "refused: damaged" in refused(torn)
+    assert "refused: the file is damaged" in refused(torn)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +238,6 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_configuration_that_the_weights_contradict_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
     folder = write(tmp_path / "own", nanogpt(plain_of(network(TIED)), TIED), **{key: value})
-    wanted = "the weights beside it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
+    wanted = "the weights next to it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
     with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*({wanted})"):
         load_foreign(folder, None)

@@ -32,7 +32,7 @@ def test_a_run_is_asked_as_it_was_trained() -> None:
         if problem is None:
             assert trained.template == Template(text)
             continue
-        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* its prompt: .*; train it on tokens"):
+        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* its prompt: .*; prepare the tokens with"):
             _ = trained.template
 
 
@@ -55,7 +55,7 @@ def test_models_of_other_programs_are_asked_like_ours(
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
     asked = said("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
     assert asked.split(":\n", 1)[1] == said("smoke", copied, "--prompt", "def").split(":\n", 1)[1]
-    assert "pass it with --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
+    assert "pass --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
 
 
 def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None:
@@ -74,15 +74,17 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
         return only_line(evaluate(*(arguments or ("smoke", exported))))
 
     assert f"{exported}: exists; pass another folder" in refused("export", copied, exported)
-    assert "--checkpoint best applies to a run directory" in refused("smoke", exported, "--checkpoint", "best")
+    assert "not a run directory, so --checkpoint best does not apply" in refused(
+        "smoke", exported, "--checkpoint", "best"
+    )
     (tmp_path / "empty").mkdir()
-    assert "no model; wanted a run directory" in refused("smoke", tmp_path / "empty")
+    assert "not a model; wanted a run directory" in refused("smoke", tmp_path / "empty")
     assert "--license: got 'M I T'" in refused("export", copied, tmp_path / "new", "--license", "M I T")
     assert not (tmp_path / "new").exists()
     config.write_text(json.dumps(json.loads(good) | {"activation_function": "relu"}))
     assert "activation_function: got 'relu', wanted 'gelu_new'" in refused()
     config.write_text(json.dumps({key: value for key, value in json.loads(good).items() if key != "n_head"}))
-    assert "got none of n_head" in refused()
+    assert "got none of the keys n_head" in refused()
     config.write_text("{")
     assert "not JSON" in refused()
     config.write_text(good)
@@ -91,7 +93,7 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     weights.write_bytes(weights.read_bytes()[:1000])
     assert "damaged" in refused()
     weights.unlink()
-    assert "missing; wanted weights as safetensors" in refused()
+    assert "missing; wanted weights in safetensors files" in refused()
     (copied / "checkpoints/step-00000008/state.json").unlink()
     assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)  # not taken for a foreign one
 

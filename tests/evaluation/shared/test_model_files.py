@@ -39,9 +39,9 @@ def write_index(model: Path, *names: str) -> None:
         ),
         (
             lambda model: write_index(model, "model.safetensors", "model-00002-of-00002.safetensors"),
-            "is not in .*index",
+            "not listed in .*index",
         ),
-        (lambda model: (model / "adapter_config.json").write_text("{}"), "an adapter, which is not applied"),
+        (lambda model: (model / "adapter_config.json").write_text("{}"), "adapters are not applied"),
         (
             lambda model: (model / "params.json").write_text('{"n_heads": 8, "vocab_size": -1}'),
             "n_heads: got 8, but config",
@@ -70,7 +70,8 @@ def test_weights_that_are_not_read_are_named(model: Path, capsys: pytest.Capture
         (model / name).write_bytes(b"")
     locate(str(model), None)
     assert (
-        "reads model.safetensors; other weights next to it are not read: ckpt.pt and 1 more" in capsys.readouterr().err
+        "reading model.safetensors; other files of weights next to it are ignored: ckpt.pt and 1 more"
+        in capsys.readouterr().err
     )
     load_foreign(model, None)
 

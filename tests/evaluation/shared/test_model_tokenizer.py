@@ -34,7 +34,7 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == ""
     other = given(tmp_path / "run", "chars:abc")
     assert other is not None and (other.name, other.is_other) == ("chars", True)
-    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in capsys.readouterr().err
+    assert "--tokenizer chars gives different ids from the model's own tokenizer, bytes" in capsys.readouterr().err
     unknown = given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
     assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
@@ -60,7 +60,7 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
     trained: Any = SimpleNamespace(place=place, tokenizer=load_tokenizer("bytes"))
     assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories
     loss: Any = SimpleNamespace(name=None, tokens=None)
-    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
+    with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
         choose(loss, [place])
     assert tokenizer_of(place, None, SMALL) is None  # no meta.pkl is read
     (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names[0]}))
@@ -68,7 +68,7 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
     with pytest.raises(BadInput, match=r"a/meta\.pkl"):
         tokenizer_of(place, None, SMALL)
     (tmp_path / "resolved.json").write_text("{}")
-    with pytest.raises(BadInput, match="names no token directory; pass --against DIR"):
+    with pytest.raises(BadInput, match="does not name a token directory; pass --against DIR"):
         training_data(trained, [])
-    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
+    with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
         choose(loss, [place])

@@ -28,7 +28,7 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[", "not JSON"),
-        ("[]", "holds no records"),
+        ("[]", "no records; wanted"),
         (json.dumps([ROW, {"instruction": "a"}]), "record 2: output: missing; correct or remove the record"),
         (json.dumps([ROW | {"output": " "}]), "record 1: output: empty"),
         (json.dumps([ROW | {"input": 3}]), "record 1: input: got 3, wanted a string"),
@@ -36,7 +36,7 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
         (json.dumps([ROW | {"system": "Be brief."}]), "record 1: got 'system', which is not read"),
         (
             json.dumps([ROW | {"train": False}]),
-            "record 1: got 'train': false, but every record is trained or tested on",
+            "record 1: got 'train': false, which excludes the record from training, but every record is used",
         ),
         *(
             (json.dumps([ROW, ROW | {key: "half \ud83d"}]), f"record 2: {key}: got half a surrogate pair")
@@ -62,7 +62,8 @@ def test_unread_fields_of_records_are_noted_once(tmp_path: Path, capsys: pytest.
     )
     assert read_records(path) == [RECORD, RECORD]
     assert (
-        capsys.readouterr().err == f"NOTE: {path}: these fields of records are not read: 'category' of 2, 'id' of 1\n"
+        capsys.readouterr().err
+        == f"NOTE: {path}: ignored fields, each with the number of records that have it: 'category' 2, 'id' 1\n"
     )
 
 

@@ -34,9 +34,13 @@ from evaluation.shared.significance import (
 def test_an_interval_is_turned_round_widened_and_told_with_its_bounds() -> None:
     found = Interval(value=2, low=-1, high=5)
     assert -found == Interval(value=-2, low=-5, high=1)
-    assert not found.apart and Interval(value=2, low=1, high=3).apart and Interval(value=-2, low=-3, high=-1).apart
+    assert (
+        not found.excludes_zero
+        and Interval(value=2, low=1, high=3).excludes_zero
+        and Interval(value=-2, low=-3, high=-1).excludes_zero
+    )
     unknown = Interval(value=2, low=None, high=None)
-    assert not unknown.apart and -unknown == Interval(value=-2) and unknown.widened(1) == unknown
+    assert not unknown.excludes_zero and -unknown == Interval(value=-2) and unknown.widened(1) == unknown
     assert Interval(value=0, low=-3, high=6).widened(4) == Interval(value=0, low=-5, high=52**0.5)
     assert (plus_minus(-0.04, None, 1), plus_minus(0.26, 0.14, 1)) == ("0.0", "0.3 ± 0.1")  # no negative zero
     assert (Interval(value=1, low=0.5, high=2).text(1), unknown.text(2)) == ("1.0 [0.5, 2.0]", "2.00")
@@ -93,8 +97,8 @@ def test_two_recipes_are_compared_by_the_paired_t_test_where_they_share_seeds() 
     one, other = {1: 4.0, 2: 4.3, 3: 5.1}, {1: 3.8, 2: 4.2, 3: 4.7, 9: 8.0}
     noise = seed_noise([one, other], one, other)
     error = np.std([0.2, 0.1, 0.4], ddof=1) / 3**0.5
-    assert noise is not None and (noise.freedom, noise.own_freedom) == (2, 2)
-    assert (noise.pooled, noise.own) == pytest.approx((error, error))
+    assert noise is not None and (noise.freedom, noise.pairwise_freedom) == (2, 2)
+    assert (noise.pooled, noise.pairwise) == pytest.approx((error, error))
     assert noise.reach(1) == pytest.approx(4.303 * error, abs=1e-3)
     assert dunnett_quantile(1, 2) == pytest.approx(4.303, rel=1e-3)
 
@@ -104,7 +108,7 @@ def test_recipes_that_share_no_seed_are_compared_by_their_means_and_one_seed_tel
     assert residual_deviation([one, other, third], paired=False) == (pytest.approx((8 / 3) ** 0.5), 3)
     noise = seed_noise([one, other, third], one, other)
     assert noise is not None and noise.freedom == 3
-    assert (noise.pooled, noise.own) == pytest.approx(((8 / 3 * 5 / 6) ** 0.5, 2**0.5))  # Welch
+    assert (noise.pooled, noise.pairwise) == pytest.approx(((8 / 3 * 5 / 6) ** 0.5, 2**0.5))  # Welch
     assert seed_noise([one, other, third], one, third) is None
 
 
@@ -122,7 +126,10 @@ def test_equal_models_are_not_told_apart_19_times_in_20(shape: tuple[int, int, i
     draw, sessions = np.random.default_rng(sum(shape)), 400
     of_seeds = deviation if shape[1] > 1 else 0  # one fine-tuning each: no winner, whatever the interval
     found = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
-    assert np.mean([any(one.apart for one in each) for each in found]) <= 0.05 + 3 * (0.05 * 0.95 / sessions) ** 0.5
+    assert (
+        np.mean([any(one.excludes_zero for one in each) for each in found])
+        <= 0.05 + 3 * (0.05 * 0.95 / sessions) ** 0.5
+    )
 
 
 def test_a_difference_is_paired_by_question_and_found() -> None:
@@ -142,7 +149,7 @@ def test_what_was_not_judged_is_left_out_for_all_alike() -> None:
     means, _ = two_way_intervals(scores)
     assert means[0].value == pytest.approx(np.nanmean(scores[0]))
     scores[0, 0, 9] = np.nan
-    with pytest.raises(ValueError, match="the same ones judged"):
+    with pytest.raises(ValueError, match="the same questions judged"):
         two_way_intervals(scores)
     with pytest.raises(ValueError, match="at least one judged"):
         two_way_intervals(np.full((2, 1, 3), np.nan))
@@ -223,8 +230,8 @@ NOISES = st.builds(
     SeedNoise,
     pooled=st.floats(1e-3, 10.0),
     freedom=st.integers(1, 6),
-    own=st.floats(1e-3, 10.0),
-    own_freedom=st.floats(1.0, 3.0),
+    pairwise=st.floats(1e-3, 10.0),
+    pairwise_freedom=st.floats(1.0, 3.0),
 )
 
 
@@ -252,5 +259,5 @@ def test_equal_models_with_one_unstable_one_seldom_differ() -> None:
     false = 0
     for _ in range(tables):
         scores = deviations * draw.standard_normal((3, 3, 1)) + draw.normal(0, 15, (3, 3, 40))
-        false += any(one.apart for one in two_way_intervals(scores)[1].values())
+        false += any(one.excludes_zero for one in two_way_intervals(scores)[1].values())
     assert false <= 0.075 * tables  # 5 % and four standard errors at most; pooled variances give 10 %

@@ -95,11 +95,11 @@ def test_all_shapes_of_a_machine_are_as_much_slower_than_the_roofline_as_the_mea
 def test_the_edges_of_family_and_ladder_are_named() -> None:
     family, machines = size_family(LADDER)[::5], prices("8xh100-80gb")
     [far] = best_sizes(fit(), family, RUN, 5000, machines)
-    assert "beyond 30 x no interval was tested" in "\n".join(limits_of(far, fit(), family, RUN))
+    assert "intervals were tested up to 30 x" in "\n".join(limits_of(far, fit(), family, RUN))
     [edge] = best_sizes(fit(), LADDER, RUN, 50, machines)
     limits = "\n".join(limits_of(edge, fit(), LADDER, RUN))
     assert edge.model == LADDER[-1] and "a larger one may be better" in limits
-    assert "tokens per parameter, the ladder has 5 to 20" in limits
+    assert "tokens per parameter, but the ladder has 5 to 20" in limits
 
 
 def test_no_size_is_named_for_more_tokens_than_are_at_hand_in_the_epochs_allowed(
@@ -107,8 +107,8 @@ def test_no_size_is_named_for_more_tokens_than_are_at_hand_in_the_epochs_allowed
 ) -> None:
     machines, thrice = prices("8xh100-80gb"), attrs.evolve(RUN, train=RUN.train.replace(max_epochs=3))
     [free] = best_sizes(fit(), LADDER, RUN, 40, machines)
-    assert "whether the dataset holds as many is not known here" in limits_of(free, fit(), LADDER, RUN)[-1]
+    assert "the dataset is not here, so its number of tokens is unknown" in limits_of(free, fit(), LADDER, RUN)[-1]
     monkeypatch.setattr(forecast, "lengths_at_hand", lambda *_: {"fineweb": 10**9})
     [choice] = best_sizes(fit(), LADDER, thrice, 40, machines)
     assert choice.tokens == 3 * 10**9 < free.tokens and choice.hours < free.hours
-    assert "all of the tokens at hand in max_epochs epochs" in limits_of(choice, fit(), LADDER, thrice)[-1]
+    assert "uses all available tokens in max_epochs epochs" in limits_of(choice, fit(), LADDER, thrice)[-1]

@@ -42,11 +42,11 @@ def test_a_forecast_is_of_the_targets_own_size_and_tokens(forecast: Forecast) ->
 
 def test_its_lines_say_law_check_and_distance(forecast: Forecast) -> None:
     lines = forecast.lines()
-    assert f"forecast     loss {forecast.loss.text(4)}, 90 % interval of one run" in lines
+    assert f"forecast     loss {forecast.loss.text(4)}, the 90 % interval for one run" in lines
     assert any("2.24 x the compute of its ladder's largest run; 12 runs of 4 sizes" in line for line in lines)
     far = load_run(ROOT / "runs" / "speedrun-8xh100", ["min_train_tokens=80000000000"])
     lines = Forecast.of(far, forecast.fit, forecast.held_out).lines()
-    assert any("(beyond 30 x no interval was tested)" in line for line in lines)
+    assert any("(intervals were tested up to 30 x)" in line for line in lines)
 
 
 def test_the_record_holds_law_points_check_and_recipe_as_json(forecast: Forecast, tmp_path: Path) -> None:

@@ -83,10 +83,10 @@ def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_
     concluded(file, output, clean, INSIDE)
     missed = lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1)  # noqa: E731
     table = concluded(file, output, missed, INSIDE, usd=40)
-    assert table.refused is not None and "held out" in table.refused
+    assert table.refused is not None and "held-out" in table.refused
     assert table.text().count("held out: predicted") == 1 and "held out: predicted" not in table.refused
-    assert "for $40.00   no best size without a forecast" in table.text()
-    assert "the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
+    assert "for $40.00   without a forecast, there is no best size" in table.text()
+    assert "but the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
     assert describe_forecast_file(table.ladder.target) == []  # an earlier one is gone
 
@@ -96,8 +96,8 @@ def test_the_notes_state_the_rule_for_the_target_and_where_it_differs(
 ) -> None:
     notes = "\n".join(concluded(file, tmp_path / "out", clean, INSIDE).notes())
     assert "For the target: learning_rate 0.00" in notes and "batch 8 sequences" in notes
-    assert "learning_rate is 0.01: the forecast is for the rule's 0.00" in notes
-    assert 'schedule_learning_rate is "cosine": the forecast is for "warmup_stable_decay"' in notes
+    assert "learning_rate is 0.01, but the forecast is for the rule's 0.00" in notes
+    assert 'schedule_learning_rate is "cosine", but the forecast is for "warmup_stable_decay"' in notes
     rules = {"learning_rate": 0.0045, "schedule_learning_rate": "warmup_stable_decay"}
     file = make_ladder(target=make_run("follower", min_train_tokens=20_000, **rules), tokens_per_parameter=[5, 10, 20])
     assert "WARNING" not in "\n".join(concluded(file, tmp_path / "other", clean, INSIDE).notes())

@@ -83,5 +83,5 @@ def test_a_held_out_miss_of_more_than_a_percent_is_refused_in_one_line() -> None
     raised = [attrs.evolve(point, loss=point.loss * 1.03) if point.parameters == largest else point for point in ladder]
     line = refusal(hold_out_largest(raised), fit_law(raised))
     assert line is not None and "\n" not in line
-    assert line.startswith("the largest size, held out, was missed by 3.")
-    assert "wanted within 1 %; " in line
+    assert line.startswith("the prediction for the held-out largest size was wrong by 3.")
+    assert "at most 1 % is accepted; " in line

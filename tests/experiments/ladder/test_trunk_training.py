@@ -51,8 +51,8 @@ def test_rates_are_added_beyond_an_edge_in_rising_order_and_only_there(tune: Tun
 @pytest.mark.parametrize(
     ("best", "problem"),
     [
-        (99.0, r"best one of 1x8, 0.16, is the highest.*widen the sweep"),
-        (math.inf, r"all rates diverged \(.*0\.005, 0\.01, 0\.02\); lower them"),
+        (99.0, r"best rate for 1x8, 0.16, is the highest one.*add rates at the high end"),
+        (math.inf, r"diverged at all rates \(.*0\.005, 0\.01, 0\.02\); lower them"),
     ],
 )
 def test_without_a_best_rate_inside_no_larger_size_is_trained(tune: Tune, best: float, problem: str) -> None:
@@ -68,7 +68,7 @@ def test_a_rate_is_the_best_by_its_mean_over_the_seeds(tune: Tune) -> None:
 
 def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder) -> None:
     ladder = read_ladder(make_ladder())
-    unknown = "time and cost: not known before a run of this experiment has ended"
+    unknown = "time and cost: unknown until a run of this experiment has ended"
     assert describe_plan(ladder, 2.0)[-1].startswith(unknown)
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
@@ -80,4 +80,4 @@ def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder
     line = describe_plan(ladder, 2.0)[-1]
     hours, dollars = line.split(" hours, $")
     assert float(dollars.split()[0].replace(",", "")) == pytest.approx(2 * float(hours), rel=0.01)
-    assert line.endswith("one run after the other, at the FLOP/s of 1 earlier run")
+    assert line.endswith("if one run is trained at a time, at the FLOP/s of 1 earlier run")

@@ -18,12 +18,13 @@ def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(
     write_run_directory(run, {"model": {"n_layers": 2}, "train": {}})
     size = (run / "model.json").stat().st_size
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
-    said = f"NOTE: {run / 'model.json'}: replaced ({size} bytes): the experiment now has other values\n"
+    said = f"NOTE: {run / 'model.json'}: replaced ({size} bytes), because the experiment's settings have changed\n"
     assert capsys.readouterr().err == said
     assert read_json(run / "model.json") == {"n_layers": 3}
     (run / "metrics.jsonl").touch()
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
-    with pytest.raises(BadInput, match=r"train.json: learning_rate is absent, the experiment now has 0.1"):
+    changed = "train.json: this run has begun with learning_rate absent, but the experiment now has 0.1"
+    with pytest.raises(BadInput, match=changed):
         write_run_directory(run, {"model": {"n_layers": 3}, "train": {"learning_rate": 0.1}})
 
 

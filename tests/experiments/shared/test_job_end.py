@@ -35,5 +35,5 @@ def test_a_failure_names_the_run_and_the_next_step() -> None:
     target: Any = SimpleNamespace(name="base", step=8, directory=Path("runs/base"))
     end: Any = SimpleNamespace(status=EXIT_ERROR, problem="rank 0: killed")
     log = Path("runs/base/job.log")
-    assert failure_of(target, end, log) == "base: training failed: rank 0: killed; its output: runs/base/job.log"
+    assert failure_of(target, end, log) == "base: training failed: rank 0: killed; see its output in runs/base/job.log"
     assert "move runs/base away" in failure_of(target, SimpleNamespace(status=EXIT_DONE), log)  # type: ignore[arg-type]

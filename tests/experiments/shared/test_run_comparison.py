@@ -36,7 +36,7 @@ def test_verdicts_compare_what_the_runs_recorded(tmp_path: Path, name: str) -> N
     for changed in ("other", None):
         values = RECORD[section] | {key: changed}
         with pytest.raises(
-            BadInput, match=rf"candidate/resolved.json: {name}: {changed!r}, but base has .*: their losses"
+            BadInput, match=rf"candidate/resolved.json: {name}: {changed!r}, but base has .*: the losses"
         ):
             check_same_measure([base, recorded(tmp_path / "candidate", RECORD | {section: values})])
     without = {other: value for other, value in RECORD[section].items() if other != key}

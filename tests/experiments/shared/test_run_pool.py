@@ -49,7 +49,7 @@ def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatc
     devices = training_jobs.PoolDevices.of(PoolOptions(ranks=1, at_once=2))
     assert devices.free([]) == ["2"] and devices.free([["2"]]) == ["5"] and devices.free([["2"], ["5"]]) is None
     assert devices.environment(["5"]) == {"CUDA_VISIBLE_DEVICES": "5"}
-    with pytest.raises(BadInput, match="--at-once 2 x --ranks 2: this machine has 3 GPUs"):
+    with pytest.raises(BadInput, match="--at-once 2 x --ranks 2: needs 4 GPUs, but this machine has 3"):
         training_jobs.PoolDevices.of(PoolOptions(ranks=2, at_once=2))
 
 
@@ -202,10 +202,10 @@ def write_end(run: Path, status: int, reason: str | None) -> list[str]:
         ((75, "out-of-budget"), "with a larger budget continues"),
         ((75, "stopped"), "stopped by SIGTERM"),
         ((75, None), "stopped by SIGTERM"),  # an earlier version, whose metrics name no limit
-        ((1, "user-error"), "training failed: a problem; its output"),
-        ((1, "out-of-memory"), "training failed: a problem; its output"),
-        ((1, None), "training failed: a problem; its output"),
-        ((1, "of a later version"), "training failed: a problem; its output"),
+        ((1, "user-error"), "training failed: a problem; see its output in"),
+        ((1, "out-of-memory"), "training failed: a problem; see its output in"),
+        ((1, None), "training failed: a problem; see its output in"),
+        ((1, "of a later version"), "training failed: a problem; see its output in"),
     ],
 )
 def test_the_reason_of_a_job_decides_and_no_line_that_it_printed(
@@ -224,7 +224,7 @@ def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
 ) -> None:
     runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
-    said = r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
+    said = r"^\d+ s of the budget are left, but a job needs 18 s: 0 of 1 runs are done; unfinished: run"
     options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
     with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped, match=said):
         pool.train(runs)

@@ -43,7 +43,7 @@ def trained_on(train: TrainConfig, directory: Path) -> TrainConfig:
 def test_a_run_is_measured_once_on_each_range_and_a_mean_is_weighted(copied: Path, token_files: Path) -> None:
     train = load_run(copied, ()).train
     measure = read_measure(FILE, [entry(token_files), entry(token_files, weight=3, **{"from": 6000})], [train])
-    assert measure is not None and measure.own_tokens and measure.unit == "nats per token"
+    assert measure is not None and measure.same_ids and measure.unit == "nats per token"
     assert measure_run(measure, copied, 8, train, None) is None
     losses = measure_run(measure, copied, 8, train, "cpu")
     assert losses is not None and measure.mean(losses) == pytest.approx((losses[0] + 3 * losses[1]) / 4)
@@ -66,12 +66,12 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
     train = load_run(copied, ()).train
     measure = read_measure(FILE, {"dataset": str(token_files), "split": "train"}, [train])
     assert measure is not None
-    with pytest.raises(BadInput, match=r"100\.0% of what is measured, .*, stands in its training tokens, in sequences"):
+    with pytest.raises(BadInput, match=r"its training tokens contain 100\.0% of the measured text .*, in sequences"):
         check_unseen(measure, [train])
     other = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
     assert other is not None
     check_unseen(other, [train])
-    with pytest.raises(BadInput, match="stands in its training tokens"):
+    with pytest.raises(BadInput, match="its training tokens contain"):
         check_unseen(other, [trained_on(train, characters)])
 
 
@@ -82,7 +82,7 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
         ({"split": "validation"}, "measure: key 'dataset' is missing"),
         ({"dataset": "x", "form": 3}, "measure: unknown key 'form'; did you mean 'from'?"),
         ([3], "measure: got 3, wanted an object"),
-        ([], "measure: got no range, wanted one"),
+        ([], "measure: the list is empty; add at least one range"),
         ({"dataset": "x", "weight": 0}, "measure: weight: got 0, wanted"),
     ],
 )
@@ -98,10 +98,10 @@ def test_with_a_measure_data_are_levers_and_without_they_are_not(
     levers = {"other": {"train.dataset": str(characters)}}
     base = make_run("base")
     sweep = read_sweep(make_sweep(base, levers=levers, measure=entry(token_files)))
-    assert sweep.measure is not None and not sweep.measure.own_tokens and len(sweep.variants) == 2
-    with pytest.raises(BadInput, match=r"train\.dataset: no lever, .* or in a file with 'measure'"):
+    assert sweep.measure is not None and not sweep.measure.same_ids and len(sweep.variants) == 2
+    with pytest.raises(BadInput, match=r"train\.dataset: cannot be a lever, .* or add 'measure' to the file"):
         read_sweep(make_sweep(base, levers=levers))
-    with pytest.raises(BadInput, match="halving: rungs are compared by the runs' own validation"):
+    with pytest.raises(BadInput, match="halving: cannot be combined with 'measure'"):
         read_sweep(make_sweep(base, measure=entry(token_files), halving={"factor": 2, "rungs": [0.5]}))
 
 
@@ -141,6 +141,6 @@ def test_a_stored_loss_that_is_none_is_refused(tmp_path: Path, token_files: Path
     line = {"evaluation": "loss", "model": f"{tmp_path.name} step-00000008", "range": measure.ranges[0].identity()}
     (tmp_path / "evaluations.jsonl").write_text(json.dumps(line | {"nats_per_token": loss}) + "\n")
     with pytest.raises(
-        BadInput, match=r"evaluations.jsonl: nats_per_token: got .*, wanted a number from 0 in the last"
+        BadInput, match=r"evaluations.jsonl: nats_per_token: got .* in the last result on .*, expected a number from 0"
     ):
         measure_run(measure, tmp_path, 8, train, None)

@@ -74,7 +74,7 @@ def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs_of(sweep, file.with_suffix(""), 1), "cpu")
     place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{other}'; ")
-    plumbing = "train.log_interval: no lever, it may stand in 'set', for all runs"
+    plumbing = "train.log_interval does not change results, so it cannot be a lever; put it into 'set', for all runs"
     assert (place, advice) == (f"{file}: levers: ", plumbing if "log_interval" in variant else "leave one out")
 
 
@@ -86,7 +86,7 @@ def test_auto_is_resolved_for_the_machine_that_trains(make_sweep: MakeSweep) -> 
         check_variants(sweep, runs, "cpu")
     assert str(error.value) == (
         f"{file}: levers: 'precision=fp32' trains the same as 'base' on this machine, where the precision \"auto\" is "
-        '"fp32"; leave one out, or train on other machines: --print-commands'
+        '"fp32"; leave one out, or use --print-commands to train on other machines'
     )
     assert describe_runs(sweep, runs, None, None)[-1].startswith("with 90% probability")
     assert str(describe_runs(sweep, runs, None, "cpu")[-1]) == f"NOTE: {error.value}"
@@ -114,7 +114,7 @@ OTHER_STREAM = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: their losses cannot be compared"),
+        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: the losses of these runs cannot"),
         ({"validation_sequences": 9}, "train.validation_sequences: 9, but base-seed-42 has 10"),
         ({"validation_stream": OTHER_STREAM}, "validation tokens: '100 tokens, sha256 222222222222', but base-seed-42"),
         ({"train_stream": OTHER_STREAM}, "train tokens: '100 tokens, sha256 222222222222', but base-seed-42 has"),
@@ -146,7 +146,7 @@ def test_runs_trained_under_other_conditions_are_named(make_sweep: MakeSweep) ->
     record_of(runs[1].directory, numerics={"precision": "bf16", "torch": "2"})
     (runs[0].directory / "resolved.json").unlink()
     assert check_records(sweep, runs) == [
-        "WARNING: 1 run has no resolved.json, so what was measured there is not known: base-seed-42.",
+        "WARNING: 1 run has no resolved.json, so it is unknown on which tokens the loss was measured: base-seed-42.",
         "WARNING: the runs differ in precision: bf16 in base-seed-43, fp32 in learning_rate=0.05-seed-43.",
     ]
 
@@ -154,7 +154,8 @@ def test_runs_trained_under_other_conditions_are_named(make_sweep: MakeSweep) ->
 @pytest.mark.parametrize(("rungs", "steps"), [([0.1, 0.15], "1, 1 of 8"), ([0.5, 0.99], "4, 8 of 8")])
 def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
     file = make_sweep(halving={"factor": 2, "rungs": rungs})
-    with pytest.raises(BadInput, match=f"halving: base-seed-42: got rungs at steps {steps}, wanted rising ones before"):
+    problem = f"halving: base-seed-42: the rungs are at steps {steps}, but they must be different"
+    with pytest.raises(BadInput, match=problem):
         check_rungs(read_sweep(file), runs_of(read_sweep(file), file.with_suffix(""), 1))
 
 
@@ -165,7 +166,8 @@ def test_a_rule_that_comes_after_a_run_has_passed_its_rung_is_refused_before_tra
     write_runs(runs)
     check_rungs(sweep, runs)
     (runs[1].directory / CHECKPOINTS / name_of(8)).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"halving: base-seed-43 is already past the rung at step 2, .*remove the key"):
+    problem = r"halving: base-seed-43 was trained past the rung at step 2 without .*remove the key"
+    with pytest.raises(BadInput, match=problem):
         check_rungs(sweep, runs)
 
 
@@ -181,7 +183,8 @@ def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
     change(file, set={"train.weight_decay": 0.4})
-    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1.0, the experiment now has 0.4"):
+    changed = r"base-seed-42/train.json: this run has begun with weight_decay 1.0, but the experiment now has 0.4"
+    with pytest.raises(BadInput, match=changed):
         write(file)
 
 

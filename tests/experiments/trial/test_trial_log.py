@@ -58,7 +58,7 @@ def test_a_bad_line_is_left_out_counted_and_named(
     number, rule = begin(tmp_path, "two", 4, {})
     assert (number, rule.level) == (3, keep_level(3, 0))  # the line may have begun a trial
     path = tmp_path / TRIALS
-    assert f"{path}: left out as damaged: 1 line, from line 2 on; each counts as a trial" in capsys.readouterr().err
+    assert f"{path}: skipped 1 damaged line, from line 2 on; each counts as a trial" in capsys.readouterr().err
     assert [line.number for line in read_trials(tmp_path).lines] == [1, 3]
 
 

@@ -47,7 +47,7 @@ def test_a_large_difference_is_found_early_and_a_small_one_ends_early(
     judged = rule.judge(differences(mean, rule.looks[1]))
     assert judged is not None and judged.verdict == verdict and judged.text.startswith(verdict)
     assert judged.difference is not None and judged.difference.value == pytest.approx(mean)
-    assert judged.difference.apart == (verdict != "no difference found")
+    assert judged.difference.excludes_zero == (verdict != "no difference found")
 
 
 def test_a_difference_between_goes_on_to_the_last_look_which_names_what_would_have_been_found(rule: TrialRule) -> None:

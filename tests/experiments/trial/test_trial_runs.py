@@ -126,7 +126,7 @@ def test_what_changes_the_measured_tokens_breaks_training_or_is_no_revision_is_r
     git(project, "checkout", "-q", "runs")
     (project / "model" / "loss.py").write_text("raise RuntimeError('broken')\n")
     status, _, said = trial(project, "HEAD", ".")
-    assert status == 1 and "candidate-probe: training failed: RuntimeError: broken; its output: " in said
+    assert status == 1 and "candidate-probe: training failed: RuntimeError: broken; see its output in " in said
     assert trial(project, "nowhere", ".")[0] == 1 and not (project / "trials" / "trials.jsonl").exists()
 
 

@@ -154,13 +154,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(copied: Path) -> None:
     assert "step-00000004" in done.stderr
 
 
-def test_refusals_name_what_is_wanted(copied: Path, token_files: Path, tmp_path: Path, make_run: Make) -> None:
-    assert one_line(train(copied, "--look", "9")).endswith("--look 9: wanted a step from 1 to 8")
-    assert "--rank 1: wanted 0 to 0" in one_line(train(copied, "--look", "8", "--rank", "1"))
+def test_errors_name_the_accepted_values(copied: Path, token_files: Path, tmp_path: Path, make_run: Make) -> None:
+    late_step = one_line(train(copied, "--look", "9"))
+    assert late_step.endswith("--look 9: the run has only 8 steps; pass a step from 1 to 8")
+    high_rank = one_line(train(copied, "--look", "8", "--rank", "1"))
+    assert "--rank 1: no sequence of this step was read by it; pass a data-parallel rank from 0 to 0" in high_rank
     assert "the run has not begun" in one_line(train(make_run("new"), "--look", "1"))
     other_rate = one_line(train(copied, "--look", "8", "--set", "dataset=moved", "--set", "learning_rate=0.5"))
     assert (
-        "--set learning_rate=0.5: has no effect on --look, which shows what was trained: it was trained with 0.01"
+        "--set learning_rate=0.5: --look shows the run as it was trained, with 0.01; leave this option out"
         in other_rate
     )
     page = tmp_path / "mine.txt"
@@ -189,7 +191,7 @@ def test_keys_that_are_gone_are_ignored(copied: Path) -> None:
             any("is ignored" in notice or "is read as" in notice for notice in map(str, run.notices)) or "null" in text
         )
         check_overrides(run, record, trained)
-    with pytest.raises(BadInput, match="--set minibatch_size=1: has no effect"):
+    with pytest.raises(BadInput, match="--set minibatch_size=1: --look shows the run as it was trained"):
         check_overrides(load_run(copied, ["minibatch_size=1"]), record, ["minibatch_size=1"])
 
 

@@ -62,7 +62,7 @@ def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
     samples, log = read_samples(run)
     assert [each.step for each in samples] == [4] and log.damaged == [2]
     sections, notes = sample_sections([run], record=False)
-    assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: left out as damaged: 1 line, from line 2 on"]
+    assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: skipped 1 damaged line, from line 2 on"]
     assert "Log-probabilities" in sections
 
 

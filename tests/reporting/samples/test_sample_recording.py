@@ -105,7 +105,7 @@ def test_without_tokens_a_note_says_that_a_heat_map_lacks_and_with_them_it_comes
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | {"token_files": str(tmp_path / "absent")}))
     [note] = record_samples(copied)
-    assert note.startswith("no held-out text, so no log-probabilities") and "absent" in note
+    assert note.startswith("no held-out text, so there are no log-probabilities") and "absent" in note
     file.write_text(json.dumps(record | {"model": record["model"] | {"vocab_size": 8}}))
     [note] = record_samples(copied)
     assert "ids beyond the vocabulary of 8" in note  # tokens of another run
@@ -140,7 +140,7 @@ def test_of_two_reports_at_once_one_records(copied: Path) -> None:
     with (copied / SAMPLES).open("w") as other:
         lock(other, copied / SAMPLES, "")
         [note] = record_samples(copied)
-        assert "another report is recording samples" in note
+        assert "another report.py is recording samples" in note
     assert lines(copied) == []
 
 
@@ -164,4 +164,4 @@ def test_other_tokens_of_a_directory_are_not_held_out(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out")
     write(tmp_path / "out", source, validation_fraction=0.3)
     text, [note] = recording._held_out_tokens(run)
-    assert text is None and "out: holds other tokens now than those that the run was validated on" in note
+    assert text is None and "out: the token files have changed since the run was validated on them" in note

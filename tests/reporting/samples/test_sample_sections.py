@@ -57,10 +57,10 @@ def test_a_cell_tells_its_log_probability_and_its_difference() -> None:
     assert page is not None
     first, second, *_ = found = CELL.findall(page)
     assert "".join(text for *_, text in found) == "cafC3A9·&lt;b&gt;↵\n·&amp;·x"
-    assert first[0] == "" and first[1].endswith("not predicted: nothing is before it")
+    assert first[0] == "" and first[1].endswith("not predicted: no token comes before it")
     assert second == (
         "w p3 a4",
-        "a  token 1 of 13, id 97\nfirst of a window of 8: predicted from one token\n-0.50 nats, 60.7%\n"
+        "a  token 1 of 13, id 97\nfirst in a window of 8 tokens: predicted from one token\n-0.50 nats, 60.7%\n"
         "difference +1.00 nats",
         "a",
     )

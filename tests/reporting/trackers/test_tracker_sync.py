@@ -114,7 +114,7 @@ def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refus
     waiting.close()
     append_steps(tmp_path, 1, 2)
     first = module.TrackerSync(tmp_path, "tensorboard", "tests")
-    with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is at work"):
+    with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is sending this run"):
         module.TrackerSync(tmp_path, "tensorboard", "tests")
     first.close()
     os.mkfifo(tmp_path / ".tracker-trackio.lock")

@@ -104,7 +104,7 @@ def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_repla
     server.answers = server.answered
     status, shown, errors = send(run, **user)
     assert (status, shown, errors.count("\n")) == (1, "", 1)
-    assert errors.startswith("report.py: W&B: was sent steps up to 40 and has 25; rerun the same command")
+    assert errors.startswith("report.py: W&B: steps up to 40 were sent, but the server has only steps up to 25; rerun")
     server.answers = None
     assert send(run, **user)[:2] == (0, f"{run}: 15 new steps for wandb, 40 in all\n")
     [name] = server.histories

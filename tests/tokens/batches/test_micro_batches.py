@@ -55,7 +55,7 @@ def read_steps(reading: Reading, first_step: int = 0) -> Tensor:
     return torch.cat(ranks, dim=1)
 
 
-def test_every_data_parallel_size_and_every_beginning_gives_the_same_steps(sources: tuple[TokenSource, ...]) -> None:
+def test_steps_do_not_depend_on_ranks_or_resumption(sources: tuple[TokenSource, ...]) -> None:
     alone = read_steps(reading_of(sources, 1))
     for size in (2, 4):
         assert torch.equal(read_steps(reading_of(sources, size)), alone)
@@ -63,14 +63,14 @@ def test_every_data_parallel_size_and_every_beginning_gives_the_same_steps(sourc
         assert torch.equal(read_steps(reading_of(sources, 2), first_step), alone[first_step:])
 
 
-def test_blocks_of_samples_are_invisible(sources: tuple[TokenSource, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_batches(sources: tuple[TokenSource, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_steps(reading_of(sources, 1))
     for ahead in (1, 8, 24, 40):
         monkeypatch.setattr(room, "SAMPLES_AHEAD", ahead)
         assert torch.equal(read_steps(reading_of(sources, 1)), whole)
 
 
-def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources: tuple[TokenSource, ...]) -> None:
+def test_each_epoch_reads_every_window_once(sources: tuple[TokenSource, ...]) -> None:
     read = read_steps(reading_of(sources, 1)).flatten(0, 1)[:, 0].tolist()
     of_b = [(first - 1000 - 3) // CONTEXT for first in read if 1000 <= first < 1000 + LENGTHS["b"]]
     assert len(of_b) == 10 + 16  # a quarter of five steps, half of four: 2.6 epochs of 10 windows
@@ -80,7 +80,7 @@ def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources
     assert first != second
 
 
-def test_an_id_beyond_the_vocabulary_names_step_file_and_token(sources: tuple[TokenSource, ...]) -> None:
+def test_an_id_outside_the_vocabulary_names_its_step(sources: tuple[TokenSource, ...]) -> None:
     with pytest.raises(BadInput, match=r"step \d+: .*b0/train\.safetensors: token \d+: got id 10\d\d, wanted less"):
         list(micro_batches(reading_of(sources, 2, vocabulary_size=1010), 1, range(STEPS)))
 
@@ -118,7 +118,7 @@ def tokens_of(windows: int) -> int:
     return START + windows * CONTEXT + 1
 
 
-def test_windows_are_those_of_the_finished_files_before_and_after_the_end() -> None:
+def test_growing_and_finished_files_give_the_same_windows() -> None:
     finished = TokenSource(stream=STREAM, start_token=START, order=WindowOrder(count=12, shuffle=True, seed=1, era=ERA))
     source = growing(tokens_of(10), tokens_of(12), max_epochs=2)
     wanted = finished.first_tokens(np.arange(24), CONTEXT)
@@ -129,7 +129,7 @@ def test_windows_are_those_of_the_finished_files_before_and_after_the_end() -> N
     assert source.first_tokens(np.arange(24), CONTEXT).tolist() == wanted.tolist()
 
 
-def test_a_stream_that_ended_too_early_is_named_with_what_to_do() -> None:
+def test_an_error_about_a_short_stream_gives_advice() -> None:
     source = growing(tokens_of(12), max_epochs=2)
     assert source.growing is not None
     source.growing.refresh()
@@ -139,7 +139,7 @@ def test_a_stream_that_ended_too_early_is_named_with_what_to_do() -> None:
         source.ready(24, CONTEXT)
 
 
-def test_a_step_waits_only_for_growing_sources_that_it_reads() -> None:
+def test_a_step_waits_only_for_sources_it_reads() -> None:
     finished = TokenSource(stream=STREAM, start_token=0, order=WindowOrder(count=100, shuffle=False, seed=1))
     layout = Layout(context_length=CONTEXT, microbatch_size=2, microbatches=2, data_parallel_size=2)
     mixture = Mixture([Stage(0, (1, 0)), Stage(4, (1, 1))])

@@ -21,7 +21,7 @@ def off_by(sources: list[int], shares: tuple[int, ...]) -> float:
 
 
 @given(SHARES)
-def test_every_prefix_is_off_by_less_than_tijdemans_bound(shares: list[int]) -> None:
+def test_every_prefix_satisfies_tijdemans_bound(shares: list[int]) -> None:
     used = sum(share > 0 for share in shares)
     assert off_by(assign(shares), tuple(shares)) <= (1 - 1 / (2 * used - 2) + 1e-12 if used > 1 else 0)
 
@@ -36,14 +36,14 @@ def test_every_prefix_is_off_by_less_than_tijdemans_bound(shares: list[int]) -> 
         ((3,), (1,)),
     ],
 )
-def test_weights_are_taken_as_they_are_written(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
+def test_decimal_weights_are_exact(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
     assert to_shares(weights) == shares
     sources = assign(shares)
     assert np.bincount(sources, minlength=len(shares)).tolist() == list(shares)  # nobody starves
     assert off_by(sources, shares) < 1
 
 
-def test_the_due_dates_are_those_of_the_paper() -> None:
+def test_assignment_follows_the_published_rule() -> None:
     """The rule as it is printed, in fractions, against the one that compares whole numbers."""
     shares = (5, 11, 0, 1, 30)
     size, bound = sum(shares), Fraction(1, 2 * 4 - 2)
@@ -56,7 +56,7 @@ def test_the_due_dates_are_those_of_the_paper() -> None:
     assert assign(shares) == wanted
 
 
-def test_weights_that_are_too_fine_are_refused() -> None:
+def test_too_precise_weights_are_refused() -> None:
     assert sum(to_shares((1, MOST_ENTRIES - 1))) == MOST_ENTRIES
     with pytest.raises(ValueError, match=r"whole numbers in proportion, 1,048,576 in all at most; round the weights"):
         to_shares((1, MOST_ENTRIES))
@@ -73,7 +73,7 @@ def mixtures(draw: st.DrawFn) -> list[Stage]:
 
 
 @given(mixtures())
-def test_each_sources_samples_are_numbered_without_a_gap_over_all_stages(stages: list[Stage]) -> None:
+def test_sample_numbers_have_no_gaps_across_stages(stages: list[Stage]) -> None:
     mixture = Mixture(stages)
     sources, places = mixture.find(np.arange(200))
     for source in range(len(stages[0].shares)):
@@ -86,7 +86,7 @@ def test_each_sources_samples_are_numbered_without_a_gap_over_all_stages(stages:
 
 
 @given(mixtures(), st.integers(0, 10**12))
-def test_any_sample_is_found_without_those_before_it(stages: list[Stage], far: int) -> None:
+def test_a_sample_is_located_without_earlier_ones(stages: list[Stage], far: int) -> None:
     mixture = Mixture(stages)
     samples = np.array([*range(130), *range(far, far + 50)])
     together = np.stack(mixture.find(samples), axis=1)

@@ -20,7 +20,7 @@ def sample_of(*names: Path, most_bytes: int, unit_bytes: int = 2000) -> Document
     return DocumentSample(Reader(plan.inputs, "text"), plan.units, plan.unit_bytes, most_bytes)
 
 
-def test_places_are_spread_evenly_and_the_bytes_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_spread_evenly_and_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_module, "PLACES", 10)
     names = [jsonl(tmp_path / f"{n}.jsonl", [f"{n}{number:04} word ö" for number in range(2000)]) for n in "ab"]
     sample = sample_of(*names, most_bytes=1000)
@@ -35,7 +35,7 @@ def test_places_are_spread_evenly_and_the_bytes_are_exact(tmp_path: Path, monkey
     assert "".join(again.texts()) == text
 
 
-def test_sources_of_fewer_bytes_are_read_whole_though_their_units_differ(tmp_path: Path) -> None:
+def test_small_sources_are_read_completely(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("word " * 200_000)
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text(f"short {number} ")

@@ -18,7 +18,7 @@ from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import make_plan
 
 
-def test_a_file_that_has_changed_is_named_and_one_that_is_gone_must_come_back(tmp_path: Path) -> None:
+def test_changed_and_missing_inputs_are_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
@@ -31,9 +31,7 @@ def test_a_file_that_has_changed_is_named_and_one_that_is_gone_must_come_back(tm
         write(tmp_path / "out", tmp_path / "in")
 
 
-def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_not_counted_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all_formats(tmp_path)
     (tmp_path / "e.txt").write_text("text")
     paths = sorted(tmp_path.iterdir())
@@ -62,7 +60,7 @@ def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_dam
 
 @pytest.mark.parametrize("change", ["cut", "grown", "touched"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str, change: str) -> None:
+def test_a_file_that_changes_during_reading_is_refused(tmp_path: Path, name: str, change: str) -> None:
     path = tmp_path / name
     draw = random.Random(0)
     data = b"".join(b'{"text": "%b"}\n' % draw.randbytes(30).hex().encode() for _ in range(80_000))
@@ -82,7 +80,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: s
         list(pieces)
 
 
-def test_millions_of_bad_lines_are_counted_in_little_memory(tmp_path: Path) -> None:
+def test_many_bad_lines_need_little_memory(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
         file.write(b"x\n" * 50_000 + b'{"' + b'a": 1, "' * 50_000 + b'b": 1}\n')
     pieces, reader = read(tmp_path / "a.jsonl.gz")

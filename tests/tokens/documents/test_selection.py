@@ -40,7 +40,7 @@ def fill(folder: Path, *names: str) -> Path:
         (("train/a.jsonl", "validate/a.jsonl"), "train,"),
     ],
 )
-def test_several_splits_are_refused_with_a_path(tmp_path: Path, names: tuple[str, ...], advice: str) -> None:
+def test_an_error_about_several_splits_suggests_a_path(tmp_path: Path, names: tuple[str, ...], advice: str) -> None:
     folder = fill(tmp_path / "ds", *names)
     with pytest.raises(BadInput) as refused:
         resolve(folder)
@@ -51,21 +51,21 @@ def test_several_splits_are_refused_with_a_path(tmp_path: Path, names: tuple[str
     assert paths[0] and len({split_of_source(str(Path(path).relative_to(folder))) for path in paths[0]}) == 1
 
 
-def test_a_glob_of_several_splits_is_refused(tmp_path: Path) -> None:
+def test_a_glob_over_several_splits_is_refused(tmp_path: Path) -> None:
     folder = fill(tmp_path / "test", "train.jsonl", "test.jsonl")
     with pytest.raises(BadInput, match=r"holds several splits: train in 1 file, test in 1; name one of them"):
         resolve(f"{folder}/*.jsonl")
     assert resolve(f"{folder}/tr*.jsonl") == ([[f"{folder}/train.jsonl"]], [])
 
 
-def test_splits_named_one_by_one_are_reported(tmp_path: Path) -> None:
+def test_splits_named_separately_are_reported(tmp_path: Path) -> None:
     folder = fill(tmp_path, "train.jsonl", "test.jsonl", "validation.jsonl")
     paths, said = resolve(folder / "train.jsonl", folder / "test.jsonl")
     assert paths == [[f"{folder}/train.jsonl"], [f"{folder}/test.jsonl"]]
     assert said == ["NOTE: the sources hold several splits, and all are read: train in 1 file, test in 1"]
 
 
-def test_a_card_is_no_document_and_is_named(tmp_path: Path) -> None:
+def test_a_dataset_card_is_reported_and_skipped(tmp_path: Path) -> None:
     names = ("README.md", "ds.py", "dataset_infos.json", "data/train.jsonl", ".cache/x.json", "a.csv")
     folder = fill(tmp_path / "ds", *names)
     paths, said = resolve(folder)
@@ -78,7 +78,7 @@ def test_a_card_is_no_document_and_is_named(tmp_path: Path) -> None:
             resolve(folder)
 
 
-def test_documentation_is_read_whole(tmp_path: Path) -> None:
+def test_documentation_is_read_completely(tmp_path: Path) -> None:
     names = ("README.md", "a.py", "docs/evaluation.md", "docs/training.md", "test/test_a.py", "tests/b.py", "train.py")
     folder = tmp_path / "project"
     fill(folder, *names)
@@ -87,7 +87,7 @@ def test_documentation_is_read_whole(tmp_path: Path) -> None:
     assert resolve(folder / "README.md", folder / "docs")[1] == []
 
 
-def test_records_of_no_split_next_to_train_are_reported(tmp_path: Path) -> None:
+def test_files_without_a_split_are_reported(tmp_path: Path) -> None:
     names = ("train-0.jsonl", "train-1.jsonl", "challenge.jsonl")
     paths, said = resolve(fill(tmp_path, *names))
     assert paths == [[f"{tmp_path}/{name}" for name in sorted(names)]]
@@ -95,19 +95,19 @@ def test_records_of_no_split_next_to_train_are_reported(tmp_path: Path) -> None:
     assert len(said) == 1 and told in said[0]
 
 
-def test_records_in_two_formats_of_one_name_are_reported(tmp_path: Path) -> None:
+def test_copies_in_several_formats_are_reported(tmp_path: Path) -> None:
     _, said = resolve(fill(tmp_path, "a.jsonl", "a.jsonl.gz", "b.jsonl"))
     assert len(said) == 1 and f"in several formats are all read: {tmp_path}/a.jsonl and 1 more; if" in said[0]
     assert resolve(fill(tmp_path / "other", "a.jsonl", "b.jsonl.gz", "c/a.jsonl"))[1] == []
 
 
-def test_records_and_texts_together_are_reported(tmp_path: Path) -> None:
+def test_a_mixture_of_records_and_texts_is_reported(tmp_path: Path) -> None:
     _, said = resolve(fill(tmp_path, "a.jsonl", "b.txt", "c.txt"))
     kinds = f"1 with records and 2 with text ({tmp_path}/b.txt and 1 more)"
     assert said == [f"NOTE: {tmp_path}: holds files of several kinds, and all are read: {kinds}"]
 
 
-def test_every_name_is_read_or_left_out() -> None:
+def test_every_file_is_either_read_or_left_out() -> None:
     names = ["a.txt", "b.TXT", ".c.txt", "d/.e/f.py", "g.bin", "h", "i.json.zst", "dataset_info.json", "LICENSE.md"]
     found = select("x", names)
     left_out = [name for kind in found.left_out.values() for name in kind]
@@ -124,7 +124,7 @@ def test_token_ids_among_documents_are_recognized(tmp_path: Path) -> None:
     assert said == [f"NOTE: {folder}: files of token ids, which hold no text, are left out: {folder}/train.bin"]
 
 
-def test_a_prefix_of_a_bucket_is_selected_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_prefix_is_selected_like_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["README.md", "data/train-0.jsonl", "data/train-1.jsonl", "t/plan.json", "t/ledger.jsonl", "x.png"]
 
     def find(name: str) -> dict[str, RemoteFile]:

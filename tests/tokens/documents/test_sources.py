@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_links_to_folders_are_followed_and_circles_are_not(folder: Path, tmp_path: Path) -> None:
+def test_links_are_followed_except_in_circles(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.txt").write_text("c")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
@@ -44,9 +44,7 @@ def test_links_to_folders_are_followed_and_circles_are_not(folder: Path, tmp_pat
     assert resolve(folder) == ([[f"{folder}/{name}" for name in names]], [twice])
 
 
-def test_a_link_that_leads_nowhere_and_a_folder_that_may_not_be_read_are_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_links_and_unreadable_folders_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "lost.txt").symlink_to(folder / "gone.txt")
     with pytest.raises(BadInput, match=rf"^{folder}/lost\.txt: cannot be read: No such file"):
         resolve(folder)
@@ -66,7 +64,7 @@ def test_a_link_that_leads_nowhere_and_a_folder_that_may_not_be_read_are_refused
         resolve(folder)
 
 
-def test_token_files_inside_a_source_are_no_documents(folder: Path) -> None:
+def test_token_directories_inside_a_source_are_skipped(folder: Path) -> None:
     for _ in range(2):  # the second command finds plan.json, ledger.jsonl and manifest.json of the first
         write(folder / "tokens", folder)
     assert texts_of(folder / "tokens", "train") == ["a.txt", "sub/b.txt"]
@@ -77,13 +75,13 @@ def test_token_files_inside_a_source_are_no_documents(folder: Path) -> None:
     assert resolve(folder)[0] == [[f"{folder}/{name}" for name in ("a.txt", "sub/b.txt", "sub/plan.json")]]
 
 
-def test_a_source_is_not_the_output(folder: Path) -> None:
+def test_a_source_cannot_be_the_output(folder: Path) -> None:
     with pytest.raises(BadInput, match=rf"{folder}: is a source and the output as well; pass another --output"):
         write(folder, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "sub"]
 
 
-def test_files_of_other_kinds_and_those_named_twice_are_told_and_are_no_part_of_the_plan(folder: Path) -> None:
+def test_other_and_repeated_files_are_reported(folder: Path) -> None:
     _, nothing = resolve(folder)
     assert nothing == []
     [before] = resolve_sources([str(folder)])
@@ -98,7 +96,7 @@ def test_files_of_other_kinds_and_those_named_twice_are_told_and_are_no_part_of_
     assert said == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
 
 
-def test_a_command_goes_on_from_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preparation_resumes_from_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     [source] = resolve_sources(["sub"])
     assert (source.name, source.inputs[0].path) == ("sub", f"{folder}/sub/b.txt")
@@ -109,7 +107,7 @@ def test_a_command_goes_on_from_another_folder(folder: Path, monkeypatch: pytest
         write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
 
 
-def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None:
+def test_the_standard_library_has_a_fixed_order() -> None:
     first, again = resolve_sources(["stdlib", "stdlib"])
     assert first.inputs == again.inputs
     names = [Path(item.path).name for item in first.inputs]
@@ -136,7 +134,7 @@ def test_sources_without_documents_are_refused(tmp_path: Path, name: str, said: 
         resolve_sources([str(tmp_path / name)])
 
 
-def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
+def test_names_are_sorted_by_their_numbers(tmp_path: Path) -> None:
     names = ["a-x.txt", "a.txt", "a0x.txt", "a9.txt", "a010.txt", "a10.txt", "a100.txt", "b2/9.txt", "b10/1.txt"]
     for name in reversed(names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -144,11 +142,11 @@ def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
     assert resolve(tmp_path) == ([[f"{tmp_path}/{name}" for name in names]], [])
 
 
-def test_a_folder_that_hides_a_dataset_is_noted(
+def test_a_folder_with_a_datasets_name_is_noted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = f"{folder.parent.name}/texts"
-    note = f"NOTE: {name}: reads the local path of this name; for a dataset of the hub write hf:{name}"
+    note = f"NOTE: {name}: reads the local path of this name; for a dataset on the hub, write hf:{name}"
     monkeypatch.chdir(folder.parent.parent)
     note_local.cache_clear()
     assert resolve(name)[1] == []  # a user's own texts
@@ -164,7 +162,9 @@ def test_a_folder_that_hides_a_dataset_is_noted(
 
 
 @pytest.mark.parametrize(("first", "again"), [("owner/words", "hf:owner/words"), ("hf:owner/words", "owner/words")])
-def test_hf_in_front_changes_no_commit(first: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hf_prefix_does_not_change_the_commit(
+    first: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     commits = list[str | None]()
 

@@ -24,7 +24,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
+def test_intact_files_match_their_manifest(tmp_path: Path) -> None:
     entries = prepared(tmp_path)["files"]
     contents = check(tmp_path)
     wanted = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
@@ -44,7 +44,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object
         assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000
 
 
-def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
+def test_a_wrong_max_id_is_blamed_on_the_manifest(tmp_path: Path) -> None:
     manifest = prepared(tmp_path)
     manifest["files"][SHARDS[0]]["max_id"] = 7
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
@@ -52,7 +52,7 @@ def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
         check(tmp_path)
 
 
-def test_the_largest_id_is_a_tokens_and_a_weight_is_0_or_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_do_not_count_as_ids_and_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokens.format.manifest.BLOCK_BYTES", 16)
     path, weights = tmp_path / "train.safetensors", np.ones(100)
     write_weighted(path, np.full(100, 3, "<u2"), weights, 10)
@@ -64,7 +64,7 @@ def test_the_largest_id_is_a_tokens_and_a_weight_is_0_or_1(tmp_path: Path, monke
         read_content(read_header(path))
 
 
-def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:
+def test_shards_and_foreign_files_count_as_a_split(tmp_path: Path) -> None:
     assert not has_split(tmp_path, "train")
     (tmp_path / "train-00000-of-00002.safetensors").touch()
     (tmp_path / "train_other.safetensors").touch()

@@ -32,7 +32,7 @@ def save_npy_2(path: Path, tokens: np.ndarray) -> None:
         ("train.npy", save_npy_2, "<u2"),  # version 3 is for names of fields
     ],
 )
-def test_tokens_are_read_as_they_are(tmp_path: Path, name: str, write: object, kind: str) -> None:
+def test_foreign_files_are_read_without_conversion(tmp_path: Path, name: str, write: object, kind: str) -> None:
     tokens = FEW.astype(kind)
     write(tmp_path / name, tokens)  # type: ignore[operator]  # one of the functions above
     file = read_foreign_header(tmp_path / name)
@@ -80,7 +80,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [(name, *row) for name, rows in WRONG.items() for row in rows])
-def test_other_and_damaged_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_unknown_and_damaged_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(BadInput, match=f"^{path}: {message}"):
@@ -112,14 +112,14 @@ def test_a_damaged_npy_file_is_refused_or_unchanged(tmp_path: Path) -> None:
         ("trainer.bin", None, "trainer", None),
     ],
 )
-def test_a_name_tells_split_set_and_number(name: str, split: str | None, token_set: str, number: int | None) -> None:
+def test_names_state_split_set_and_number(name: str, split: str | None, token_set: str, number: int | None) -> None:
     parsed = parse_name(name)
     assert parsed is not None
     assert (parsed.split, parsed.token_set, parsed.number) == (split, token_set, number)
     assert not any(map(parse_name, ("meta.pkl", "train.safetensors", ".train.bin", "bin", "a.bin.gz")))
 
 
-def test_files_are_in_the_order_of_their_numbers() -> None:
+def test_files_are_sorted_by_number() -> None:
     names = ["a_train_000002.bin", "a_val_000000.bin", "README.md", "a_train_000001.bin"]
     wanted = {"train": ["a_train_000001.bin", "a_train_000002.bin"], "validation": ["a_val_000000.bin"]}
     assert foreign_names("tokens", names) == wanted
@@ -147,19 +147,19 @@ def test_files_are_in_the_order_of_their_numbers() -> None:
         ),
     ],
 )
-def test_files_that_make_up_no_set_are_refused(names: list[str], message: str) -> None:
+def test_incomplete_or_mixed_sets_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         foreign_names("tokens", names)
 
 
-def test_two_formats_of_one_split_are_refused(tmp_path: Path) -> None:
+def test_a_split_in_two_formats_is_refused(tmp_path: Path) -> None:
     save_file({"tokens": np.zeros(9, np.uint16)}, tmp_path / "train.safetensors")
     np.zeros(9, np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(BadInput, match=r"holds both train\.safetensors and train\.bin; keep files of one format"):
         open_split(tmp_path, "train")
 
 
-def test_missing_first_shards_are_told(tmp_path: Path) -> None:
+def test_missing_first_shards_are_reported(tmp_path: Path) -> None:
     def notes(*names: str, split: str = "train") -> list[str]:
         folder = tmp_path / names[0]
         folder.mkdir()

@@ -30,7 +30,7 @@ def test_shards_are_read_as_one_stream(tmp_path: Path) -> None:
     assert "/train-00002-of-00004.safetensors: token 22: got id 29, wanted less than" in stream.bad_id(29, 29, 9)
 
 
-def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) -> None:
+def test_an_id_outside_the_vocabulary_names_file_and_offset(tmp_path: Path) -> None:
     values = np.arange(100, dtype=np.uint16) % 50
     values[[77, 90]] = 300
     path = save(tmp_path / "train.safetensors", values)
@@ -40,7 +40,7 @@ def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) 
         stream.check_ids(20, 80, 257)
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -> None:
+def test_a_file_truncated_during_reading_is_one_error_line(tmp_path: Path) -> None:
     path = save(tmp_path / "train.safetensors", np.arange(100_000, dtype=np.uint16))
     stream = open_split(tmp_path, "train")
     assert stream.read(99_990, 10).tolist() == list(range(34_454, 34_464))
@@ -63,7 +63,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_file, "OPEN_FILES", 3)
     for index in range(20):
         save(tmp_path / f"train-{index:05d}-of-00020.safetensors", np.full(10, index, np.uint16))
@@ -83,7 +83,7 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_unreadable_token_files_are_one_error_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     def refuse(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -110,7 +110,7 @@ SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of fi
 
 
 @pytest.mark.parametrize(("writers", "said"), SETS)
-def test_files_of_no_stream_are_refused(
+def test_incomplete_or_mixed_files_are_refused(
     tmp_path: Path, writers: dict[str, Callable[[Path], object]], said: str
 ) -> None:
     for name, write in writers.items():
@@ -119,20 +119,20 @@ def test_files_of_no_stream_are_refused(
         open_split(tmp_path, "train")
 
 
-def test_nothing_but_the_token_files_is_read(tmp_path: Path) -> None:
+def test_only_token_files_are_opened(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
     for name in ("meta.pkl", "prepare.py"):
         os.mkfifo(tmp_path / name)  # to open one would wait forever
     assert open_split(tmp_path, "train").length == 9
 
 
-def test_one_flipped_bit_in_a_header_is_refused_by_name_or_changes_nothing(tmp_path: Path) -> None:
+def test_a_flipped_header_bit_is_reported_or_harmless(tmp_path: Path) -> None:
     path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
     length = open_split(tmp_path, "train").files[0].offset_bytes
     check_flips(path, range(8 * length), lambda: open_split(tmp_path, "train").files)
 
 
-def test_weights_are_read_by_position_across_shards_and_by_safetensors(tmp_path: Path) -> None:
+def test_weights_are_read_by_position_across_shards(tmp_path: Path) -> None:
     tokens, weights = np.arange(41, dtype="<u4"), np.arange(41) % 3 == 0
     for index, (begin, end) in enumerate([(0, 7), (7, 7), (7, 41)]):
         path = tmp_path / f"train-{index:05d}-of-00003.safetensors"
@@ -175,7 +175,7 @@ WRONG: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "said"), WRONG)
-def test_what_is_no_token_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_other_files_are_not_read_as_tokens(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "train.safetensors"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=rf"{path}: .*({said})"):

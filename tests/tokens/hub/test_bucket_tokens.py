@@ -29,7 +29,7 @@ def put(prefix: str, folder: Path) -> str:
     return url
 
 
-def test_a_download_goes_on_where_it_was_interrupted_and_is_done_once(
+def test_a_download_resumes_and_is_not_repeated(
     bucket_server: BucketServer, token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
@@ -65,7 +65,9 @@ def test_a_download_never_mixes_two_preparations(
                 bucket.write(name, content)
 
     bucket_server.before = replace
-    with pytest.raises(BadInput, match=r"train.safetensors: was replaced meanwhile; rerun the same command"):
+    with pytest.raises(
+        BadInput, match=r"train.safetensors: was replaced while it was being read; rerun the same command"
+    ):
         download_dataset(url, here)
     os.utime(here / "manifest.json", (0, 0))  # of the first preparation, long ago
     download_dataset(url, here)
@@ -77,7 +79,7 @@ def test_a_download_never_mixes_two_preparations(
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_a_download_replaces_no_users_file(token_files: Path, tmp_path: Path) -> None:
+def test_a_download_replaces_no_user_file(token_files: Path, tmp_path: Path) -> None:
     url, here = put("careful", token_files), tmp_path / "tokens"
     here.mkdir()
     (here / "train.safetensors").write_bytes(b"tokens that the user has prepared")
@@ -88,7 +90,7 @@ def test_a_download_replaces_no_users_file(token_files: Path, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
+def test_missing_tokens_or_disk_space_is_one_error_line(
     token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(BadInput, match=r"dataset s3://runs/none: got no token files there, wanted train.safetensors"):
@@ -100,7 +102,7 @@ def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
 
 
 @pytest.mark.slow
-def test_a_run_downloads_its_dataset_once_per_machine_and_has_the_bits_of_local_files(
+def test_a_run_downloads_its_dataset_once_per_machine(
     make_run: MakeRun, bucket_server: BucketServer, token_files: Path, tmp_path: Path
 ) -> None:
     url = put("dataset", token_files)

@@ -61,7 +61,7 @@ def test_token_files_are_downloaded_once_and_resumed(tmp_path: Path) -> None:
         assert len(server.requests) == before
 
 
-def test_a_download_from_the_hub_replaces_no_users_file(tmp_path: Path) -> None:
+def test_a_hub_download_replaces_no_user_file(tmp_path: Path) -> None:
     token_files, directory, cache = tmp_path / "published", tmp_path / "downloaded", tmp_path / "cache"
     token_files.mkdir()
     directory.mkdir()
@@ -90,9 +90,7 @@ def shards(token_files: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_run(
-    make_run: MakeRun, shards: Path, tmp_path: Path
-) -> None:
+def test_a_run_downloads_only_the_shards_it_reads(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
     name = "lockstep-test-shards/tokens"
     target = ROOT / "token_files" / name
     shutil.rmtree(target.parent, ignore_errors=True)
@@ -119,7 +117,7 @@ def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_r
             environment = own(server.url, tmp_path / "cache")
             trained(short, "--max-steps", "2")
             assert fetched() == ["tiny_train_000000.bin", "tiny_train_000001.bin", "tiny_val_000000.bin"]
-            assert "whose token files are not all here yet" in trained(longer, "--dry-run")
+            assert "some of whose token files are not on this disk yet" in trained(longer, "--dry-run")
             server.requests.clear()
             trained(longer)
             assert fetched() == ["tiny_train_000002.bin", "tiny_train_000003.bin"]
@@ -136,7 +134,7 @@ def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_r
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_held_out_tokens_are_downloaded_alone_and_those_to_train_on_later(tmp_path: Path, kind: str) -> None:
+def test_held_out_tokens_can_be_downloaded_alone(tmp_path: Path, kind: str) -> None:
     published, directory, cache = tmp_path / "published", tmp_path / "downloaded", tmp_path / "cache"
     published.mkdir()
     ids = np.arange(100, dtype=np.uint16)
@@ -161,7 +159,7 @@ def test_held_out_tokens_are_downloaded_alone_and_those_to_train_on_later(tmp_pa
     assert hub.hub_name(directory) == "owner/tokens"
 
 
-def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_dataset_is_one_error_line(tmp_path: Path) -> None:
     with serve({}) as server:
         for url in ("http://127.0.0.1:9", server.url):
             done = download(url, tmp_path / "a", tmp_path / "cache")
@@ -171,9 +169,7 @@ def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_hugging_face_dataset_is_read_from_its_data_files_at_the_commit_that_was_begun_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_dataset_is_resumed_at_its_first_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dataset").mkdir()
     texts = [f"document {number} of the hub" for number in range(500)]
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "dataset" / "train.parquet")

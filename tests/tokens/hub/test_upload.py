@@ -50,7 +50,7 @@ def published(hub: Hub) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in hub.datasets[NAME].iterdir()}
 
 
-def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+def test_pushed_files_can_be_downloaded_unchanged(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     stats(prepared)  # draws a chart, which goes along
     done = push(hub, prepared, NAME, "--license", "odc-by")
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path
     assert len([line for line in hub.requests if line.startswith("PUT")]) == 3
 
 
-def test_conversations_keep_template_and_weights(hub: Hub, tmp_path: Path) -> None:
+def test_published_conversations_keep_template_and_weights(hub: Hub, tmp_path: Path) -> None:
     source, out = tmp_path / "talks.jsonl", tmp_path / "talks"
     source.write_text(json.dumps({"instruction": "a", "output": "b"}) + "\n")
     write(out, source, template="alpaca", context_length=200)
@@ -81,7 +81,7 @@ def test_conversations_keep_template_and_weights(hub: Hub, tmp_path: Path) -> No
     assert open_split(tmp_path / "again", "train").context_length == 200
 
 
-def test_nothing_of_this_machine_is_told(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+def test_an_upload_reveals_nothing_about_this_machine(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     assert b"secret-client" in (prepared / "manifest.json").read_bytes()
     assert b"secret-client" in (prepared / "ledger.jsonl").read_bytes()
     assert push(hub, prepared, NAME).returncode == 0
@@ -106,7 +106,7 @@ def test_nothing_of_this_machine_is_told(prepared: Path, hub: Hub, tmp_path: Pat
         ("https://me:password@host/a.jsonl?X-Amz-Signature=abc#x", "https://host/a.jsonl"),
     ],
 )
-def test_a_sources_public_name(source: str, public: str) -> None:
+def test_public_names_hide_folders_and_secrets(source: str, public: str) -> None:
     assert public_name(source) == public
 
 
@@ -118,7 +118,7 @@ def test_a_published_hub_source_keeps_its_owner(name: str) -> None:
     assert public_name(local.record.name) == "words"  # a folder of this machine is nobody else's business
 
 
-def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hub) -> None:
+def test_a_killed_upload_resumes_and_stays_invisible(prepared: Path, hub: Hub) -> None:
     small = (prepared / "validation.safetensors").stat().st_size
     command = [*PREPARE, "push", str(prepared), NAME]
     uploading = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment(hub)})
@@ -133,9 +133,9 @@ def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hu
     assert (hub.datasets[NAME] / "train.safetensors").read_bytes() == (prepared / "train.safetensors").read_bytes()
 
 
-def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+def test_a_bad_upload_is_refused_before_sending(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     told = only_line(push(hub, prepared, NAME, token=None))
-    assert "no access token of the Hugging Face hub: run `hf auth login`" in told
+    assert "no access token for the Hugging Face hub: run `hf auth login`" in told
     assert "tokens: not a repository name; wanted OWNER/NAME" in only_line(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in only_line(push(hub, prepared, "datasets/owner/tokens"))
     told = only_line(push(hub, prepared, NAME, "--license", "a: b"))
@@ -152,7 +152,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: P
     assert hub.requests == []
 
 
-def test_a_hub_that_refuses_or_is_not_there_is_only_line(prepared: Path, hub: Hub) -> None:
+def test_a_refusing_or_unreachable_hub_is_one_error_line(prepared: Path, hub: Hub) -> None:
     assert "run `hf auth login` with a token that may write" in only_line(push(hub, prepared, NAME, token="hf_read"))
     told = only_line(push(hub, prepared, "somebody/tokens"))
     assert "You don't have the rights to create a dataset under the namespace" in told
@@ -163,7 +163,7 @@ def test_a_hub_that_refuses_or_is_not_there_is_only_line(prepared: Path, hub: Hu
     assert "rerun the same command to resume" in only_line(push(hub, prepared, NAME))
 
 
-def test_private_stays_private(prepared: Path, hub: Hub) -> None:
+def test_a_private_dataset_stays_private(prepared: Path, hub: Hub) -> None:
     assert push(hub, prepared, NAME, "--private").returncode == 0
     assert hub.private == {NAME}
     assert push(hub, prepared, NAME, "--private").returncode == 0
@@ -171,7 +171,7 @@ def test_private_stays_private(prepared: Path, hub: Hub) -> None:
     assert "owner/tokens: exists and is public" in only_line(push(hub, prepared, NAME, "--private"))
 
 
-def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+def test_different_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     assert push(hub, prepared, NAME).returncode == 0
     before = published(hub)
     write(tmp_path / "other", jsonl(tmp_path / "a.jsonl", ["other"] * 20))
@@ -180,7 +180,7 @@ def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, t
 
 
 @pytest.mark.slow
-def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
+def test_the_dataset_card_agrees_with_the_manifest(hub: Hub, tmp_path: Path) -> None:
     out, source = tmp_path / "out", jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000)
     write(out, source, validation_fraction=0.1, tokenizer=str(shared("gpt2.tiktoken")))
     assert push(hub, out, NAME, "--license", "mit").returncode == 0

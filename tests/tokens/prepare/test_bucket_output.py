@@ -19,9 +19,7 @@ OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline
 FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 
 
-def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
-    bucket_server: BucketServer, source: Path, tmp_path: Path
-) -> None:
+def test_a_bucket_and_a_folder_get_the_same_files(bucket_server: BucketServer, source: Path, tmp_path: Path) -> None:
     succeed(PREPARE, source, "--output", tmp_path / "local", *OPTIONS, *FRACTIONS)
     output = ("--output", "s3://runs/some/tokens", "--scratch", tmp_path / "scratch")
     succeed(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
@@ -36,9 +34,7 @@ def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
 
 
 @pytest.mark.slow
-def test_a_bucket_is_resumed_and_verified_where_it_is(
-    bucket_server: BucketServer, source: Path, tmp_path: Path
-) -> None:
+def test_a_bucket_is_resumed_and_verified_in_place(bucket_server: BucketServer, source: Path, tmp_path: Path) -> None:
     url = "s3://runs/looked-at"
     bucket, command = Bucket(url), (source, "--output", url, *OPTIONS, *FRACTIONS)
     with pytest.raises(BadInput, match=f"{url}: no plan.json"):
@@ -66,7 +62,7 @@ def test_a_bucket_is_resumed_and_verified_where_it_is(
     assert re.search(rf"of train, made from unit 4: {source} \(bytes [\d,]+ to [\d,]+\)$", damaged)
 
 
-def test_the_disk_holds_open_shards_only_and_the_tokenizers_ranks_go_with_the_tokens(
+def test_the_disk_contains_only_unfinished_shards(
     bucket_server: BucketServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = []
@@ -85,7 +81,7 @@ def test_the_disk_holds_open_shards_only_and_the_tokenizers_ranks_go_with_the_to
     assert bucket_server.contents("held")["tokenizer.tiktoken"] == ranks.read_bytes()
 
 
-def test_a_copy_that_is_short_ends_in_a_line_and_its_original_stays(
+def test_the_original_survives_an_incomplete_copy(
     bucket_server: BucketServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bucket, "copy", lambda bucket, _, final: bucket.write(final, b"short"))
@@ -95,7 +91,7 @@ def test_a_copy_that_is_short_ends_in_a_line_and_its_original_stays(
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
+def test_two_machines_cannot_write_the_same_tokens(tmp_path: Path) -> None:
     places = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -106,7 +102,7 @@ def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
         places[1].checkpoint({})
 
 
-def test_a_preparation_that_finds_nothing_leaves_no_object(bucket_server: BucketServer, tmp_path: Path) -> None:
+def test_a_preparation_without_documents_leaves_no_object(bucket_server: BucketServer, tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text('{"content": "text"}\n' * 50)
     command = (source, "--output", "s3://runs/nothing", "--scratch", tmp_path / "scratch", *OPTIONS)
@@ -125,7 +121,7 @@ def test_a_preparation_that_finds_nothing_leaves_no_object(bucket_server: Bucket
         ("s3://runs/b", (*OPTIONS, "--test-fraction", "0.00001"), "no document's hash fell to test; pass another"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_an_impossible_bucket_output_is_one_error_line(
     source: Path, tmp_path: Path, output: str, options: tuple[str, ...], said: str
 ) -> None:
     Bucket("s3://runs/taken").write("other.txt", b"mine")
@@ -136,7 +132,7 @@ def test_what_cannot_be_done_is_one_line(
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_scratch_leaves_another_preparation_alone(source: Path, tmp_path: Path) -> None:
+def test_scratch_files_do_not_touch_another_preparation(source: Path, tmp_path: Path) -> None:
     out, options = tmp_path / "out", {"unit_bytes": 1000, "shard_tokens": 300, "split": "hash"}
     write(out, source, validation_fraction=0.3, unit_bytes=1000)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}

@@ -59,7 +59,7 @@ def rows_of(directory: Path, split: str = "train") -> list[tuple[str, str]]:
     return [(padding.sub("", decode(row.tolist())), decode(row[on > 0].tolist())) for row, on in rows]
 
 
-def test_a_row_is_whole_conversations_of_which_answers_count(tmp_path: Path) -> None:
+def test_a_row_has_complete_conversations_with_weighted_answers(tmp_path: Path) -> None:
     talks = [talk("Hello", "Hi", "More", "A"), talk("Be short", "1+1?", "2", roles=("system", "user", "assistant"))]
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     first = "<|user|>Hello<|end|><|assistant|>Hi<|end|><|user|>More<|end|><|assistant|>A<|end|><|endoftext|>"
@@ -74,7 +74,7 @@ def test_a_row_is_whole_conversations_of_which_answers_count(tmp_path: Path) -> 
     assert manifest.tokenizer.template == TEMPLATES["turns"].text
 
 
-def test_alpaca_records_have_their_own_end_of_text(tmp_path: Path) -> None:
+def test_alpaca_answers_end_with_the_end_of_text(tmp_path: Path) -> None:
     records = [{"instruction": "Add.", "input": "1, 2", "output": "3"}, {"instruction": "Say a.", "output": "a"}]
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), template="alpaca", context_length=300)
     head = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -186,7 +186,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("record", "said"), BAD, ids=[said.partition(":")[0] for _, said in BAD])
-def test_a_bad_conversation_is_left_out_by_name(tmp_path: Path, record: Any, said: str) -> None:
+def test_a_bad_conversation_is_left_out_and_named(tmp_path: Path, record: Any, said: str) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", [TALKS[0], record, TALKS[1]]), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.text_bytes) == (2, 1, 12 + 4 + 12 + 8)
     [[example]] = manifest.examples.values()
@@ -224,7 +224,7 @@ def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> No
         assert rows_of(tmp_path / f"{number}") == [wanted], (record, manifest.examples)
 
 
-def test_a_developer_and_a_system_message_are_one(tmp_path: Path) -> None:
+def test_developer_and_system_messages_are_the_same(tmp_path: Path) -> None:
     talks = [talk("S", "Q", "A", roles=(role, "user", "assistant")) for role in ("developer", "system")]
     share_gpt = [{"from": role, "value": text} for role, text in (("system", "S"), ("human", "Q"), ("gpt", "A"))]
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", [*talks, {"conversations": share_gpt}]), **TURNS)
@@ -247,7 +247,7 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     assert len(write(tmp_path / "many", lines(tmp_path / "b.jsonl", many), **TURNS).problems) == 31
 
 
-def test_prepare_refuses_a_template_with_another_prompt(tmp_path: Path) -> None:
+def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
     text = TEMPLATES["turns"].text.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|>\n' }}")
     (tmp_path / "a.jinja").write_text(text)
     source = lines(tmp_path / "a.jsonl", TALKS)
@@ -260,7 +260,7 @@ def test_prepare_refuses_a_template_with_another_prompt(tmp_path: Path) -> None:
     assert manifest.problems == {"cannot be encoded": 19}  # a prompt that depends on the question
 
 
-def test_a_column_that_would_not_be_read_is_refused_where_it_holds_something(tmp_path: Path) -> None:
+def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([talk("a", "b") | {"system": system} for system in ("Be brief.", "", None)])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     manifest = write(tmp_path / "out", tmp_path / "a.parquet", **TURNS)
@@ -282,7 +282,7 @@ def test_a_field_means_the_same_in_every_format(tmp_path: Path, field: str) -> N
     assert found[0] == found[1] == found[2]
 
 
-def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_left_out(tmp_path: Path) -> None:
+def test_refused_and_unanswered_messages_are_counted(tmp_path: Path) -> None:
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     (tmp_path / "a.jinja").write_text(refusal + TEMPLATES["turns"].text)
     talks = [talk("a", "b", "c"), talk("s", "a", "b", roles=("system", "user", "assistant"))]
@@ -295,7 +295,7 @@ def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_lef
         write(tmp_path / "endless", source, template=str(tmp_path / "a.jinja"), context_length=T)
 
 
-def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1(tmp_path: Path) -> None:
+def test_too_many_bad_conversations_give_status_1(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text(json.dumps(TALKS)[:-9])
     (tmp_path / "no.json.gz").write_text("text")
     broken = run(PREPARE, tmp_path, lines(tmp_path / "a.jsonl", TALKS), "--output", tmp_path / "0", *OPTIONS, *INLINE)
@@ -308,7 +308,7 @@ def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1
 
 
 @pytest.mark.slow
-def test_workers_kills_and_shards_change_nothing(tmp_path: Path) -> None:
+def test_workers_kills_and_shards_do_not_change_rows(tmp_path: Path) -> None:
     fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.015")  # one row
     command = (lines(tmp_path / "a.jsonl", TALKS), *OPTIONS, *fractions, "--unit-bytes", "3000")
     succeed(PREPARE, *command, *INLINE, "--output", tmp_path / "inline")
@@ -328,7 +328,7 @@ def test_workers_kills_and_shards_change_nothing(tmp_path: Path) -> None:
         assert rows_of(tmp_path / "shards", split) == rows_of(tmp_path / "inline", split)
 
 
-def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Path) -> None:
+def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
     roles = ("system", "user", "assistant")  # the same system's message says nothing of a conversation
     talks = [talk("Be short.", f"Question {number % 50}?", f"{number}", roles=roles) for number in range(100)]
     source = lines(tmp_path / "a.jsonl", talks)
@@ -343,14 +343,14 @@ def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Pa
         assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
 
 
-def test_a_full_row_whose_last_token_counts_is_held_out_whole(tmp_path: Path) -> None:
+def test_a_full_row_is_held_out_completely(tmp_path: Path) -> None:
     records = [{"instruction": str(number), "output": "a" * 31} for number in range(9)]  # each of 173 tokens
     options = {"template": "alpaca", "context_length": 173, "validation_fraction": 0.1}
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), **options)
     assert [len(rows_of(tmp_path / "out", split)) for split in ("train", "validation")] == [8, 1]
 
 
-def test_stats_count_conversations_where_each_answer_has_an_end_of_text(tmp_path: Path) -> None:
+def test_stats_distinguish_conversations_from_texts(tmp_path: Path) -> None:
     source = lines(tmp_path / "a.jsonl", [talk("a", "b", "c", "d")] * 3)
     write(tmp_path / "out", source, template="alpaca", context_length=300)
     printed = "\n".join(stats(tmp_path / "out"))
@@ -358,7 +358,7 @@ def test_stats_count_conversations_where_each_answer_has_an_end_of_text(tmp_path
     assert "4 texts of train (66.67%) repeat" in printed and "document" not in printed.partition("drawn in")[0]
 
 
-def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
+def test_other_commands_understand_conversations(tmp_path: Path) -> None:
     out = tmp_path / "out"
     write(out, lines(tmp_path / "a.jsonl", TALKS), **TURNS)
     assert "all as written" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
@@ -385,7 +385,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_options_and_sources_that_do_not_go_together_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_conflicting_options_are_refused_before_writing(tmp_path: Path) -> None:
     for options, said in UNFIT:
         with pytest.raises(UsageError, match=said):
             PrepareCommand(("a",), **{"output": "out"} | TURNS | options)

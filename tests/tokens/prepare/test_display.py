@@ -53,6 +53,6 @@ def test_the_shards_of_a_split_are_added_up(capsys: pytest.CaptureFixture[str]) 
         ({"problems": {"wrong encoding": 1}}, "1 documents in another encoding than UTF-8 could not be read"),
     ],
 )
-def test_more_than_a_hundredth_lost_or_any_file_is_too_much(changes: dict[str, Any], said: str) -> None:
+def test_losing_over_one_percent_or_a_file_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=f"{said}.*; the token files are complete without") if said else nullcontext():
         refuse_losses(attrs.evolve(MANIFEST, **changes), 10_000, "the token files are")

@@ -35,7 +35,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task
 
 
 @pytest.mark.slow
-def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_losing_a_cluster_node_does_not_change_bytes(cluster: "subprocess.Popen[str]", tmp_path: Path) -> None:
     assert cluster.stdin is not None and cluster.stdout is not None
     source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 200 for number in range(20_000)])
     options = ("--tokenizer", "bytes", "--unit-bytes", "400000")
@@ -55,7 +55,7 @@ def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.
     assert files_of(out) == files_of(tmp_path / "straight")
 
 
-def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_one_error_line(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"])
     options = ("--tokenizer", "bytes", "--executor", "ray", "--ray-address", "127.0.0.1:1")
     done = run(PREPARE, source, *options, "--output", tmp_path / "out")
@@ -64,7 +64,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_ray_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 
     def vanish(cluster: executors.RayCluster, job: EncodeJob, task: Task) -> "Future[Result]":
@@ -83,7 +83,7 @@ def gpt2_command(corpus: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("workers", "unit_bytes"), [*slow((1, 3_000_000)), (3, 50_000)])
-def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
+def test_workers_and_unit_size_do_not_change_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
     options = ("--workers", str(workers), *FRACTION, "--unit-bytes", str(unit_bytes))
@@ -104,7 +104,7 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", [("--workers", "2"), ("--executor", "inline")])
-def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+def test_a_preparation_resumes_after_ctrl_c(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
 ) -> None:
     command = gpt2_command(corpus, tmp_path / "out")
@@ -127,7 +127,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert files_of(tmp_path / "out") == undisturbed
 
 
-def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_keep_dying_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
     monkeypatch.setattr(executors, "RESTARTS", 1)
     monkeypatch.setattr(executors, "_begin_worker", os._exit)
@@ -139,11 +139,11 @@ NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, **Problems().summary
 
 
 @pytest.mark.parametrize(("content", "said"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
-def test_a_damaged_task_file_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+def test_a_damaged_task_file_is_one_error_line(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
     with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{said}.*; rerun the same command"):
-        executors._run_kept(job, tmp_path / "00000000.task")
+        executors._run_stored_task(job, tmp_path / "00000000.task")
 
 
 class Shuffled(executors.Executor):
@@ -169,7 +169,7 @@ class Shuffled(executors.Executor):
 
 
 @pytest.mark.parametrize("losses", [0, 4])
-def test_results_come_in_order_and_no_more_units_than_the_window_are_ahead(tmp_path: Path, losses: int) -> None:
+def test_results_arrive_in_order_within_the_window(tmp_path: Path, losses: int) -> None:
     executor = Shuffled(window=4, losses=losses)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="", recipe=None)
     tasks = iter(Task(index=index, extents=(), inputs=()) for index in range(5, 30))

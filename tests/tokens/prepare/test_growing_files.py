@@ -27,9 +27,7 @@ def stream(directory: Path, split: str) -> np.ndarray:
 
 @pytest.mark.parametrize("shard_tokens", [*slow(7), 13, 100, 1000, 4839, 10_000])
 @pytest.mark.parametrize("kind", ["hash", "tail"])
-def test_shards_are_the_stream_cut_every_so_many_tokens(
-    source: Path, tmp_path: Path, kind: str, shard_tokens: int
-) -> None:
+def test_shards_have_the_requested_length(source: Path, tmp_path: Path, kind: str, shard_tokens: int) -> None:
     options = {"split": kind, "validation_fraction": 0.1, "test_fraction": 0.05, "unit_bytes": 700}
     write(tmp_path / "whole", source, **options)
     manifest = write(tmp_path / "shards", source, shard_tokens=shard_tokens, **options)
@@ -46,7 +44,7 @@ def test_shards_are_the_stream_cut_every_so_many_tokens(
 
 
 @pytest.mark.parametrize(("shard", "damage"), [(0, Path.unlink), (1, lambda path: path.write_bytes(b"cut"))])
-def test_a_cut_or_lost_shard_is_named_before_writing(
+def test_a_damaged_shard_is_named_before_writing(
     source: Path, tmp_path: Path, shard: int, damage: Callable[[Path], object]
 ) -> None:
     out = tmp_path / "out"

@@ -29,7 +29,7 @@ def third(tmp_path: Path) -> GrowingTokens:
     return GrowingTokens(tmp_path / "out")
 
 
-def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens, tmp_path: Path) -> None:
+def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tmp_path: Path) -> None:
     options, growing = command(tmp_path), third
     early, stream = growing.committed("train"), growing.stream("train")
     held_out = growing.committed("validation")
@@ -56,7 +56,7 @@ def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens
 
 
 @pytest.mark.parametrize("options", [(), ("--shard-tokens", "20000")])
-def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_partly_renamed_files_can_be_read(tmp_path: Path, options: tuple[str, ...]) -> None:
     whole = command(tmp_path, *options)
     assert run(CRASH, *whole, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
@@ -67,7 +67,7 @@ def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tupl
     assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
 
 
-def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
+def test_no_token_is_readable_that_may_be_removed(tmp_path: Path) -> None:
     options = command(tmp_path, "--test-fraction", "0.0004")  # no hash falls to it: the last document is cut off
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
@@ -77,7 +77,7 @@ def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
     assert growing.committed("train") == len(tokens_of(tmp_path / "out", "train"))
 
 
-def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_path: Path) -> None:
+def test_tail_splits_and_missing_plans_cannot_be_followed(tmp_path: Path) -> None:
     succeed(PREPARE, *command(tmp_path, "--split", "tail"))
     with pytest.raises(BadInput, match="--split tail holds out the last documents"):
         GrowingTokens(tmp_path / "out")
@@ -85,7 +85,7 @@ def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_pat
         GrowingTokens(tmp_path)
 
 
-def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
+def test_a_silent_unlocked_preparation_counts_as_abandoned(
     third: GrowingTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -112,7 +112,7 @@ def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
     assert after(200) is not None
 
 
-def test_a_lost_token_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(20)]), tmp_path / "out"
     write(out, source, split="hash", validation_fraction=0.3)
     (out / "manifest.json").unlink()

@@ -76,7 +76,7 @@ def test_a_kill_at_any_moment_changes_no_file(
 
 
 @pytest.mark.parametrize("point", [QUICK_POINTS[0], *slow(QUICK_POINTS[1], *COMMIT_POINTS, *BUCKET_POINTS)])
-def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
+def test_a_kill_or_a_lost_disk_changes_no_object(
     bucket_server: BucketServer, source: Path, local: dict[str, str], tmp_path: Path, point: str
 ) -> None:
     once = point in ("plan uploaded", "ledger uploaded", "manifest uploaded")
@@ -94,7 +94,7 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
 
 
 @pytest.mark.parametrize("kills", [*slow(3), pytest.param(50, marks=LONG)])
-def test_random_kills_of_anything_under_changing_workers_change_nothing(
+def test_random_kills_change_no_byte(
     cluster: "subprocess.Popen[str]", corpus: Path, tmp_path: Path, kills: int
 ) -> None:
     assert cluster.stdout is not None

@@ -30,7 +30,7 @@ def test_units_cover_every_byte_once_and_in_order(tmp_path: Path) -> None:
     assert len(plan.units) > 3
 
 
-def test_a_kept_plan_is_read_back_with_its_fingerprint(tmp_path: Path) -> None:
+def test_a_stored_plan_is_read_back_unchanged(tmp_path: Path) -> None:
     source = resolve_sources([str(jsonl(tmp_path / "a.jsonl", ["text"] * 9))])
     plan = make_plan(source, attrs.evolve(SETTINGS, validation_fraction=0, shard_tokens=7))
     write_plan(tmp_path, plan)
@@ -42,7 +42,7 @@ def test_a_kept_plan_is_read_back_with_its_fingerprint(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "elsewhere") is None
 
 
-def test_a_plan_of_the_older_rules_is_read_and_not_resumed(tmp_path: Path) -> None:
+def test_a_plan_of_older_rules_is_not_resumed(tmp_path: Path) -> None:
     now = write(tmp_path / "now", jsonl(tmp_path / "a.jsonl", ["x"]))
     plan = read_plan(tmp_path / "now")
     assert plan is not None
@@ -63,7 +63,7 @@ def records_of(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("earlier_version", [False, True])
-def test_a_preparation_resumes_without_its_urls_secrets(
+def test_a_preparation_resumes_with_a_newly_signed_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_version: bool
 ) -> None:
     """Each command signs its URL anew; an earlier version's plan holds the URL as it was."""

@@ -24,7 +24,7 @@ from tokens.tokenizer.loading import CHARACTERS, load_tokenizer
 from tokens.tokenizer.tokenizer import ByteCoder, byte_pair_tokenizer, fingerprint
 
 
-def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
+def test_an_end_of_text_id_follows_every_document(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "", "c"]))
     assert tokens_of(tmp_path / "out", "train") == [97, 98, 256, 256, 99, 256]
     assert not (tmp_path / "out" / "validation.safetensors").exists()
@@ -36,13 +36,13 @@ def test_a_tail_with_an_older_seed_is_resumed(tmp_path: Path) -> None:
     assert write(tmp_path / "out", source, **tail) == begun
 
 
-def test_a_field_of_records_needs_records(tmp_path: Path) -> None:
+def test_a_text_field_needs_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
     with pytest.raises(BadInput, match="--text-field content: got 1 file of text without records; leave it out"):
         write(tmp_path / "out", tmp_path / "a.txt", text_field="content")
 
 
-def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
+def test_the_manifest_describes_the_files(tmp_path: Path) -> None:
     written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
     assert read_manifest(tmp_path / "out") == written
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -57,7 +57,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
         assert entry["tokens"] == len(tokens_of(tmp_path / "out", name.removesuffix(".safetensors")))
 
 
-def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(tmp_path: Path) -> None:
+def test_a_character_vocabulary_covers_all_documents(tmp_path: Path) -> None:
     texts = ["ab\r\n\0", *(chr(0x4E00 + number) for number in range(300)), "z\U0001f600", ""]
     source = jsonl(tmp_path / "a.jsonl", texts)
     options = {"tokenizer": "chars", "unit_bytes": 500, "split": "hash", "validation_fraction": 0.1}
@@ -78,7 +78,7 @@ def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(
         write(tmp_path / "0", source, **options | {"tokenizer": "bytes"})
 
 
-def test_nothing_is_written_through_links_in_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_in_the_output_folder_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out, begin = jsonl(tmp_path / "a.jsonl", ["text"] * 100), tmp_path / "out", prepare_module.make_plan
     victim, folder = tmp_path / "victim", tmp_path / "folder"
     victim.write_text("precious")
@@ -98,7 +98,7 @@ def test_nothing_is_written_through_links_in_the_output_folder(tmp_path: Path, m
     assert tokens_of(out, "train") == [5239, 50256] * 100
 
 
-def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:
+def test_two_commands_cannot_prepare_the_same_tokens(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     (tmp_path / "out").mkdir()
     refused = pytest.raises(BadInput, match="another process prepares these tokens")
@@ -143,7 +143,7 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
 
 
 @pytest.mark.parametrize(("damage", "options", "said"), FINISHED)
-def test_a_command_that_cannot_go_on_with_these_tokens_is_one_line(
+def test_a_command_that_cannot_resume_is_one_error_line(
     tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], said: str
 ) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), tmp_path / "out"
@@ -173,7 +173,7 @@ def test_a_command_that_cannot_go_on_with_these_tokens_is_one_line(
         ),
     ],
 )
-def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised(
+def test_the_advised_command_works_after_a_failed_split(
     tmp_path: Path, texts: list[Any], options: dict[str, Any], said: str
 ) -> None:
     fixed = {"split": "hash", "validation_fraction": 0.1}
@@ -184,7 +184,7 @@ def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]
 
 
-def test_what_an_encoder_cannot_do_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_failure_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):  # what Rust's panics are to Python
         pass
 
@@ -203,7 +203,7 @@ def test_what_an_encoder_cannot_do_names_unit_and_files(tmp_path: Path, monkeypa
             write(tmp_path / "out", tmp_path / "b.txt")
 
 
-def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path: Path) -> None:
+def test_gpt2_tokens_equal_tiktokens_and_include_ranks(corpus: Path, tmp_path: Path) -> None:
     ranks, out = shared("gpt2.tiktoken"), tmp_path / "out"
     text = (corpus / "c.txt").read_text()
     done = succeed(PREPARE, corpus / "c.txt", "--output", out, "--tokenizer", ranks, *COMMAND)
@@ -214,7 +214,7 @@ def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path:
     assert f"{out}: 1 documents, " in done.stdout
 
 
-def test_ranks_of_the_user_are_neither_replaced_nor_deleted(tmp_path: Path) -> None:
+def test_a_users_ranks_are_never_replaced(tmp_path: Path) -> None:
     out, texts, own = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
     (tmp_path / "t.json").write_text(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
     (ranks := out / "tokenizer.tiktoken").parent.mkdir()
@@ -227,7 +227,7 @@ def test_ranks_of_the_user_are_neither_replaced_nor_deleted(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_ranks_named_as_the_tokenizer_survive_a_failure(tmp_path: Path) -> None:
+def test_ranks_passed_as_tokenizer_survive_a_failure(tmp_path: Path) -> None:
     (ranks := tmp_path / "out" / "tokenizer.tiktoken").parent.mkdir()
     ranks.write_bytes(content := shared("gpt2.tiktoken").read_bytes())
     with pytest.raises(BadInput, match="nothing was written"):
@@ -235,7 +235,7 @@ def test_ranks_named_as_the_tokenizer_survive_a_failure(tmp_path: Path) -> None:
     assert ranks.read_bytes() == content
 
 
-def test_a_structure_that_a_cut_would_change_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cuts_would_change_is_refused(tmp_path: Path) -> None:
     values = json.loads(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
     split: dict[str, Any] = {"type": "Split", "pattern": {"String": " "}, "invert": False}
     split["behavior"] = "MergedWithPrevious"
@@ -250,7 +250,7 @@ def test_a_structure_that_a_cut_would_change_is_refused(tmp_path: Path) -> None:
     assert write(tmp_path / "out", texts, tokenizer=str(path)).tokens == 6
 
 
-def test_a_users_hidden_files_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_hidden_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", ["text"] * 20), tmp_path / "out"
     (out / ".units" / "00000000.train").mkdir(parents=True)
     (out / ".units" / "00000000.train").rmdir()

@@ -12,14 +12,14 @@ from tokens.prepare.verify import verify
 
 
 @pytest.mark.parametrize("unit_bytes", [30, 1 << 24])
-def test_the_last_documents_are_validation_and_test(tmp_path: Path, unit_bytes: int) -> None:
+def test_a_tail_split_holds_out_the_last_documents(tmp_path: Path, unit_bytes: int) -> None:
     source = jsonl(tmp_path / "a.jsonl", [str(number) for number in range(10)])
     write(tmp_path / "out", source, validation_fraction=0.2, test_fraction=0.1, unit_bytes=unit_bytes)
     splits = {split: "".join(texts_of(tmp_path / "out", split)) for split in ("train", "validation", "test")}
     assert splits == {"train": "0123456", "validation": "78", "test": "9"}
 
 
-def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
+def test_a_single_document_is_cut_by_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 99)
     for kind in ("tail", "hash"):
         write(tmp_path / kind, tmp_path / "a.txt", split=kind, validation_fraction=0.1, test_fraction=0.05)
@@ -41,7 +41,7 @@ def shares_of(directory: Path) -> dict[str, float]:
     "lengths",
     [[300_000, 15], [15, 300_000], [5000, 5000], [100] * 30 + [9000], [9000] + [100] * 30, [50_000] + [9] * 400],
 )
-def test_a_held_out_share_is_near_the_one_requested(tmp_path: Path, lengths: list[int], split: str) -> None:
+def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[int], split: str) -> None:
     texts = ["", *(f"{number} ".ljust(length, "x") for number, length in enumerate(lengths)), ""]
     source, wanted = jsonl(tmp_path / "a.jsonl", texts), {"validation": 0.1, "test": 0.02}
     for seed in range(3):
@@ -63,7 +63,7 @@ def test_a_held_out_share_is_near_the_one_requested(tmp_path: Path, lengths: lis
             assert manifest.split.from_tail or manifest.split.shortened or tokens_of(out, "validation")[-1] == 256
 
 
-def test_tokens_too_few_for_the_share_are_refused(tmp_path: Path) -> None:
+def test_too_few_tokens_for_a_share_are_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", "a", "b", "c", "d"])
     with pytest.raises(BadInput, match=r"a token is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"):
         write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
@@ -91,7 +91,7 @@ def test_a_corrected_share_survives_an_interruption(
         assert files_of(tmp_path / point) == files_of(tmp_path / "whole")
 
 
-def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:
+def test_empty_documents_do_not_count_in_splits(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("x" * 1000)
     (tmp_path / "texts" / "empty.txt").write_text("")
@@ -104,7 +104,7 @@ def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:
     assert splits == [["", "a", "", "b", ""], ["c", ""], ["d", ""]]
 
 
-def test_a_documents_hash_alone_decides_its_split(tmp_path: Path) -> None:
+def test_only_a_documents_hash_decides_its_split(tmp_path: Path) -> None:
     texts = [f"document {number}" for number in range(2000)]
     rule = {"split": "hash", "validation_fraction": 0.05, "test_fraction": 0.02}
     write(tmp_path / "first", jsonl(tmp_path / "a.jsonl", texts), **rule)

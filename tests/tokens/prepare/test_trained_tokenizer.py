@@ -28,7 +28,7 @@ def train(output: Path, *sources: Path | str, **options: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_threads_and_hash_seeds_change_no_byte(tmp_path: Path) -> None:
+def test_threads_and_hash_seeds_do_not_change_bytes(tmp_path: Path) -> None:
     written = set()
     for threads, seed in (("1", "0"), ("2", "1"), ("8", "random")):
         path = tmp_path / f"{threads}.json"
@@ -56,7 +56,7 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
     assert all(digits is None or len(token) <= digits for token in own.coder.ranks if token.isdigit())
 
 
-def test_a_text_that_gives_fewer_ids_is_refused_by_the_number_that_it_gives(tmp_path: Path) -> None:
+def test_an_error_states_the_largest_possible_vocabulary(tmp_path: Path) -> None:
     source, path = jsonl(tmp_path / "a.jsonl", ["low lower lowest"] * 3), tmp_path / "new" / "own.json"
     with pytest.raises(BadInput, match=r"--vocab-size 400: 48 bytes of text give (\d+) ids") as refused:
         train(path, source)
@@ -65,7 +65,7 @@ def test_a_text_that_gives_fewer_ids_is_refused_by_the_number_that_it_gives(tmp_
     assert f"{most} ids, {SPECIAL} of them special" in train(path, source, vocab_size=most)[0]
 
 
-def test_a_file_that_exists_is_kept_and_bad_documents_are_told(tmp_path: Path) -> None:
+def test_an_existing_tokenizer_file_is_never_replaced(tmp_path: Path) -> None:
     source, path = jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "own.json"
     with source.open("a") as file:
         file.write('{"text": null}\n' * 9)
@@ -83,7 +83,7 @@ def test_a_file_that_exists_is_kept_and_bad_documents_are_told(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("way", ["full disk", *slow("Ctrl-C", "kill the trainer")])
-def test_what_ends_early_is_one_line_and_leaves_nothing(tmp_path: Path, way: str) -> None:
+def test_interrupted_training_leaves_no_file(tmp_path: Path, way: str) -> None:
     size = "300" if way == "full disk" else "5000"
     words = ["tokenizer", "stdlib", "--vocab-size", size, "--output", str(tmp_path / "own.json")]
     if way == "full disk":

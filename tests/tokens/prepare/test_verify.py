@@ -22,7 +22,7 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -> None:
+def test_damage_is_reported_with_its_sources(sharded: Path) -> None:
     shards = sorted(sharded.glob("train-*.safetensors"))
     assert len(shards) == 3
     with shards[0].open("r+b") as file:
@@ -42,7 +42,7 @@ def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -
     assert "unit 1" not in said and "unit 2" not in said
 
 
-def test_a_changed_ledger_and_a_changed_plan_are_told(sharded: Path) -> None:
+def test_changes_to_ledger_or_plan_are_detected(sharded: Path) -> None:
     ledger, plan = sharded / "ledger.jsonl", sharded / "plan.json"
     kept = ledger.read_text()
     ledger.write_text(kept.replace('"digest": "', '"digest": "0', 1))
@@ -59,7 +59,7 @@ def test_a_changed_ledger_and_a_changed_plan_are_told(sharded: Path) -> None:
         verify(str(sharded))
 
 
-def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
+def test_status_shows_the_progress(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 100 + [None] * 1)  # type: ignore[list-item]
     options = ("--tokenizer", "bytes", "--unit-bytes", "200", "--executor", "inline")
     command = (source, "--output", tmp_path / "out", *options)
@@ -74,7 +74,7 @@ def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
     assert run(PREPARE, "status", tmp_path).returncode == 1
 
 
-def test_status_of_a_tail_split_tells_what_each_file_holds(tmp_path: Path) -> None:
+def test_status_lists_the_tokens_of_a_tail_split(tmp_path: Path) -> None:
     out = tmp_path / "out"
     manifest = write(out, jsonl(tmp_path / "a.jsonl", ["text"] * 10), split="tail", validation_fraction=0.2)
     assert [manifest.files[f"{split}.safetensors"].tokens for split in ("train", "validation")] == [40, 10]
@@ -85,7 +85,7 @@ def test_status_of_a_tail_split_tells_what_each_file_holds(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "content", [b'{"a": ' * 100_000, b"[1]", b"\xff", b'{"cut": 3}', b'{"parts": {"train": {"tokens": "5"}}}', b"{}"]
 )
-def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_plan_or_ledger_is_one_error_line(tmp_path: Path, name: str, content: bytes) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["text"] * 20))
     path = tmp_path / "out" / name
     path.write_bytes((path.read_bytes() if name == "ledger.jsonl" else b"") + content + b"\n")
@@ -93,7 +93,7 @@ def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content
         audit.status(str(tmp_path / "out"))
 
 
-def test_damage_before_a_cut_tail_is_traced(tmp_path: Path) -> None:
+def test_damage_is_traced_despite_a_cut_tail(tmp_path: Path) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)]), tmp_path / "out"
     write(out, source, unit_bytes=1000, split="tail", validation_fraction=0.1)
     assert "all as written" in verify(str(out))[0]
@@ -107,7 +107,7 @@ def test_damage_before_a_cut_tail_is_traced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
-def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, name: str) -> None:
+def test_a_loop_of_links_is_an_error(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     write(out, jsonl(tmp_path / "a.jsonl", ["text"] * 20))
     (out / name).unlink()

@@ -25,13 +25,13 @@ def check(sequences: list[list[int]], block: list[int], n: int, dtype: type) -> 
 
 
 @given(st.lists(FEW, max_size=4), FEW, st.integers(1, 20), DTYPES)
-def test_places_are_those_of_a_plain_search(sequences: list[list[int]], block: list[int], n: int, dtype: type) -> None:
+def test_matches_equal_a_plain_search(sequences: list[list[int]], block: list[int], n: int, dtype: type) -> None:
     check(sequences, block, n, dtype)
     check([*sequences, block[3:50]], block, n, dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_200_planted_n_grams_are_found_and_no_other(dtype: type) -> None:
+def test_exactly_the_planted_n_grams_are_found(dtype: type) -> None:
     draw = np.random.default_rng(0)
     block = draw.integers(0, 50_000, 1 << 17)
     planted = draw.integers(0, 50_000, (200, 13))
@@ -41,7 +41,7 @@ def test_200_planted_n_grams_are_found_and_no_other(dtype: type) -> None:
     assert check([*planted.tolist(), *others.tolist()], block.tolist(), 13, dtype) == 200
 
 
-def test_equal_hashes_hide_no_n_gram_and_make_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_collisions_do_not_change_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = module._factors
     zeros = {0: np.zeros, 1: np.ones}  # of seed 1: the sum of the words
     monkeypatch.setattr(
@@ -52,15 +52,15 @@ def test_equal_hashes_hide_no_n_gram_and_make_none(monkeypatch: pytest.MonkeyPat
         assert check(sequences, [0, 3, 2, 2, 1, 2, 3, 1], 3, np.uint16) == 2
 
 
-def test_ids_that_a_block_cannot_hold_are_in_none() -> None:
+def test_oversized_ids_match_nothing() -> None:
     ngrams = Ngrams([np.arange(65_536 - 14, 65_536 + 20), np.arange(65_536, 65_549)], 13, np.dtype(np.uint16))
     assert (ngrams.count, ngrams.starts.tolist(), ngrams.sequences.tolist()) == (2, [0, 1], [0, 0])
     block = np.concatenate([np.arange(13), np.arange(65_536 - 14, 65_536)]).astype(np.uint16)
     assert NgramFinder(ngrams).find(block)[0].tolist() == [13, 14]
 
 
-def test_a_filter_holds_all_its_hashes_and_few_others() -> None:
+def test_a_filter_has_all_its_hashes_and_few_others() -> None:
     hashes = np.random.default_rng(0).integers(0, 1 << 64, 1_000_000, np.uint64)
-    held = BitFilter(hashes[:100_000]).held(hashes)
+    held = BitFilter(hashes[:100_000]).possible_members(hashes)
     assert held[:100_000].tolist() == [*range(100_000)]
     assert len(held) < 125_000

@@ -20,7 +20,7 @@ quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_sc
 
 @quick
 @given(st.lists(SHARDS, min_size=1, max_size=2), st.lists(st.lists(FEW, max_size=3), max_size=6), st.data())
-def test_items_and_first_places_are_those_of_a_plain_search(
+def test_overlap_equals_a_plain_search(
     tmp_path: Path, streams: list[list[list[int]]], items: list[list[list[int]]], data: st.DataObject
 ) -> None:
     opened = write_streams(tmp_path, streams, data.draw(st.tuples(DTYPES, DTYPES)))
@@ -47,20 +47,20 @@ def test_items_and_first_places_are_those_of_a_plain_search(
         assert place == min(held, default=NOWHERE)
 
 
-def test_no_items_and_no_tokens_are_no_error(tmp_path: Path) -> None:
+def test_empty_items_and_streams_are_allowed(tmp_path: Path) -> None:
     opened = write_streams(tmp_path, [[[]], [[1, 2, 3]]], [np.uint16, np.uint16])
     assert find_overlap(opened, []).touched.tolist() == []
     assert find_overlap([], [[np.arange(20)]]).touched.tolist() == [False]
     assert find_overlap(opened, [[], [np.zeros(0, np.uint16)], [np.arange(12)]]).touched.tolist() == [False] * 3
 
 
-def test_documents_of_a_range_end_where_it_ends(tmp_path: Path) -> None:
+def test_documents_end_where_their_range_ends(tmp_path: Path) -> None:
     [stream] = write_streams(tmp_path, [[[9, 1, 2, 9, 9, 3], [4, 9, 5]]], [np.uint32])
     assert [document.tolist() for [document] in documents(stream, 9)] == [[1, 2], [3, 4], [5]]
     assert [document.tolist() for [document] in documents(stream, 9, 2, 4)] == [[2], [3]]
 
 
-def test_a_text_in_the_middle_of_a_sentence_has_the_ids_of_its_second_form() -> None:
+def test_the_second_form_matches_text_inside_a_sentence() -> None:
     tokenizer = tiktokens()
     text, inside = "walls of the old town", tokenizer.encode("The walls of the old town are high.").tolist()
     first, second = (ids.tolist() for ids in forms(tokenizer, text))

@@ -39,7 +39,7 @@ def within(run: Run, other: Run) -> bool:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SHARDS, min_size=1, max_size=2), FEW, st.data())
-def test_runs_are_those_of_a_plain_search(
+def test_verbatim_runs_equal_a_plain_search(
     tmp_path: Path, streams: list[list[list[int]]], text: list[int], data: st.DataObject
 ) -> None:
     opened, n = write_streams(tmp_path, streams, data.draw(st.tuples(DTYPES, DTYPES))), data.draw(st.integers(1, 14))

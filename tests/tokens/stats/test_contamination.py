@@ -26,7 +26,7 @@ def items(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_items_are_searched_for_by_every_text_they_hold(
+def test_every_text_of_an_item_is_searched_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", TEXTS))
@@ -71,7 +71,7 @@ def contamination_of(directory: Path, *others: Path) -> dict[str, str]:
     return {match[1]: match[2] for match in told if match}
 
 
-def test_what_cannot_be_searched_is_one_line(tmp_path: Path) -> None:
+def test_unusable_sources_are_one_error_line(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", TEXTS))
     (tmp_path / "broken.jsonl").write_text('{"a": "b"}\n{"a": \n')
     for path, problem in ((tmp_path / "broken.jsonl", "line 2"), (tmp_path / "none", "cannot be read")):
@@ -87,7 +87,7 @@ def test_what_cannot_be_searched_is_one_line(tmp_path: Path) -> None:
         contamination(save(tmp_path / "held", validation=[[1]]), BYTES, (tmp_path / "out",))
 
 
-def test_a_template_with_other_words_is_a_near_duplicate(tmp_path: Path) -> None:
+def test_a_filled_in_template_is_a_near_duplicate(tmp_path: Path) -> None:
     madlib = "Dear {}, thank you for your order of {}. It leaves our house this morning. Yours sincerely, the {} team"
     words = ["Ann", "Bob", "tea", "oil", "red", "old"]
     texts = [madlib.format(words[at], words[(at + 2) % 6], words[at - 1]) for at in range(6)] + TEXTS[:26] + ["abc"]

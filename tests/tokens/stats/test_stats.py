@@ -43,7 +43,7 @@ def numbers(line: str) -> list[float]:
 
 @pytest.mark.parametrize("block", [7, 1000, 1 << 19])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_lengths_and_copies_are_those_of_a_plain_count(
+def test_statistics_equal_a_plain_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: type
 ) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", block)
@@ -74,7 +74,7 @@ def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
     assert counted == {"0": 1, "1": 1, "2 to 3": 2, "4 to 7": 1, "512 to 1,023": 1, "65,536 to 131,071": 1}
 
 
-def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_path: Path) -> None:
+def test_stats_use_the_manifest_of_a_prepared_directory(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö", "", "ab"] * 10), validation_fraction=0.1)
     done = succeed(PREPARE, "stats", tmp_path / "out")
     assert "40 documents, 100 tokens, 40 of them end-of-text 256" in done.stdout
@@ -85,7 +85,7 @@ def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_p
     succeed(PREPARE, "verify", tmp_path / "out")
 
 
-def test_bytes_per_token_stand_beside_gpt2s_on_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_per_token_are_compared_with_gpt2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"Zeile {number}: grün und größer\n" * 9 for number in range(50)]
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
@@ -103,7 +103,7 @@ def test_bytes_per_token_stand_beside_gpt2s_on_the_same_text(tmp_path: Path, mon
     assert not any("beside GPT-2" in line for line in stats.stats(tmp_path / "out"))
 
 
-def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path: Path) -> None:
+def test_stats_need_tokens_and_the_right_end_of_text(tmp_path: Path) -> None:
     save(tmp_path / "out", end=99, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint16, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # of another type
@@ -117,7 +117,7 @@ def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path:
 
 
 @pytest.mark.slow
-def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_eight_bytes_per_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", 1 << 14)
     peaks = []
     for count in (1 << 15, 1 << 18):
@@ -134,9 +134,7 @@ def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.Mo
     assert (peaks[1] - peaks[0]) / ((1 << 18) - (1 << 15)) < 10, peaks
 
 
-def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chart_handles_odd_names_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "50$ and x^$ \udcff\x1b[31m"
     folder.mkdir()
     (tmp_path / "victim").write_text("precious")
@@ -160,19 +158,19 @@ def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
     assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
 
 
-def test_splits_of_different_types_are_compared_by_ids(tmp_path: Path) -> None:
+def test_splits_with_different_types_can_be_compared(tmp_path: Path) -> None:
     save(tmp_path / "out", np.uint16, train=[[1, 2], [3]])
     save(tmp_path / "out", np.uint32, validation=[[4], [1, 2]])
     assert any(re.search("CONTAMINATION +1 documents of validation", line) for line in stats.stats(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("lengths", [[0], [0, 1], [1], [5], [1, 2, 3], [700_000]])
-def test_any_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
+def test_any_document_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
     draw_chart(tmp_path, np.array(lengths), np.ones(len(lengths), np.int64))
     assert [path.name for path in tmp_path.iterdir()] == [CHART]
 
 
-def test_a_users_picture_is_not_replaced(tmp_path: Path) -> None:
+def test_a_users_picture_is_not_overwritten(tmp_path: Path) -> None:
     directory = save(tmp_path / "out", train=[[1, 2], [3]])
     (directory / CHART).write_bytes(b"a picture of the user")
     said = stats.stats(directory)[-1]

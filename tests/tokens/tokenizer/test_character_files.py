@@ -33,7 +33,7 @@ def test_nanogpts_vocabulary_is_read(tmp_path: Path, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("values", [["b", "a"], {"a": 1, "b": 0}, {"tokenizer": {"characters": "ba"}}])
-def test_json_gives_characters_in_the_order_of_their_ids(tmp_path: Path, values: Any) -> None:
+def test_characters_in_json_are_sorted_by_id(tmp_path: Path, values: Any) -> None:
     (tmp_path / "x.json").write_text(json.dumps(values))
     assert read_characters(tmp_path / "x.json") == "ba"
 
@@ -52,7 +52,7 @@ def test_json_gives_characters_in_the_order_of_their_ids(tmp_path: Path, values:
         (b"[[1]]", "unhashable"),
     ],
 )
-def test_other_content_is_one_line_and_never_executed(
+def test_unexpected_content_is_refused_and_never_executed(
     tmp_path: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

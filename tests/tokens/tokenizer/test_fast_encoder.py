@@ -28,7 +28,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written
 
 
-def test_every_way_gives_tiktokens_ids(recipe: Path) -> None:
+def test_all_encoders_give_tiktokens_ids(recipe: Path) -> None:
     pytest.importorskip("fastokens")
     names = ("wikitext2.txt", "tinyshakespeare.txt", "instruction-data.json")
     texts = [*PROBE, *strange_texts(5_000), *(shared(name).read_text()[:400_000] for name in names)]
@@ -43,12 +43,12 @@ def test_every_way_gives_tiktokens_ids(recipe: Path) -> None:
         assert ids.tolist() == wanted.tolist()
 
 
-def test_without_fastokens_tiktoken_does_it(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fastokens_tiktoken_is_used(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     assert [type(way) for way in encoders(RECORD, recipe.parent, recipe)] == [Tokenizer, Tokenizer]
 
 
-def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Path, tmp_path: Path) -> None:
+def test_an_encoder_with_other_ids_is_skipped(recipe: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastokens")
     values = json.loads(recipe.read_text())
     values["pre_tokenizer"]["add_prefix_space"] = True
@@ -63,7 +63,7 @@ def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Path, tmp_path: 
     assert fingerprint(encoder) == wanted
 
 
-def test_tokens_that_no_merges_give_are_found_whole(tmp_path: Path) -> None:
+def test_tokens_without_merges_are_encoded(tmp_path: Path) -> None:
     tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]  # of which no part is a token
     ranks = {token: rank for rank, token in enumerate(tokens)}
     tokenizer = byte_pair_tokenizer("", ranks)

@@ -22,7 +22,7 @@ from tokens.tokenizer.tokenizer import PROBE, LibraryCoder, byte_pair_tokenizer,
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
 @pytest.mark.parametrize("content", [b'{"a": ' * 100_000, b"\xff", b"[]", b'{"model": []}', b'{"\\ud800": {}}'])
-def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+def test_damaged_tokenizer_files_are_one_error_line(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match=rf"{name}: damaged: .*; pass a tokenizer with --tokenizer"):
         read_tokenizer_files(tmp_path)
@@ -90,7 +90,7 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
 
 
 @pytest.mark.parametrize(("name", "changed", "key"), OTHERS)
-def test_whatever_gives_other_ids_than_ours_is_refused_by_name(
+def test_unsupported_tokenizer_keys_are_refused_by_name(
     tmp_path: Path, name: str, changed: dict[str, Any], key: str
 ) -> None:
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
@@ -106,7 +106,7 @@ def test_whatever_gives_other_ids_than_ours_is_refused_by_name(
     assert key in str(refused.value)
 
 
-def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> None:
+def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
     path = tmp_path / "tokenizer.json"
     values = json.loads(path.read_text())
@@ -120,7 +120,7 @@ def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("offset", [0, 7])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_transformers_gives_equal_ids_for_any_pattern_and_specials(tmp_path: Path, pattern: str, offset: int) -> None:
+def test_transformers_gives_the_same_ids_for_any_pattern(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
     ranks = {word: offset + number for number, word in enumerate(words)}  # no merge gives xyz: it is one by itself
@@ -297,7 +297,7 @@ ODD_PARTS = (
 
 
 @pytest.mark.parametrize("published", PUBLISHED.values(), ids=PUBLISHED)
-def test_published_structures_give_the_ids_of_the_library(tmp_path: Path, published: Published) -> None:
+def test_published_tokenizers_give_the_librarys_ids(tmp_path: Path, published: Published) -> None:
     library = published.write(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
     texts = [*PROBE, *strange_texts(2000, ODD_PARTS)]
@@ -311,7 +311,7 @@ def test_published_structures_give_the_ids_of_the_library(tmp_path: Path, publis
 
 
 @pytest.mark.parametrize("published", PUBLISHED.values(), ids=PUBLISHED)
-def test_published_structures_are_recorded_and_exported_whole(tmp_path: Path, published: Published) -> None:
+def test_published_tokenizers_survive_recording_and_export(tmp_path: Path, published: Published) -> None:
     library = published.write(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
     (tmp_path / RANKS_FILE).write_bytes(ranks_text(tokenizer.coder.ranks))
@@ -328,7 +328,7 @@ def test_published_structures_are_recorded_and_exported_whole(tmp_path: Path, pu
 
 
 @pytest.mark.parametrize("name", ["Qwen 3", *slow("DeepSeek")])
-def test_a_long_document_has_the_ids_of_the_library(tmp_path: Path, name: str) -> None:
+def test_a_long_document_has_the_librarys_ids(tmp_path: Path, name: str) -> None:
     library = PUBLISHED[name].write(tmp_path)
     text = "".join(f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000))  # is encoded in two pieces
     (tmp_path / "long.txt").write_text(text)
@@ -338,7 +338,7 @@ def test_a_long_document_has_the_ids_of_the_library(tmp_path: Path, name: str) -
     assert end == library.token_to_id(PUBLISHED[name].end_of_text)
 
 
-def test_the_library_reads_any_splits_and_counts_no_special_token(tmp_path: Path) -> None:
+def test_the_library_coder_supports_any_splits(tmp_path: Path) -> None:
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
     path = tmp_path / "tokenizer.json"
     values = json.loads(path.read_text())

@@ -36,7 +36,7 @@ def with_added(*ordinary: str, special: tuple[str, ...] = ()) -> Tokenizer:
     return Tokenizer(name="own", coder=LibraryCoder(ranks, structure), special_tokens=named)
 
 
-def test_ordinary_added_tokens_are_part_of_an_identity(tmp_path: Path) -> None:
+def test_ordinary_added_tokens_are_part_of_the_identity(tmp_path: Path) -> None:
     think, tool, none = with_added("<think>"), with_added("<tool>"), with_added()
     assert think.encode("<think>").tolist() != tool.encode("<think>").tolist()
     assert fingerprint(think) == fingerprint(tool) == fingerprint(none) == identity(none)
@@ -50,7 +50,7 @@ def test_ordinary_added_tokens_are_part_of_an_identity(tmp_path: Path) -> None:
         assert is_recorded(own, record, tmp_path) and not is_recorded(other, record, tmp_path)
 
 
-def test_tokens_with_other_added_tokens_are_not_comparable(tmp_path: Path) -> None:
+def test_other_added_tokens_make_tokens_incomparable(tmp_path: Path) -> None:
     values, tokenizer = prepared(tmp_path), with_added("<think>")
     values["tokenizer"] = record_of(tokenizer, ranks=True).as_json()
     (tmp_path / "tokenizer.tiktoken").write_bytes(ranks_text(tokenizer.coder.ranks))
@@ -61,7 +61,7 @@ def test_tokens_with_other_added_tokens_are_not_comparable(tmp_path: Path) -> No
             open_comparable(tmp_path, "train", other)
 
 
-def test_a_recorded_structure_is_one_that_the_library_reads(tmp_path: Path) -> None:
+def test_an_unsupported_recorded_structure_is_refused(tmp_path: Path) -> None:
     tokenizer = with_added("<think>")
     (tmp_path / "tokenizer.tiktoken").write_bytes(ranks_text(tokenizer.coder.ranks))
     record = record_of(tokenizer, ranks=True)

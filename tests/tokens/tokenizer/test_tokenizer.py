@@ -22,7 +22,7 @@ from tokens.tokenizer.ranks import ranks_text, read_ranks
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, token_dtype
 
 
-def test_the_text_of_a_special_token_is_ordinary_text() -> None:
+def test_the_spelling_of_a_special_token_is_ordinary_text() -> None:
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     ids = tokenizer.encode("a<|endoftext|>b")
     assert tokenizer.end_of_text_id == 50256
@@ -36,7 +36,7 @@ def test_the_text_of_a_special_token_is_ordinary_text() -> None:
     assert (token_dtype(65_536), token_dtype(65_537)) == (np.uint16, np.uint32)
 
 
-def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpt2_without_a_network_gives_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
@@ -46,9 +46,7 @@ def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch,
     assert len(tiktoken.load.load_tiktoken_bpe(str(shared("gpt2.tiktoken")))) == 50256
 
 
-def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpt2.tiktoken"
     lines = shared("gpt2.tiktoken").read_bytes().splitlines()
     path.write_bytes(b"\r\n".join(reversed(lines)))  # known by content, not by its bytes or name
@@ -79,7 +77,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [  # what is made at x.tikto
 
 
 @pytest.mark.parametrize(("make", "said"), WRONG)
-def test_ranks_that_cannot_be_used_are_one_line(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+def test_unusable_ranks_are_one_error_line(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
     make(tmp_path / "x.tiktoken")
     with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{said}"):
         load_tokenizer(str(tmp_path / "x.tiktoken"))
@@ -89,7 +87,7 @@ def test_ranks_that_cannot_be_used_are_one_line(tmp_path: Path, make: Callable[[
 
 
 @pytest.mark.parametrize("name", ["bytes", "chars:ab<|>end", str(shared("gpt2.tiktoken"))])
-def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name: str, tmp_path: Path) -> None:
+def test_special_tokens_follow_the_vocabulary(name: str, tmp_path: Path) -> None:
     plain = load_tokenizer(name)
     more = plain.with_special_tokens(["<|end|>", "<|endoftext|>", "<|end|>"])
     size = plain.vocabulary_size
@@ -106,7 +104,7 @@ def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name
     assert again.pattern == more.pattern and again.end_of_text == "<|endoftext|>"
 
 
-def test_an_ordinary_added_token_is_no_turn_token(tmp_path: Path) -> None:
+def test_an_ordinary_added_token_cannot_mark_turns(tmp_path: Path) -> None:
     values = json.loads(tokenizer_text(byte_pair_tokenizer("t", load_tokenizer("bytes").coder.ranks)))
     turn = {"id": 257, "content": "<|user|>", "special": False}
     values["added_tokens"].append(values["added_tokens"][0] | turn)

@@ -268,7 +268,7 @@ def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away
     [
         ("s3://none/x", {}, "s3://none/x/lease.json: cannot be read: AccessDenied"),
         (url("x"), {"AWS_SECRET_ACCESS_KEY": "wrong"}, "cannot be read: SignatureDoesNotMatch"),
-        (url("x"), {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check network and credentials"),
+        (url("x"), {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check the network and the credentials"),
         ("ftp://x/y", {}, "checkpoints: got 'ftp://x/y', wanted null, or s3://BUCKET/PREFIX"),
         ("s3://key:secret@bucket/x", {}, "without credentials"),
     ],

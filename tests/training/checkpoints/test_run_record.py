@@ -61,7 +61,9 @@ def test_a_users_files_in_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
     (run := tmp_path / "run").mkdir()
     for name, what in ((RESOLVED, "the record of a run"), (RANKS_FILE, "the tokenizer of the run's tokens")):
         (run / name).write_text("a user's file")
-        with pytest.raises(BadInput, match=rf"{name}: is not {what}, and is left as it is \(13 bytes\); move it away"):
+        with pytest.raises(
+            BadInput, match=rf"{name}: is not {what}, so it was not overwritten \(13 bytes\); move it away"
+        ):
             write(run, tokens)
         assert (run / name).read_text() == "a user's file"
         (run / name).unlink()

@@ -29,7 +29,7 @@ def test_a_folder_that_hides_a_dataset_is_noted(
     Path("someone/dataset").mkdir(parents=True)
     [local] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
     assert (local.directory, local.remote) == (Path("someone/dataset"), False)
-    assert "for a dataset of the hub write hf:someone/dataset" in capsys.readouterr().err
+    assert "for a dataset on the hub, write hf:someone/dataset" in capsys.readouterr().err
     for name in ("manifest.json", "plan.json"):  # finished or not, prepare_data.py has made it
         note_local.cache_clear()
         file = Path("someone/dataset", name)

@@ -143,8 +143,8 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
     run, once = make_run(**mixture(token_files, few)), make_run("once", **mixture(token_files, few, max_epochs=1))
     letters = make_run("letters", **mixture(token_files, other))
     epochs = (
-        f"{once / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
-        "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
+        f"{once / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which has "
+        "33; prepare more tokens, lower min_train_tokens, or set max_epochs to 2"
     )
     replaced = f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list"
     tokenizers = f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids"
@@ -160,5 +160,5 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
 
 def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: MakeRun, few: Path) -> None:
     done = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
-    assert "data         22 windows of someone/dataset, whose token files are not all here yet" in done.stdout
+    assert "data         22 windows of someone/dataset, some of whose token files are not on this disk yet" in done.stdout
     assert "data         1.27 epochs of 33 windows" in done.stdout

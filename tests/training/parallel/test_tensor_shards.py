@@ -57,7 +57,7 @@ def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_
         shards = TensorShards(config=CONFIG, exchange=sharded.exchange, ranks=ALONE, row_ranks=None)
         parameters, places = {}, {}
         for name, parameter in sharded.named_parameters():
-            places[name] = plain_name(name), sharded.exchange.own[int(name.split(".")[1])]
+            places[name] = plain_name(name), sharded.exchange.local_shards[int(name.split(".")[1])]
             parameters[name] = nn.Parameter(torch.empty(parameter.shape))
             parameters[name].grad = gradient(*places[name])
         shards.add_shared(parameters)

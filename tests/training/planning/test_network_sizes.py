@@ -37,7 +37,8 @@ def test_layers_change_neither_a_block_nor_what_is_outside() -> None:
 @pytest.mark.parametrize(("shards", "ranks"), [(2, 2), (4, 2), (4, 1)])
 def test_a_rank_has_its_tensor_shards_each_with_its_own_copies(shards: int, ranks: int) -> None:
     config = attrs.evolve(TINY, n_heads=4, n_kv_heads=2)
-    sizes, exchange = network_sizes(config, shards, ranks), ShardExchange(shards=shards, own=range(shards // ranks))
+    exchange = ShardExchange(shards=shards, local_shards=range(shards // ranks))
+    sizes = network_sizes(config, shards, ranks)
     real = sum(parameter.numel() for parameter in ShardedGPT(config, exchange).parameters())
     assert sizes.parameters(config.n_layers) == real > network_sizes(config).parameters(config.n_layers) // ranks
     assert sizes.state_bytes("adamw", config.n_layers) == 2 * 4 * real

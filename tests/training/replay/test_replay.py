@@ -73,7 +73,7 @@ def test_replay_claims_only_compared_steps(compared: int, same: bool, text: str)
 
 
 def test_documented_replay_compares_each_step(make_run: MakeRun) -> None:
-    page = (ROOT / "docs" / "getting-started.md").read_text()
+    page = (ROOT / "docs" / "tutorial.md").read_text()
     (steps,) = re.findall(r"--replay (\d+ \d+)", page)
     interval = json.loads((ROOT / "runs" / "quickstart" / "train.json").read_text())["log_interval"]
     run = make_run(log_interval=interval)

@@ -169,9 +169,9 @@ def test_exit_records_of_other_versions_are_read(tmp_path: Path) -> None:
 
 
 def test_docs_explain_each_exit_reason() -> None:
-    text = (ROOT / "docs" / "checkpoints.md").read_text()
-    section = text.partition("## Restart loops")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [*REASONS]
+    for page, heading in (("checkpoints.md", "## Restart loops"), ("troubleshooting.md", "## Exit statuses")):
+        section = (ROOT / "docs" / page).read_text().partition(heading)[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [*REASONS], page
 
 
 def test_nothing_is_written_without_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

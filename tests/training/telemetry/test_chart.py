@@ -87,6 +87,8 @@ def test_hanging_chart_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_picture_of_a_user_is_not_replaced(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).write_bytes(b"a picture of the user")
-    with pytest.raises(BadInput, match=r"is not a chart of train.py, and is left as it is \(21 bytes\); move it away"):
+    with pytest.raises(
+        BadInput, match=r"is not a chart of train.py, so it was not overwritten \(21 bytes\); move it away"
+    ):
         draw_chart(run)
     assert (run / CHART).read_bytes() == b"a picture of the user"
