@@ -95,7 +95,7 @@ def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run:
     complete(other_run)
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     _, errors = train_on(machines, run, status=1)
-    assert "step-00000008: nodes have different ones, with state_sha256" in errors
+    assert "step-00000008: the nodes have different checkpoints of this name" in errors
 
 
 @pytest.mark.slow
