@@ -17,7 +17,7 @@ def gradients() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("norm", [fast_grad_norm, ordered_grad_norm])
-def test_grad_norm_is_the_l2_norm_of_all_gradients(norm: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+def test_grad_norm_is_the_l2_norm(norm: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
     expected = torch.cat([gradient.double().flatten() for gradient in gradients()]).norm()
     assert norm(gradients()).item() == pytest.approx(expected.item(), rel=1e-6)
 

@@ -259,7 +259,7 @@ def test_default_settings_are_valid() -> None:
         (
             "wrong id",
             "train.py: step 4: {}: token 1000: got id 65535",
-        ),  # one rank notices it, and the other loses its peer
+        ),  # one rank notices it
         *slow(("written", "train.py: {}: was written while the run read it")),
         *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
         ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),

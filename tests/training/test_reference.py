@@ -58,7 +58,7 @@ def test_tenths_are_independent_of_the_log_interval() -> None:
     assert len(tenths(curve, STEPS)) == 9 and np.isfinite(tenths(curve, STEPS)).all()
 
 
-def test_at_most_5_percent_of_runs_leave_the_band() -> None:
+def test_at_most_5_percent_leave_the_band() -> None:
     normal = np.array([tenths(loss(LOGGED, 0.1, 100 + seed), STEPS) for seed in range(1000)])
     assert np.mean(((normal < BAND[0]) | (normal > BAND[1])).any(axis=1)) <= 0.05
 
