@@ -83,7 +83,7 @@ def test_waiting_runs_stop_and_continue(make_run: MakeRun, tmp_path: Path, prepa
     wait_for("waiting for tokens", process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=180)
-    assert "stopped early; the same command continues" in output, errors
+    assert "stopped early; run the same command again to continue" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
         complete(run)
