@@ -80,7 +80,7 @@ def open_comparable(directory: Path, split: str, tokenizer: Tokenizer) -> TokenS
     """Open a split of a token directory. Raises BadInput if it has none, or if another tokenizer made its ids."""
     manifest = read_manifest(directory)
     if manifest is not None and not is_recorded(tokenizer, manifest.tokenizer, directory):
-        raise BadInput(
-            f"{directory}: was made with tokenizer {manifest.tokenizer.name}, but {tokenizer.name} is needed to compare"
-        )
+        other_name = manifest.tokenizer.name
+        problem = f"its tokenizer, {other_name}, gives other ids than {tokenizer.name}, so they cannot be compared"
+        raise BadInput(f"{directory}: {problem}; pass tokens of the same tokenizer")
     return open_listed(directory, split, manifest)

@@ -61,7 +61,7 @@ def test_a_shuffle_is_a_permutation_in_every_epoch(count: int, seed: int, source
     windows = order.windows(epoch * count + np.arange(count))
     assert sorted(windows.tolist()) == list(range(count))
     place = seed % count
-    assert order.windows(np.array([epoch * count + place])) == windows[place]  # by itself, too
+    assert order.windows(np.array([epoch * count + place])) == windows[place]  # also on its own
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_shuffle_depends_on_seed_source_and_epoch() -> None:
     orders = [first, *others]
     for number, order in enumerate(orders):
         assert all((order == other).mean() < 0.01 for other in orders[:number])
-        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # against where it stood
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # against its neighbour
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # compared with its position before
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # compared with its neighbor
 
 
 def test_without_shuffle_the_streams_order_is_kept() -> None:
@@ -128,7 +128,7 @@ def test_shares_cover_all_micro_batches_evenly(microbatches: int, data: st.DataO
     [
         (8, 3, [2, 5, 8]),
         (8, 6, [2, 4, 5, 6, 7, 8]),
-        (12, 5, [3, 6, 9, 11, 12]),  # runs of three
+        (12, 5, [3, 6, 9, 11, 12]),  # multiples of three
         (7, 3, [3, 6, 7]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Parquet: damaged pages and rows are counted, wrong columns refused."""
+"""Parquet: damaged pages and rows are counted, and wrong columns are refused."""
 
 import io
 import re
@@ -66,10 +66,10 @@ def test_an_error_about_columns_lists_their_types(tmp_path: Path) -> None:
 def test_a_repeated_column_is_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match="has the column 'text' twice"):
+    with pytest.raises(BadInput, match="has two columns 'text'; write the file again with only one of them"):
         read(tmp_path / "a.parquet")
 
 
 def test_errors_of_pyarrow_become_damaged() -> None:
-    with pytest.raises(Damaged, match=r"^not a whole Parquet file; download or write the file again"):
+    with pytest.raises(Damaged, match=r"^not a complete Parquet file; download or write the file again"):
         open_parquet(io.BytesIO(b"PAR1" + bytes(100)))

@@ -1,4 +1,4 @@
-"""Sources resolve to every document below a folder, wherever the command is given; what is left out is noted."""
+"""Sources resolve to all documents below a folder, from any current folder; omitted files are reported."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from tokens.prepare.plan import make_plan
 
 
 def resolve(*names: str | Path) -> tuple[list[list[str]], list[str]]:
-    """Return the paths of each source, and what was said."""
+    """Return the paths of each source, and the printed lines."""
     with redirect_stderr(io.StringIO()) as said:
         sources = resolve_sources([str(name) for name in names])
     return [[item.path for item in source.inputs] for source in sources], said.getvalue().splitlines()
@@ -57,7 +57,9 @@ def test_broken_links_and_unreadable_folders_are_refused(folder: Path, monkeypat
         return scan(path)
 
     with monkeypatch.context() as patch, pytest.raises(BadInput, match=r"sub/b\.txt: cannot be read: .* denied"):
-        patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))  # a folder that may be listed only
+        patch.setattr(
+            Path, "is_file", lambda path: refuse(str(path.parent))
+        )  # a folder that may be listed, but whose files may not be read
         resolve(folder)
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(BadInput, match=rf"^{folder}/sub: cannot be read: Permission denied"):
@@ -68,7 +70,7 @@ def test_token_directories_inside_a_source_are_skipped(folder: Path) -> None:
     for _ in range(2):  # the second command finds plan.json, ledger.jsonl and manifest.json of the first
         write(folder / "tokens", folder)
     assert texts_of(folder / "tokens", "train") == ["a.txt", "sub/b.txt"]
-    with pytest.raises(BadInput, match=rf"{folder}/tokens: holds tokens; name a folder of documents"):
+    with pytest.raises(BadInput, match=rf"{folder}/tokens: contains tokens; name a folder of documents instead"):
         resolve(folder / "tokens")
     assert resolve(folder)[1] == [f"NOTE: {folder}: files of other kinds are left out: {folder}/tokens"]
     (folder / "sub" / "plan.json").write_text('{"text": "somebody else\'s"}\n')
@@ -76,7 +78,7 @@ def test_token_directories_inside_a_source_are_skipped(folder: Path) -> None:
 
 
 def test_a_source_cannot_be_the_output(folder: Path) -> None:
-    with pytest.raises(BadInput, match=rf"{folder}: is a source and the output as well; pass another --output"):
+    with pytest.raises(BadInput, match=rf"{folder}: is both a source and the output; pass another --output"):
         write(folder, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "sub"]
 
@@ -103,7 +105,7 @@ def test_a_preparation_resumes_from_another_folder(folder: Path, monkeypatch: py
     write(folder / "out", Path("sub"))
     monkeypatch.chdir(folder / "out")
     write(folder / "out", Path("../sub").resolve())
-    with pytest.raises(BadInput, match="the sources were named otherwise, or in another order"):
+    with pytest.raises(BadInput, match="its sources were named differently, or in another order"):
         write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
 
 
@@ -121,9 +123,9 @@ def test_the_standard_library_has_a_fixed_order() -> None:
     ("name", "said"),
     [
         ("x.docx", r"x\.docx: unknown kind of document; wanted a name ending in \.txt, \.md"),
-        ("train.bin", r"train\.bin: holds token ids, no documents"),
+        ("train.bin", r"train\.bin: contains token ids, not documents"),
         ("*.txt", "no such file, folder or glob"),
-        ("empty", "a folder without documents"),
+        ("empty", "the folder has no documents"),
     ],
 )
 def test_sources_without_documents_are_refused(tmp_path: Path, name: str, said: str) -> None:

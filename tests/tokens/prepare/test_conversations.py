@@ -1,4 +1,4 @@
-"""Conversations: rows with weights, whole conversations, and problems named one by one."""
+"""Conversations: rows with weights and undivided conversations, and a named problem for each bad record."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def lines(path: Path, records: list[Any]) -> Path:
 
 
 def rows_of(directory: Path, split: str = "train") -> list[tuple[str, str]]:
-    """Return each row as text, without its padding, and what of it counts."""
+    """Return each row as text without its padding, and the part of it that counts."""
     manifest = read_manifest(directory)
     assert manifest is not None
     stream, tokenizer = open_listed(directory, split, manifest), recorded_tokenizer(manifest.tokenizer, directory)
@@ -101,14 +101,14 @@ BAD = [
     (talk("a", "b", "c", roles=("user", "user", "assistant")), "roles out of order: message 2: got user, wanted assis"),
     (talk("a", "b", "c", roles=("user", "assistant", "system")), "roles out of order: message 3: got system, wanted u"),
     (talk("a", "b", roles=("user", "tool")), "unknown role: message 2: got 'tool', wanted system, user, assistant"),
-    (talk("a", " \n"), r"empty message: message 2: got ' .n', wanted more than white space"),
+    (talk("a", " \n"), r"empty message: message 2: got ' .n', wanted a text that is not blank"),
     (talk([{"type": "text"}], "b"), "not a string: message 1: got .*text"),
-    (talk("a"), "no answer: no message is the assistant's"),
+    (talk("a"), "no answer: no message has the role assistant"),
     (talk(), "no answer"),
-    (talk("<|end|>", "b"), "special token in a text: message 1: holds <!end!>, which only the template may place"),
-    (talk("a", "b <|endoftext|>"), "special token in a text: message 2: holds <!endoftext!>"),
-    (talk("a", "b" * T), rf"too long: got {T + 6} tokens, wanted {T} at most, the --context-length"),
-    (talk("a", "b" + " " * 500_000), "no text: message 2: 500,000 characters of white space, or more"),
+    (talk("<|end|>", "b"), "special token in a text: message 1: contains <!end!>, which only the template may"),
+    (talk("a", "b <|endoftext|>"), "special token in a text: message 2: contains <!endoftext!>"),
+    (talk("a", "b" * T), rf"too long: got {T + 6} tokens, wanted at most {T} \(--context-length\)"),
+    (talk("a", "b" + " " * 500_000), "no text: message 2: 500,000 or more characters of white space"),
     (
         {"messages": "a"},
         "no conversation: got messages, wanted a list 'messages', a list 'conversations', 'instruction",
@@ -124,11 +124,14 @@ BAD = [
     ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
     ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a text"),
     *[
-        (talk("a", "b") | {name: value}, f"no conversation: got '{name}', which is not read")
+        (talk("a", "b") | {name: value}, f"no conversation: got '{name}', which is not supported")
         for name, value in (("tools", [1]), ("images", ["a.png"]), ("rejected", [{}]), ("system", "S"))
     ],
     *[
-        ({"messages": [QUESTION, ANSWER | {name: value}]}, f"no message: message 2: got '{name}', wanted role and cont")
+        (
+            {"messages": [QUESTION, ANSWER | {name: value}]},
+            f"no message: message 2: got '{name}', wanted only role and c",
+        )
         for name, value in (
             *[(each, "hm") for each in ("thinking", "reasoning_content", "name", "refusal", "of tomorrow")],
             *[
@@ -163,7 +166,7 @@ BAD = [
     (talk([], "b"), "empty message: message 1: got ''"),
     (
         talk("a", "b") | {"prompt": "c", "completion": "d"},
-        "no conversation: got it as 'messages' and as 'prompt' and 'c",
+        "no conversation: got it both as 'messages' and as 'prompt' and",
     ),
     (
         {"prompt": "a", "completion": [ANSWER]},
@@ -174,7 +177,7 @@ BAD = [
         {"prompt": [QUESTION, ANSWER, QUESTION], "completion": [ANSWER]},
         "answer in a prompt: every answer counts in the",
     ),
-    ({"prompt": [QUESTION], "completion": [ANSWER, QUESTION]}, "question in a completion: wanted one answer"),
+    ({"prompt": [QUESTION], "completion": [ANSWER, QUESTION]}, "question in a completion: wanted only an answer"),
     ({"prompt": "a"}, "no conversation: got prompt, wanted a list 'messages', .* or 'prompt' and 'completion'"),
     (
         {"conversations": [{"from": "tool", "value": "a"}]},
@@ -216,7 +219,9 @@ def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> No
     for number, record in enumerate(SAME):
         source = lines(tmp_path / f"{number}.jsonl", [record])
         if kind == "parquet":
-            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):  # no type holds some of these
+            with suppress(
+                pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError
+            ):  # Parquet has no type for some of these
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
                 source = tmp_path / "a.parquet"
         manifest = write(tmp_path / f"{number}", source, **TURNS)
@@ -240,7 +245,7 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, wanted)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
-    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # whatever they hold
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # whatever their values are
     wanted = {f"with a field {name} that is not read": 5 for name in columns} | {list(wanted)[2]: 3}
     assert write(tmp_path / "columns", tmp_path / "a.parquet", **TURNS).problems == wanted
     many = [talk("a", "b") | {f"{number:02}" * 99: 1} for number in range(50)]
@@ -252,7 +257,7 @@ def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jinja").write_text(text)
     source = lines(tmp_path / "a.jsonl", TALKS)
     with pytest.raises(
-        BadInput, match=r"a\.jinja: .* another text than its prompt: the prompt ends '.*<.assistant.>.n'"
+        BadInput, match=r"a\.jinja: .* differs from the prompt that asks for it: the prompt ends '.*<.assistant.>.n'"
     ):
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
@@ -291,7 +296,7 @@ def test_refused_and_unanswered_messages_are_counted(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out") == [("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")]
     assert (manifest.problems, manifest.lost_documents) == ({"unanswered message": 1, "cannot be encoded": 1}, 1)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text.replace("<|end|>", "\n\n"))
-    with pytest.raises(BadInput, match="no special token ends each answer; let one follow it"):
+    with pytest.raises(BadInput, match="no special token follows each answer, so a model would not learn"):
         write(tmp_path / "endless", source, template=str(tmp_path / "a.jinja"), context_length=T)
 
 
@@ -329,7 +334,7 @@ def test_workers_kills_and_shards_do_not_change_rows(tmp_path: Path) -> None:
 
 
 def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
-    roles = ("system", "user", "assistant")  # the same system's message says nothing of a conversation
+    roles = ("system", "user", "assistant")  # all conversations have the same system message, so it must not matter
     talks = [talk("Be short.", f"Question {number % 50}?", f"{number}", roles=roles) for number in range(100)]
     source = lines(tmp_path / "a.jsonl", talks)
     write(tmp_path / "out", source, split="hash", validation_fraction=0.3, **TURNS)
@@ -337,14 +342,14 @@ def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
     questions = {split: set(re.findall(r"Question \d+", text)) for split, text in held.items()}
     assert not questions["train"] & questions["validation"] and len(questions["train"] | questions["validation"]) == 50
     write(tmp_path / "all", source, **TURNS)
-    for split, seed in (("tail", 0), ("hash", 4)):  # no hash falls to it
+    for split, seed in (("tail", 0), ("hash", 4)):  # the hash selects no document for it
         manifest = write(tmp_path / split, source, split=split, split_seed=seed, validation_fraction=0.01, **TURNS)
         assert rows_of(tmp_path / split) + rows_of(tmp_path / split, "validation") == rows_of(tmp_path / "all")
         assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
 
 
 def test_a_full_row_is_held_out_completely(tmp_path: Path) -> None:
-    records = [{"instruction": str(number), "output": "a" * 31} for number in range(9)]  # each of 173 tokens
+    records = [{"instruction": str(number), "output": "a" * 31} for number in range(9)]  # each has 173 tokens
     options = {"template": "alpaca", "context_length": 173, "validation_fraction": 0.1}
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), **options)
     assert [len(rows_of(tmp_path / "out", split)) for split in ("train", "validation")] == [8, 1]
@@ -361,14 +366,14 @@ def test_stats_distinguish_conversations_from_texts(tmp_path: Path) -> None:
 def test_other_commands_understand_conversations(tmp_path: Path) -> None:
     out = tmp_path / "out"
     write(out, lines(tmp_path / "a.jsonl", TALKS), **TURNS)
-    assert "all as written" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
+    assert "all unchanged" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
     printed = "\n".join(stats(out))
     assert re.search(r"conversations +100 in rows of 64 tokens: \d+\.\d\d% count in the loss, \d+\.\d\d% are", printed)
     assert re.search(r"train .* 100 texts", printed)
-    with pytest.raises(BadInput, match="conversations, whose weights come at the end"):
+    with pytest.raises(BadInput, match="conversations get their weights at the end; wait for that"):
         GrowingTokens(out)
     for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):
-        with pytest.raises(BadInput, match=r"another command began these tokens: (vocab|template|context|special)"):
+        with pytest.raises(BadInput, match=r"another command started these tokens: (vocab|template|context|special)"):
             write(out, tmp_path / "a.jsonl", **TURNS | changed)
     data = bytearray((out / "train.safetensors").read_bytes())
     data[-9] ^= 1  # a weight
@@ -378,10 +383,13 @@ def test_other_commands_understand_conversations(tmp_path: Path) -> None:
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    *[({name: None}, "--template and --context-length: wanted both") for name in TURNS],
-    ({"shard_tokens": 100}, "--shard-tokens 100: wanted a multiple of --context-length 64"),
-    *[({name: "chars"}, "--template turns: does not go with") for name in ("separator", "text_field", "tokenizer")],
-    ({"output": "s3://a/b", "shard_tokens": T}, "--template turns: does not go with"),
+    *[({name: None}, "--template and --context-length: conversations need both") for name in TURNS],
+    ({"shard_tokens": 100}, "--shard-tokens 100: must be a multiple of --context-length 64"),
+    *[
+        ({name: "chars"}, "--template turns: cannot be combined with")
+        for name in ("separator", "text_field", "tokenizer")
+    ],
+    ({"output": "s3://a/b", "shard_tokens": T}, "--template turns: cannot be combined with"),
 ]
 
 
@@ -393,8 +401,8 @@ def test_conflicting_options_are_refused_before_writing(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "b.parquet")
     lines(tmp_path / "c.jsonl", TALKS[:1])
     for name, said in {
-        "a.md": r"a\.md: text, wanted conversations: .*name them, or a glob",
-        "b.parquet": r"b\.parquet: no column of messages, conversations, instruction, output, prompt, .*; it has text",
+        "a.md": r"a\.md: is text, but conversations are in .*name these, or use",
+        "b.parquet": r"b\.parquet: none of the columns messages, conversations, instruction, .*; it has text",
         "c.jsonl": "1 rows of 64 tokens are too few to hold out 1 for validation",
     }.items():
         with pytest.raises(BadInput, match=said):

@@ -1,4 +1,4 @@
-"""The report of a preparation: tokens by split, problems with examples, and when too much was lost."""
+"""The report of a preparation: tokens by split, problems with examples, and too large losses."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -54,5 +54,5 @@ def test_the_shards_of_a_split_are_added_up(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_losing_over_one_percent_or_a_file_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=f"{said}.*; the token files are complete without") if said else nullcontext():
+    with pytest.raises(BadInput, match=f"{said}.*; the token files are complete without it") if said else nullcontext():
         refuse_losses(attrs.evolve(MANIFEST, **changes), 10_000, "the token files are")

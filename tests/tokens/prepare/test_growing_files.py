@@ -1,4 +1,4 @@
-"""Shards hold the stream of one file, cut at the wanted places; whoever reads or checks them sees one stream."""
+"""Shards contain the stream of a single file, cut at the requested length, and are read as one stream."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -17,11 +17,16 @@ from tokens.prepare import bucket_output, token_writer
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
 CUT_POINTS = ("tail copied", "cut noted", "tail cut off")
 END_POINTS = (*CUT_POINTS, "headers written", "file named", "all named", "manifest written")
-QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # of a bucket
+QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # points of a bucket that are tested quickly
 BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest uploaded", "leftover deleted")
 SHARDS = ("--shard-tokens", "300")
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline")
-FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: cut off as well
+FRACTIONS = (
+    "--validation-fraction",
+    "0.1",
+    "--test-fraction",
+    "0.001",
+)  # the hash selects no document for test, so its tokens are cut off, too
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 
@@ -40,14 +45,14 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="module")
 def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The token files and their manifest as a folder has them, prepared as into a bucket."""
+    """The token files and the manifest of a folder, prepared with the options used for a bucket."""
     out = tmp_path_factory.mktemp("local") / "out"
     succeed(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
     return files_of(out) | {"manifest.json": hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()}
 
 
 def in_bucket(server: BucketServer, prefix: str) -> dict[str, str]:
-    """Return the sha256 of each object but the plan and the ledger, whose lines follow the commits."""
+    """Return the sha256 of each object, except plan and ledger, whose lines depend on the commits."""
     found = server.contents(prefix)
     assert {"plan.json", "ledger.jsonl"} < set(found)
     hashed = found.keys() - {"plan.json", "ledger.jsonl"}

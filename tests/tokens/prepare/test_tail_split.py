@@ -1,4 +1,4 @@
-"""Held-out splits: by the hash of a document's text alone, or cut from the end of the train stream."""
+"""Held-out splits: selected by the hash of a document's text, or cut from the end of the train stream."""
 
 import random
 from pathlib import Path
@@ -65,7 +65,9 @@ def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[
 
 def test_too_few_tokens_for_a_share_are_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", "a", "b", "c", "d"])
-    with pytest.raises(BadInput, match=r"a token is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"):
+    with pytest.raises(
+        BadInput, match=r"one token of 9 tokens is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"
+    ):
         write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
     write(tmp_path / "out", source, split="tail", validation_fraction=0.112)
 

@@ -1,4 +1,4 @@
-"""An own tokenizer is a function of sources and options, loads elsewhere with equal ids, and is never half written."""
+"""A trained tokenizer depends only on sources and options, works in other programs, and is never written partially."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_threads_and_hash_seeds_do_not_change_bytes(tmp_path: Path) -> None:
         options = ["stdlib", "--sample-bytes", "500000", "--vocab-size", "1000", "--output", path]
         environment = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
         done = launch.execute(sys.executable, "prepare_data.py", "tokenizer", *options, **environment)
-        assert done.returncode == 0 and "trained on 500,000 bytes: 4.1%, evenly spread, of" in done.stdout, done.stderr
+        assert done.returncode == 0 and "trained on 500,000 bytes: 4.1%, spread evenly, of" in done.stdout, done.stderr
         written.add(path.read_bytes())
     assert len(written) == 1
 
@@ -58,9 +58,9 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
 
 def test_an_error_states_the_largest_possible_vocabulary(tmp_path: Path) -> None:
     source, path = jsonl(tmp_path / "a.jsonl", ["low lower lowest"] * 3), tmp_path / "new" / "own.json"
-    with pytest.raises(BadInput, match=r"--vocab-size 400: 48 bytes of text give (\d+) ids") as refused:
+    with pytest.raises(BadInput, match=r"--vocab-size 400: 48 bytes of text give only (\d+) ids") as refused:
         train(path, source)
-    most = int(str(refused.value).partition("give ")[2].split()[0])
+    most = int(str(refused.value).partition("give only ")[2].split()[0])
     assert not path.exists()
     assert f"{most} ids, {SPECIAL} of them special" in train(path, source, vocab_size=most)[0]
 
@@ -72,10 +72,13 @@ def test_an_existing_tokenizer_file_is_never_replaced(tmp_path: Path) -> None:
     done = run(PREPARE, "tokenizer", source, "--vocab-size", "300", "--output", path)
     assert done.returncode == 1 and path.exists()
     assert done.stderr.startswith("bad documents: 9 null text; 9 documents and 0 bytes of input are left out:\n")
-    assert done.stderr.endswith(f"more than 1% of the input could not be read; {path} is complete without\n")
+    assert done.stderr.endswith(f"more than 1% of the input could not be read; {path} is complete without it\n")
     before = path.read_bytes()
     done = run(PREPARE, "tokenizer", source, "--vocab-size", "301", "--output", path)
-    assert done.stderr == f"prepare_data.py: {path}: exists; pass another --output, or delete it to train anew\n"
+    assert (
+        done.stderr
+        == f"prepare_data.py: {path}: exists; pass another --output, or delete it to train the tokenizer again\n"
+    )
     assert path.read_bytes() == before
     (tmp_path / "empty.txt").touch()
     with pytest.raises(BadInput, match=r"empty\.txt: no text could be read; nothing was written"):
@@ -98,13 +101,13 @@ def test_interrupted_training_leaves_no_file(tmp_path: Path, way: str) -> None:
             kill(next(filter(_is_trainer, children(process))))
         done = launch.finish(process)
     assert done.returncode == (EXIT_INTERRUPTED if way == "Ctrl-C" else 1)
-    said = {"Ctrl-C": "interrupted", "kill the trainer": "pass less --sample-bytes", "full disk": "cannot be written"}
+    said = {"Ctrl-C": "interrupted", "kill the trainer": "lower --sample-bytes", "full disk": "cannot be written"}
     assert len(done.stderr.splitlines()) == 1 and said[way] in done.stderr, done.stderr
     assert [*tmp_path.iterdir()] == []
 
 
 def _is_trainer(pid: int) -> bool:
-    """Tell whether a process has loaded the trainer's library."""
+    """Return whether a process has loaded the trainer's library."""
     try:
         return "tokenizers" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:

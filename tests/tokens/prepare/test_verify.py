@@ -1,4 +1,4 @@
-"""What has come of a preparation, and what is damaged, is told by name."""
+"""The progress of a preparation is shown, and damage is reported with the names of files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokens.prepare.verify import verify
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """Five units, of a hundred documents each but the last, in shards."""
+    """Five units in shards; each has a hundred documents, except the last one."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
     size = source.stat().st_size // 5
     options = ("--tokenizer", "bytes", "--unit-bytes", str(size), "--shard-tokens", "2000")
@@ -53,9 +53,9 @@ def test_changes_to_ledger_or_plan_are_detected(sharded: Path) -> None:
         with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: line 2: (parts|index|jndex|qarts): "):
             verify(str(sharded))
     ledger.write_text(kept)
-    assert "all as written" in verify(str(sharded))[0]
+    assert "all unchanged" in verify(str(sharded))[0]
     plan.write_text(plan.read_text().replace('"split_seed": 0', '"split_seed": 1'))
-    with pytest.raises(BadInput, match=r"plan\.json: damaged: its fingerprint is not "):
+    with pytest.raises(BadInput, match=r"plan\.json: damaged: its content does not have the fingerprint "):
         verify(str(sharded))
 
 
@@ -96,7 +96,7 @@ def test_a_damaged_plan_or_ledger_is_one_error_line(tmp_path: Path, name: str, c
 def test_damage_is_traced_despite_a_cut_tail(tmp_path: Path) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)]), tmp_path / "out"
     write(out, source, unit_bytes=1000, split="tail", validation_fraction=0.1)
-    assert "all as written" in verify(str(out))[0]
+    assert "all unchanged" in verify(str(out))[0]
     units = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:4]]
     before = sum(unit["parts"]["train"]["tokens"] for unit in units)
     train = out / "train.safetensors"

@@ -1,4 +1,4 @@
-"""Near-duplicates: families of a template are found, others are not, in blocks of any size, in little memory."""
+"""Near-duplicates: copies of a template are found, and other documents are not, with any block size."""
 
 import tracemalloc
 from pathlib import Path
@@ -15,7 +15,7 @@ END = 50_256
 
 
 def families(count: int, share: float, seed: int) -> list[list[int]]:
-    """Return documents, three of each template, with a share of their tokens filled in."""
+    """Return three documents from each template, with a share of their tokens replaced."""
     draw = np.random.default_rng(seed)
     found = []
     for template in draw.integers(0, 40_000, (count, 300)):
@@ -35,7 +35,7 @@ def test_filled_in_templates_are_found(tmp_path: Path, monkeypatch: pytest.Monke
     draw = np.random.default_rng(1)
     others = [draw.integers(0, 40_000, size).tolist() for size in draw.integers(1, 600, 200)]
     documents = [*families(10, 0.01, 2), *others, [], [7, 8], [7, 8], others[3]]
-    kinds = [*np.repeat(np.arange(10), 3).tolist(), *range(10, 213), 13]  # equal of those to be found alike
+    kinds = [*np.repeat(np.arange(10), 3).tolist(), *range(10, 213), 13]  # documents of the same kind should be found
     order = [number for number in draw.permutation(len(documents)).tolist() if documents[number]]
     halves = [[token for number in half for token in [*documents[number], END]] for half in (order[:99], order[99:])]
     streams = write_streams(tmp_path, [[halves[0][:999], halves[0][999:]], [halves[1][:-1]]], [np.uint16, np.uint32])

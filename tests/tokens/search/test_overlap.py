@@ -1,4 +1,4 @@
-"""Items that share an n-gram with streams are those of a plain search, over borders of files and blocks."""
+"""The same items overlap with streams as in a simple search, across the borders of files and blocks."""
 
 from pathlib import Path
 
@@ -72,5 +72,5 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     assert open_comparable(tmp_path, "train", load_tokenizer("bytes")).length == 30_000
     record = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(record.replace('"name": "bytes"', '"name": "bytes", "fingerprint": "0"'))
-    with pytest.raises(BadInput, match=r"got ids of tokenizer bytes, wanted those of bytes"):
+    with pytest.raises(BadInput, match="its tokenizer, bytes, gives other ids than bytes, so they cannot be compared"):
         open_comparable(tmp_path, "train", load_tokenizer("bytes"))

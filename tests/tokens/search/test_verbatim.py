@@ -1,4 +1,4 @@
-"""Verbatim runs of a text are those of a plain search along every diagonal."""
+"""Verbatim runs of a text equal those of a simple search along every diagonal."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def plain(streams: list[list[int]], text: list[int], n: int) -> list[Run]:
         for start in range(len(text)):
             for at in range(len(tokens)):
                 if start and at and tokens[at - 1] == text[start - 1]:
-                    continue  # not where the run begins
+                    continue  # the run begins earlier
                 same = [one == other for one, other in zip(text[start:], tokens[at:], strict=False)]
                 length = [*same, False].index(False)
                 if length >= max(n, found.get(start, [0])[0] + 1):

@@ -1,4 +1,4 @@
-"""Character vocabularies are read from pickles and JSON; nothing of a pickle is executed, and damage is one line."""
+"""Character vocabularies are read from pickles and JSON; no pickle is executed, and damage is one error line."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from common.errors import BadInput
 from tokens.tokenizer.loading import read_characters
 
-MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores at once
+MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores with one instruction
 
 
 def meta(characters: list[str]) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def test_characters_in_json_are_sorted_by_id(tmp_path: Path, values: Any) -> Non
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps({"stoi": Evil()}), "byte .*: instruction STACK_GLOBAL is none of a vocabulary"),
-        (pickle.dumps(Evil(), 0), "byte 0: instruction GLOBAL"),
-        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "got 2 entries, wanted single"),
-        (pickle.dumps({"stoi": {"ab": 0}}), "got 1 entries, wanted single"),
+        (pickle.dumps({"stoi": Evil()}), "byte .*: contains the instruction STACK_GLOBAL, which a vocabulary"),
+        (pickle.dumps(Evil(), 0), "byte 0: contains the instruction GLOBAL"),
+        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "got 2 entries, wanted each id"),
+        (pickle.dumps({"stoi": {"ab": 0}}), "got 1 entries, wanted each id"),
         (pickle.dumps(meta(["\ud800"])), "surrogates not allowed"),
         (pickle.dumps(meta(["a", "b"]))[:-5], "pickle exhausted"),
-        (b'["a", "a"]', "got 2 entries, wanted single"),
+        (b'["a", "a"]', "got 2 entries, wanted each id"),
         (b"[]", "got 0 entries"),
         (b"[[1]]", "unhashable"),
     ],

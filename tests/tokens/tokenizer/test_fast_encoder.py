@@ -1,4 +1,4 @@
-"""Whatever is faster gives tiktoken's ids, for any text; what gives others is not used."""
+"""Fast encoders give tiktoken's ids for any text; an encoder with other ids is not used."""
 
 import json
 import shutil
@@ -64,7 +64,10 @@ def test_an_encoder_with_other_ids_is_skipped(recipe: Path, tmp_path: Path) -> N
 
 
 def test_tokens_without_merges_are_encoded(tmp_path: Path) -> None:
-    tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]  # of which no part is a token
+    tokens = [
+        *(bytes([byte]) for byte in range(256)),
+        b"abc",
+    ]  # no part of the last one is a token, except single bytes
     ranks = {token: rank for rank, token in enumerate(tokens)}
     tokenizer = byte_pair_tokenizer("", ranks)
     for each in (tokenizer, byte_pair_tokenizer("", ranks, GROUPED_PATTERN)):

@@ -1,4 +1,4 @@
-"""Tokenizers are the same if they give the same ids to every text, which a fingerprint of a few texts cannot tell."""
+"""Tokenizers are the same if they give the same ids to every text; a fingerprint of a few texts cannot prove that."""
 
 import json
 from pathlib import Path
@@ -41,11 +41,13 @@ def test_ordinary_added_tokens_are_part_of_the_identity(tmp_path: Path) -> None:
     assert think.encode("<think>").tolist() != tool.encode("<think>").tolist()
     assert fingerprint(think) == fingerprint(tool) == fingerprint(none) == identity(none)
     assert len({identity(each) for each in (think, tool, none)}) == 3
-    assert gives_same_ids(think, with_added("<think>", special=("<|end|>",)))  # which is ordinary text in a text
+    assert gives_same_ids(
+        think, with_added("<think>", special=("<|end|>",))
+    )  # special tokens in a text are ordinary text
     assert not gives_same_ids(think, tool) and not gives_same_ids(think, none)
     for own, other in ((think, tool), (tool, think), (none, think), (think, none)):
         record = structured(json.loads(json.dumps(record_of(own, ranks=True).as_json())), TokenizerRecord)
-        assert record.fingerprint == fingerprint(own)  # as manifests of today have it
+        assert record.fingerprint == fingerprint(own)  # like in current manifests
         assert record.identity == identity(own)
         assert is_recorded(own, record, tmp_path) and not is_recorded(other, record, tmp_path)
 
@@ -57,7 +59,7 @@ def test_other_added_tokens_make_tokens_incomparable(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(values))
     assert open_comparable(tmp_path, "train", tokenizer).length == 30_000
     for other in (with_added("<tool>"), with_added(), load_tokenizer("bytes")):
-        with pytest.raises(BadInput, match="got ids of tokenizer own, wanted those of"):
+        with pytest.raises(BadInput, match="its tokenizer, own, gives other ids than"):
             open_comparable(tmp_path, "train", other)
 
 
