@@ -10,7 +10,7 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 
 
 @pytest.mark.parametrize(
-    ("source", "output", "tokenizer", "said"),
+    ("source", "output", "tokenizer", "message"),
     [
         ("a.jsonl", "/dev/null", "bytes", "/dev/null: is not a folder; pass another --output"),
         ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file stands where a folder is wanted"),
@@ -20,12 +20,12 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
     ],
 )
 def test_an_impossible_path_is_one_error_line(
-    tmp_path: Path, source: str, output: str, tokenizer: str, said: str
+    tmp_path: Path, source: str, output: str, tokenizer: str, message: str
 ) -> None:
     jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     done = run(PREPARE, tmp_path / source, "--output", tmp_path / output, "--tokenizer", tokenizer)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert said in done.stderr and "kept" not in done.stderr
+    assert message in done.stderr and "kept" not in done.stderr
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ FRACTION = ("--validation-fraction", "0.02")
 COMMAND = (*FRACTION, "--unit-bytes", "100000")
 
 
-def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str) -> None:
+def kill_again_and_again(
+    sources: list[str], out: Path, expected_files: dict[str, str], kills: int, ray_address: str
+) -> None:
     """Kill preparations that write to `out` until `kills` of them were hit, and then let the last one finish."""
     draw, hits = random.Random(kills), 0
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
@@ -107,7 +109,7 @@ def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], 
             kill(process.pid)
         process.communicate(timeout=60)  # its workers, which share its pipes, end on their own
         if process.returncode == 0:  # it finished before the kill
-            assert files_of(out) == wanted
+            assert files_of(out) == expected_files
             shutil.rmtree(out)
             continue
         hits += 1
@@ -119,9 +121,9 @@ def ledger_lines(directory: Path) -> int:
     return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 
-def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, wanted: int) -> None:
+def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, line_count: int) -> None:
     """Wait until a ledger has `line_count` lines, or its process ends."""
     deadline = time.monotonic() + 230  # longer than this means that it hangs
-    while ledger_lines(directory) < wanted and process.poll() is None:
+    while ledger_lines(directory) < line_count and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -29,7 +29,7 @@ def test_every_option_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["a"], "--output is missing: token directory"),
         (["a", "--output", "x", "--validation-fraction", "0.5", "--test-fraction", "0.5"], "their sum must be below 1"),
@@ -47,7 +47,7 @@ def test_every_option_is_parsed() -> None:
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
     ],
 )
-def test_a_wrong_command_line_is_refused(words: list[str], said: str) -> None:
+def test_a_wrong_command_line_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_command_line(words)
-    assert said in str(raised.value) and str(raised.value).isprintable()
+    assert message in str(raised.value) and str(raised.value).isprintable()

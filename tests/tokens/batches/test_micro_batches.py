@@ -30,14 +30,14 @@ STAGES = [Stage(0, (3, 1, 0)), Stage(5 * GLOBAL_BATCH, (1, 0, 1)), Stage(8 * GLO
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSource, ...]:
     """Three streams, of uint16 and uint32; each token encodes its stream and its position."""
-    made = []
+    token_sources = []
     for number, (name, length) in enumerate(LENGTHS.items()):
         folder = tmp_path_factory.mktemp(name)
         dtype = np.uint32 if name == "c" else np.uint16
         save_file({"tokens": np.arange(length, dtype=dtype) + dtype(1000 * number)}, folder / "train.safetensors")
         order = WindowOrder(count=window_count(length, 3, CONTEXT), shuffle=True, seed=5, source=number)
-        made.append(TokenSource(stream=open_split(folder, "train"), start_token=3, order=order))
-    return tuple(made)
+        token_sources.append(TokenSource(stream=open_split(folder, "train"), start_token=3, order=order))
+    return tuple(token_sources)
 
 
 def reading_of(sources: tuple[TokenSource, ...], size: int, vocabulary_size: int = 100_000) -> Reading:
@@ -64,10 +64,10 @@ def test_steps_do_not_depend_on_ranks_or_resumption(sources: tuple[TokenSource, 
 
 
 def test_block_size_does_not_change_batches(sources: tuple[TokenSource, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = read_steps(reading_of(sources, 1))
+    expected_steps = read_steps(reading_of(sources, 1))
     for ahead in (1, 8, 24, 40):
         monkeypatch.setattr(room, "SAMPLES_AHEAD", ahead)
-        assert torch.equal(read_steps(reading_of(sources, 1)), whole)
+        assert torch.equal(read_steps(reading_of(sources, 1)), expected_steps)
 
 
 def test_each_epoch_reads_every_window_once(sources: tuple[TokenSource, ...]) -> None:
@@ -121,12 +121,12 @@ def tokens_of(windows: int) -> int:
 def test_growing_and_finished_files_give_the_same_windows() -> None:
     finished = TokenSource(stream=STREAM, start_token=START, order=WindowOrder(count=12, shuffle=True, seed=1, era=ERA))
     source = growing(tokens_of(10), tokens_of(12), max_epochs=2)
-    wanted = finished.first_tokens(np.arange(24), CONTEXT)
+    expected_tokens = finished.first_tokens(np.arange(24), CONTEXT)
     assert source.ready(9, CONTEXT)
-    assert source.first_tokens(np.arange(10), CONTEXT).tolist() == wanted[:10].tolist()  # two complete eras
+    assert source.first_tokens(np.arange(10), CONTEXT).tolist() == expected_tokens[:10].tolist()  # two complete eras
     assert not source.ready(11, CONTEXT)
     assert source.ready(23, CONTEXT)  # finished, and its second epoch
-    assert source.first_tokens(np.arange(24), CONTEXT).tolist() == wanted.tolist()
+    assert source.first_tokens(np.arange(24), CONTEXT).tolist() == expected_tokens.tolist()
 
 
 def test_an_error_about_a_short_stream_gives_advice() -> None:

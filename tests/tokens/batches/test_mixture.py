@@ -47,13 +47,15 @@ def test_assignment_follows_the_published_rule() -> None:
     """Compare the published rule, in fractions, with our rule, which compares whole numbers."""
     shares = (5, 11, 0, 1, 30)
     size, bound = sum(shares), Fraction(1, 2 * 4 - 2)
-    counts, wanted = [0] * len(shares), []
+    counts, expected_sources = [0] * len(shares), []
     for sample in range(1, size + 1):
         ahead = [Fraction(sample * share, size) - count for share, count in zip(shares, counts, strict=True)]
         able = [source for source, share in enumerate(shares) if share and ahead[source] >= bound]
-        wanted.append(min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size)))
-        counts[wanted[-1]] += 1
-    assert assign(shares) == wanted
+        expected_sources.append(
+            min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size))
+        )
+        counts[expected_sources[-1]] += 1
+    assert assign(shares) == expected_sources
 
 
 def test_too_precise_weights_are_refused() -> None:

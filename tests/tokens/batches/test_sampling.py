@@ -43,9 +43,9 @@ def samples_of_step(layout: Layout, step: int) -> list[int]:
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 8, 12]), st.integers(0, 50))
 def test_data_parallel_size_does_not_change_a_steps_windows(microbatch: int, count: int, step: int) -> None:
     global_batch = microbatch * count
-    wanted = list(range(step * global_batch, (step + 1) * global_batch))
+    expected_samples = list(range(step * global_batch, (step + 1) * global_batch))
     for layout in layouts(global_batch, microbatch):
-        assert samples_of_step(layout, step) == wanted
+        assert samples_of_step(layout, step) == expected_samples
 
 
 def test_idle_micro_steps_repeat_the_first_micro_batch() -> None:
@@ -81,13 +81,13 @@ def test_the_first_epoch_keeps_its_recorded_order(count: int, seed: int, windows
 
 def test_a_shuffle_depends_on_seed_source_and_epoch() -> None:
     places = np.arange(10_000)
-    first, *others = [
+    first, *other_orders = [
         WindowOrder(count=10_000, shuffle=True, seed=seed, source=source).windows(places + epoch * 10_000)
         for seed, source, epoch in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 2, 0), (1, 0, 1), (1, 0, 2), (1, 1, 1))
     ]
-    orders = [first, *others]
+    orders = [first, *other_orders]
     for number, order in enumerate(orders):
-        assert all((order == other).mean() < 0.01 for other in orders[:number])
+        assert all((order == earlier_order).mean() < 0.01 for earlier_order in orders[:number])
         assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # compared with its position before
         assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # compared with its neighbor
 

@@ -46,15 +46,15 @@ def test_an_unreadable_file_is_not_counted_as_damage(tmp_path: Path, monkeypatch
     def refuse(path: Path, mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    for opened, said in (
+    for opened, reason in (
         (lambda path, mode: io.BufferedReader(Broken(path)), "Input/output error"),
         (refuse, "Permission denied"),
     ):
         monkeypatch.setattr(Path, "open", opened)
         for path, plan in units.items():
-            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {said}"):
+            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {reason}"):
                 list(Reader(plan.inputs, "text").read(plan.units[0]))
-        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {said}"):
+        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {reason}"):
             make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
 
 

@@ -38,9 +38,9 @@ def test_damaged_text_is_kept_and_wrong_encodings_are_lost(tmp_path: Path) -> No
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     pieces, reader = read(tmp_path / "a.parquet")
     assert [piece.text for piece in pieces] == ["one", "caf\ufffd", "\ufffd", "three"]
-    found = [(problem.kind, problem.where, problem.documents) for problem in reader.problems.first]
+    reported = [(problem.kind, problem.where, problem.documents) for problem in reader.problems.first]
     rows = [f"{tmp_path}/a.parquet: row {row}" for row in (2, 3, 4)]
-    assert found == list(zip(("not UTF-8", "wrong encoding", "lone surrogate"), rows, (0, 1, 0), strict=True))
+    assert reported == list(zip(("not UTF-8", "wrong encoding", "lone surrogate"), rows, (0, 1, 0), strict=True))
 
 
 def test_an_error_about_columns_lists_their_types(tmp_path: Path) -> None:

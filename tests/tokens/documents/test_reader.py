@@ -120,13 +120,13 @@ def test_a_file_without_records_is_reported(tmp_path: Path, suffix: str) -> None
         pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "b.parquet")
     pieces, reader = read(tmp_path)
     assert pieces == []
-    found = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
-    assert found == [("empty file", 0, 0)] * 2
+    problems = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
+    assert problems == [("empty file", 0, 0)] * 2
 
 
 def test_lone_surrogates_are_replaced_as_by_tiktoken(tmp_path: Path) -> None:
-    for half, other in ((b"\\ud83d", b"\\ude00"), (b"\xed\xa0\xbd", b"\xed\xb8\x80")):  # escaped, raw
-        (tmp_path / "a.jsonl").write_bytes(b'{"text": "half %b and whole %b%b"}\n' % (half, half, other))
+    for half, second_half in ((b"\\ud83d", b"\\ude00"), (b"\xed\xa0\xbd", b"\xed\xb8\x80")):  # escaped, raw
+        (tmp_path / "a.jsonl").write_bytes(b'{"text": "half %b and whole %b%b"}\n' % (half, half, second_half))
         [piece], reader = read(tmp_path / "a.jsonl")
         assert piece.text == "half \ufffd and whole 😀"
         assert reference().encode_ordinary(piece.text) == reference().encode_ordinary("half \ud83d and whole 😀")
@@ -243,8 +243,8 @@ def test_a_wrong_checksum_casts_doubt_on_earlier_lines(tmp_path: Path) -> None:
 def test_a_repeated_field_is_reported(tmp_path: Path) -> None:
     lines = ['{"text": "a", "text": "b"}', '{"a": {"text": "x"}, "text": "\\"text\\""}', '{"text": "c", "b": "text"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    found, reader = read(tmp_path / "a.jsonl")
-    assert [piece.text for piece in found] == ['"text"', "c"]
+    pieces, reader = read(tmp_path / "a.jsonl")
+    assert [piece.text for piece in pieces] == ['"text"', "c"]
     assert [problem.kind for problem in reader.problems.first] == ["field given twice"]
 
 
@@ -252,9 +252,12 @@ def test_an_error_about_an_array_asks_for_lines(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}]\n')
     (tmp_path / "b.json").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
     _, reader = read(tmp_path)
-    told = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
+    examples = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
     assert any(
-        "a.json: byte 0: no text field: got list, wanted one object per line with the field 'text'" in one
-        for one in told
+        "a.json: byte 0: no text field: got list, wanted one object per line with the field 'text'" in example
+        for example in examples
     )
-    assert any("b.json: byte 0: not JSON: " in one and one.endswith("; wanted one record per line") for one in told)
+    assert any(
+        "b.json: byte 0: not JSON: " in example and example.endswith("; wanted one record per line")
+        for example in examples
+    )

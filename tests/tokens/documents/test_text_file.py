@@ -41,8 +41,8 @@ def test_invalid_bytes_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.Mon
         pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
         assert "".join(piece.text for piece in pieces) == data.decode(errors="replace")
         assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-        lost = len(data) - len(data.decode(errors="ignore").encode())
-        assert reader.problems.lost_bytes == lost
+        lost_bytes = len(data) - len(data.decode(errors="ignore").encode())
+        assert reader.problems.lost_bytes == lost_bytes
         assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
 
 
@@ -157,11 +157,8 @@ def test_no_cut_divides_an_added_token() -> None:
     text = "in New York the end of a begin New Y or <think> x"
     places = [place for place in range(1, len(text) - 1) if _can_cut(text, place, structure)]
     pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
-    divided = (
-        "New",
-        "end",
-        "York the",
-    )  # "w Y" of "New Y or" is not cut either, because only neighboring characters are compared
+    # "w Y" of "New Y or" is not cut either, because only neighboring characters are compared.
+    divided = ("New", "end", "York the")
     assert not any(piece.strip() in divided for piece in pieces)
     assert pieces == ["in", " New York", " the", " end of", " a", " begin", " New Y", " or", " <think>", " x"]
 

@@ -27,18 +27,18 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
 def test_intact_files_match_their_manifest(tmp_path: Path) -> None:
     entries = prepared(tmp_path)["files"]
     contents = check(tmp_path)
-    wanted = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
-    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == wanted
+    expected = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
+    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == expected
     (tmp_path / "manifest.json").unlink()
     assert check(tmp_path) == contents  # computed, not read from the manifest
 
 
 @pytest.mark.parametrize("name", [SHARDS[2], "validation.safetensors"])
-@pytest.mark.parametrize(("damage", "said"), DAMAGE)
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], said: str, name: str) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], message: str, name: str) -> None:
     prepared(tmp_path)
     damage(tmp_path / name)
-    with pytest.raises(BadInput, match=f"{tmp_path / name}: {said}"):
+    with pytest.raises(BadInput, match=f"{tmp_path / name}: {message}"):
         check(tmp_path)
     if name not in SHARDS:  # a split that is not read may be missing
         assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000

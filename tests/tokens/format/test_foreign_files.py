@@ -91,8 +91,8 @@ def test_a_damaged_npy_file_is_refused_or_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "train.npy"
     np.save(path, FEW)
     good, intact = path.read_bytes(), read_foreign_header(path)
-    for kept in (0, 5, 9, 100, len(good) - 1):
-        path.write_bytes(good[:kept])
+    for byte_count in (0, 5, 9, 100, len(good) - 1):
+        path.write_bytes(good[:byte_count])
         with pytest.raises(BadInput, match=f"^{path}: (not a .npy file, or truncated|truncated or damaged)"):
             read_foreign_header(path)
     path.write_bytes(good)
@@ -121,8 +121,8 @@ def test_names_state_split_set_and_number(name: str, split: str | None, token_se
 
 def test_files_are_sorted_by_number() -> None:
     names = ["a_train_000002.bin", "a_val_000000.bin", "README.md", "a_train_000001.bin"]
-    wanted = {"train": ["a_train_000001.bin", "a_train_000002.bin"], "validation": ["a_val_000000.bin"]}
-    assert foreign_names("tokens", names) == wanted
+    expected_names = {"train": ["a_train_000001.bin", "a_train_000002.bin"], "validation": ["a_val_000000.bin"]}
+    assert foreign_names("tokens", names) == expected_names
     names = [f"train_{number}.bin" for number in range(7, 12)]
     assert foreign_names("tokens", names[::-1]) == {"train": names}
     assert foreign_names("tokens", []) == {}
@@ -171,6 +171,5 @@ def test_missing_first_shards_are_reported(tmp_path: Path) -> None:
     assert "its train shards start with a_train_000003.bin; earlier ones, such as a_train_000002.bin," in note
     assert len(notes("a_val_2.bin", "a_train_0.bin", split="validation")) == 1
     assert notes("a_train_000000.bin") == notes("a_train_000001.bin") == notes("train.bin") == []
-    assert (
-        notes("a_val_000000.bin", "a_val_000001.bin", "a_train_000002.bin") == []
-    )  # both splits are numbered together
+    # Both splits are numbered together.
+    assert notes("a_val_000000.bin", "a_val_000001.bin", "a_train_000002.bin") == []

@@ -109,13 +109,13 @@ SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of fi
 ]
 
 
-@pytest.mark.parametrize(("writers", "said"), SETS)
+@pytest.mark.parametrize(("writers", "message"), SETS)
 def test_incomplete_or_mixed_files_are_refused(
-    tmp_path: Path, writers: dict[str, Callable[[Path], object]], said: str
+    tmp_path: Path, writers: dict[str, Callable[[Path], object]], message: str
 ) -> None:
     for name, write in writers.items():
         write(tmp_path / name)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         open_split(tmp_path, "train")
 
 
@@ -174,9 +174,9 @@ WRONG: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "said"), WRONG)
-def test_other_files_are_not_read_as_tokens(tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), WRONG)
+def test_other_files_are_not_read_as_tokens(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "train.safetensors"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=rf"{path}: .*({said})"):
+    with pytest.raises(BadInput, match=rf"{path}: .*({message})"):
         open_split(tmp_path, "train")

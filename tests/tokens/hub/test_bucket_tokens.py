@@ -34,7 +34,9 @@ def test_a_download_resumes_and_is_not_repeated(
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
     url, here = put("tokens", token_files), tmp_path / "tokens"
-    bucket_server.refusal = lambda asked: 503 if asked.startswith("GET") and "validation" in asked else None
+    bucket_server.refusal = lambda request_line: (
+        503 if request_line.startswith("GET") and "validation" in request_line else None
+    )
     with pytest.raises(BadInput, match=r"tokens/validation.safetensors: cannot be read: Refused"):
         download_dataset(url, here)
     arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors", BEGUN}
@@ -56,12 +58,12 @@ def test_a_download_never_mixes_two_preparations(
     monkeypatch.setattr(bucket_module, "PIECES_AT_ONCE", 1)
     url, here = put("mixed", token_files), tmp_path / "tokens"
     bucket = Bucket(url)
-    other = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # with the same sizes
+    second_preparation = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # with the same sizes
 
     def replace(number: int) -> None:
         if "train" in bucket_server.requests[number - 1] and not bucket_server.requests[number - 1].startswith("PUT"):
             bucket_server.before = lambda _: None
-            for name, content in other.items():
+            for name, content in second_preparation.items():
                 bucket.write(name, content)
 
     bucket_server.before = replace
@@ -69,7 +71,7 @@ def test_a_download_never_mixes_two_preparations(
         download_dataset(url, here)
     os.utime(here / "manifest.json", (0, 0))  # an old file of the first preparation
     download_dataset(url, here)
-    assert {name: (here / name).read_bytes() for name in NAMES} == other
+    assert {name: (here / name).read_bytes() for name in NAMES} == second_preparation
     (here / RECEIPT).unlink()
     (here / "train.safetensors").rename(here / "train-00000-of-00002.safetensors")
     with pytest.raises(

@@ -134,12 +134,12 @@ def test_a_killed_upload_resumes_and_stays_invisible(prepared: Path, hub: Hub) -
 
 
 def test_a_bad_upload_is_refused_before_sending(prepared: Path, hub: Hub, tmp_path: Path) -> None:
-    told = only_line(push(hub, prepared, NAME, token=None))
-    assert "no access token of the Hugging Face hub: run `hf auth login`" in told
+    message = only_line(push(hub, prepared, NAME, token=None))
+    assert "no access token of the Hugging Face hub: run `hf auth login`" in message
     assert "tokens: not a repository name; wanted OWNER/NAME" in only_line(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in only_line(push(hub, prepared, "datasets/owner/tokens"))
-    told = only_line(push(hub, prepared, NAME, "--license", "a: b"))
-    assert "--license: got 'a: b', wanted a license of the hub" in told
+    message = only_line(push(hub, prepared, NAME, "--license", "a: b"))
+    assert "--license: got 'a: b', wanted a license of the hub" in message
     assert "manifest.json: missing; only a finished preparation" in only_line(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
     entry = {"size_bytes": 1, "sha256": "", "max_id": 0, "tokens": 0, "dtype": ""}
@@ -154,11 +154,11 @@ def test_a_bad_upload_is_refused_before_sending(prepared: Path, hub: Hub, tmp_pa
 
 def test_a_refusing_or_unreachable_hub_is_one_error_line(prepared: Path, hub: Hub) -> None:
     assert "run `hf auth login` with a token that may write" in only_line(push(hub, prepared, NAME, token="hf_read"))
-    told = only_line(push(hub, prepared, "somebody/tokens"))
-    assert "You don't have the rights to create a dataset under the namespace" in told
+    message = only_line(push(hub, prepared, "somebody/tokens"))
+    assert "You don't have the rights to create a dataset under the namespace" in message
     hub.before_upload = lambda size: False
-    told = only_line(push(hub, prepared, NAME))
-    assert told.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: ") and "Out of order" in told
+    message = only_line(push(hub, prepared, NAME))
+    assert message.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: ") and "Out of order" in message
     hub.url = "http://127.0.0.1:9"
     assert "rerun the same command to resume" in only_line(push(hub, prepared, NAME))
 

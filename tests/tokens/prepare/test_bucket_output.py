@@ -54,8 +54,8 @@ def test_a_bucket_is_resumed_and_verified_in_place(bucket_server: BucketServer, 
     bucket.write(".checkpoint-00000001.safetensors", checkpoint)
     done = run(PREPARE, *command, "--scratch", tmp_path / "b")
     assert "resuming after 4 of" in done.stderr or "resuming after 3 of" in done.stderr, done.stderr
-    whole = status(url)
-    assert f"{url}: complete" in whole[0] and "5 of 5 (100.0% of " in whole[1]
+    final_status = status(url)
+    assert f"{url}: complete" in final_status[0] and "5 of 5 (100.0% of " in final_status[1]
     assert "all unchanged" in verify(url)[0]
     name = max(name for name in bucket.objects() if name.startswith("train-"))
     data = bucket.read(name).content
@@ -68,20 +68,20 @@ def test_a_bucket_is_resumed_and_verified_in_place(bucket_server: BucketServer, 
 def test_the_disk_contains_only_unfinished_shards(
     bucket_server: BucketServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = []
+    shard_counts = []
     append = CommitLog.append
 
     def look(log: CommitLog, *entries: Entry) -> None:
-        held.append(len(list(tmp_path.glob(".scratch/.partial-*"))))
+        shard_counts.append(len(list(tmp_path.glob(".scratch/.partial-*"))))
         append(log, *entries)
 
     monkeypatch.setattr(CommitLog, "append", look)
     ranks = shared("gpt2.tiktoken")
     options = {"tokenizer": str(ranks), "validation_fraction": 0.2, "unit_bytes": 500, "shard_tokens": 100}
     write(tmp_path, source, split="hash", bucket="s3://runs/held", **options)
-    assert len(held) >= 10
-    assert max(held) <= 2 + 2  # one unfinished shard of each split, and those that a unit has filled
-    assert bucket_server.contents("held")["tokenizer.tiktoken"] == ranks.read_bytes()
+    assert len(shard_counts) >= 10
+    assert max(shard_counts) <= 2 + 2  # one unfinished shard of each split, and those that a unit has filled
+    assert bucket_server.contents("shard_counts")["tokenizer.tiktoken"] == ranks.read_bytes()
 
 
 def test_the_original_survives_an_incomplete_copy(
@@ -116,7 +116,7 @@ def test_a_preparation_without_documents_leaves_no_object(bucket_server: BucketS
 
 @pytest.mark.usefixtures("bucket_server")
 @pytest.mark.parametrize(
-    ("output", "options", "said"),
+    ("output", "options", "message"),
     [
         (
             "s3://runs/taken",
@@ -133,13 +133,13 @@ def test_a_preparation_without_documents_leaves_no_object(bucket_server: BucketS
     ],
 )
 def test_an_impossible_bucket_output_is_one_error_line(
-    source: Path, tmp_path: Path, output: str, options: tuple[str, ...], said: str
+    source: Path, tmp_path: Path, output: str, options: tuple[str, ...], message: str
 ) -> None:
     Bucket("s3://runs/taken").write("other.txt", b"mine")
     Bucket("s3://runs/lost").write("plan.json", b"{}")
     done = run(PREPARE, source, "--output", output, "--scratch", tmp_path / "scratch", *options)
     assert done.returncode == 1
-    assert said in done.stderr.splitlines()[-1], done.stderr
+    assert message in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.usefixtures("bucket_server")

@@ -65,11 +65,11 @@ def test_an_unreachable_cluster_is_one_error_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_in_a_ray_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
+    source, submit_unit = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 
     def vanish(cluster: executors.RayCluster, job: EncodeJob, task: Task) -> "Future[Result]":
         source.unlink()  # after the plan was made
-        return kept(cluster, job, task)
+        return submit_unit(cluster, job, task)
 
     monkeypatch.setattr(executors.RayCluster, "submit", vanish)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # the command must ignore it
@@ -138,11 +138,11 @@ def test_workers_that_keep_dying_end_the_command(tmp_path: Path, monkeypatch: py
 NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, **Problems().summary()}
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
-def test_a_damaged_task_file_is_one_error_line(tmp_path: Path, content: str, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
+def test_a_damaged_task_file_is_one_error_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
-    with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{said}.*; rerun the same command"):
+    with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{message}.*; rerun the same command"):
         executors._run_stored_task(job, tmp_path / "00000000.task")
 
 

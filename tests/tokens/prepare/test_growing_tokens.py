@@ -34,7 +34,7 @@ def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tm
     early, stream = growing.committed("train"), growing.stream("train")
     held_out = growing.committed("validation")
     assert 0 < held_out < early and not growing.finished
-    begun = stream.read(0, early).tolist()
+    early_tokens = stream.read(0, early).tolist()
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
     assert growing.committed("train") == early  # until it is refreshed
     growing.refresh()
@@ -47,7 +47,7 @@ def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tm
     final = tokens_of(tmp_path / "out", "train")
     assert growing.committed("train") == len(final)
     assert stream.read(0, len(final)).tolist() == final
-    assert final[:early] == begun
+    assert final[:early] == early_tokens
     assert final[early - 10 : early + 90] == middle
     validation = growing.stream("validation").read(0, held_out)
     assert tokens_of(tmp_path / "out", "validation")[:held_out] == validation.tolist()
@@ -57,20 +57,19 @@ def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tm
 
 @pytest.mark.parametrize("options", [(), ("--shard-tokens", "20000")])
 def test_partly_renamed_files_can_be_read(tmp_path: Path, options: tuple[str, ...]) -> None:
-    whole = command(tmp_path, *options)
-    assert run(CRASH, *whole, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
+    whole_command = command(tmp_path, *options)
+    assert run(CRASH, *whole_command, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
     lengths = {split: growing.committed(split) for split in ("train", "validation")}
     early = {split: growing.stream(split).read(0, length).tolist() for split, length in lengths.items()}
-    succeed(PREPARE, *whole)
+    succeed(PREPARE, *whole_command)
     final = {split: open_split(tmp_path / "out", split) for split in lengths}
     assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
 
 
 def test_no_token_is_readable_that_may_be_removed(tmp_path: Path) -> None:
-    options = command(
-        tmp_path, "--test-fraction", "0.0004"
-    )  # the hash selects no document for it, so the last one is cut off
+    # The hash selects no document for it, so the last one is cut off.
+    options = command(tmp_path, "--test-fraction", "0.0004")
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
     assert growing.committed("train") == 0
@@ -95,11 +94,11 @@ def test_a_silent_unlocked_preparation_counts_as_abandoned(
     growing = GrowingTokens(tmp_path / "out")
 
     def after(seconds: int) -> str | None:
-        found = None
+        message = None
         for _ in range(seconds):  # one check per second, like a waiting run
             clock[0] += 1
-            found = growing.abandoned()
-        return found
+            message = growing.abandoned()
+        return message
 
     assert after(59) is None
     (tmp_path / "out" / ".units" / "00000009.train").write_bytes(b"a unit that is being computed")

@@ -34,11 +34,11 @@ def test_a_stored_plan_is_read_back_unchanged(tmp_path: Path) -> None:
     source = resolve_sources([str(jsonl(tmp_path / "a.jsonl", ["text"] * 9))])
     plan = make_plan(source, attrs.evolve(SETTINGS, validation_fraction=0, shard_tokens=7))
     write_plan(tmp_path, plan)
-    kept = read_plan(tmp_path)
-    assert kept == plan and kept.fingerprint() == plan.fingerprint()
-    check_same(tmp_path, kept, plan.settings, source)
+    stored_plan = read_plan(tmp_path)
+    assert stored_plan == plan and stored_plan.fingerprint() == plan.fingerprint()
+    check_same(tmp_path, stored_plan, plan.settings, source)
     with pytest.raises(BadInput, match=r"shard_tokens: got 8, wanted 7; repeat that command, or pass another --output"):
-        check_same(tmp_path, kept, attrs.evolve(plan.settings, shard_tokens=8), source)
+        check_same(tmp_path, stored_plan, attrs.evolve(plan.settings, shard_tokens=8), source)
     assert read_plan(tmp_path / "elsewhere") is None
 
 

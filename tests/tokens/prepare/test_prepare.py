@@ -32,8 +32,8 @@ def test_an_end_of_text_id_follows_every_document(tmp_path: Path) -> None:
 
 def test_a_tail_with_an_older_seed_is_resumed(tmp_path: Path) -> None:
     source, tail = jsonl(tmp_path / "a.jsonl", ["ab", "cd", "ef", "gh"]), {"split": "tail", "validation_fraction": 0.5}
-    begun = write(tmp_path / "out", source, split_seed=5, **tail)
-    assert write(tmp_path / "out", source, **tail) == begun
+    earlier_manifest = write(tmp_path / "out", source, split_seed=5, **tail)
+    assert write(tmp_path / "out", source, **tail) == earlier_manifest
 
 
 def test_a_text_field_needs_records(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_a_text_field_needs_records(tmp_path: Path) -> None:
 
 
 def test_the_manifest_describes_the_files(tmp_path: Path) -> None:
-    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
-    assert read_manifest(tmp_path / "out") == written
+    returned_manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
+    assert read_manifest(tmp_path / "out") == returned_manifest
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest | {"format": 1, "documents": 2, "tokens": 6, "text_bytes": 4} == manifest
     tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
@@ -63,14 +63,14 @@ def test_a_character_vocabulary_covers_all_documents(tmp_path: Path) -> None:
     texts = ["ab\r\n\0", *(chr(0x4E00 + number) for number in range(300)), "z\U0001f600", ""]
     source = jsonl(tmp_path / "a.jsonl", texts)
     options = {"tokenizer": "chars", "unit_bytes": 500, "split": "hash", "validation_fraction": 0.1}
-    written = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
-    assert written[0] == written[1] and written[0].units is not None and written[0].units > 5
-    record = written[0].tokenizer
+    manifests = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
+    assert manifests[0] == manifests[1] and manifests[0].units is not None and manifests[0].units > 5
+    record = manifests[0].tokenizer
     assert record.characters == "".join(sorted({*"".join(texts)})) and record.name == "chars"
     assert (record.vocabulary_size, record.end_of_text_id) == (308, 307)
     ids = tokens_of(tmp_path / "0", "train") + tokens_of(tmp_path / "0", "validation")
-    said = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
-    assert sorted(said) == sorted([*texts, ""])
+    decoded_texts = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
+    assert sorted(decoded_texts) == sorted([*texts, ""])
     more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
     assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
     unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is not one of its"
@@ -93,9 +93,8 @@ def test_links_in_the_output_folder_are_not_followed(tmp_path: Path, monkeypatch
             (out / name).symlink_to(folder if name == ".units" else victim)
         return begin(*arguments)
 
-    monkeypatch.setattr(
-        prepare_module, "make_plan", plant
-    )  # at this point, leftovers of an earlier command have been deleted
+    # At this point, leftovers of an earlier command have been deleted.
+    monkeypatch.setattr(prepare_module, "make_plan", plant)
     (out / ".lock").symlink_to(victim)
     write(out, source, tokenizer=str(shared("gpt2.tiktoken")))
     assert victim.read_text() == "precious" and not list(folder.iterdir())
@@ -146,9 +145,9 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
 ]
 
 
-@pytest.mark.parametrize(("damage", "options", "said"), FINISHED)
+@pytest.mark.parametrize(("damage", "options", "message"), FINISHED)
 def test_a_command_that_cannot_resume_is_one_error_line(
-    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], said: str
+    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], message: str
 ) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), tmp_path / "out"
     fixed = {"validation_fraction": 0.3}
@@ -156,14 +155,14 @@ def test_a_command_that_cannot_resume_is_one_error_line(
     write(out, source, **fixed)  # it is already complete
     damage(out)
     before = files_of(out)
-    with pytest.raises(BadInput, match=said) as refused:
+    with pytest.raises(BadInput, match=message) as refused:
         write(out, source, **fixed | options)
     assert "\n" not in str(refused.value)
     assert sorted(files_of(out).values()) == sorted(before.values())
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "said"),
+    ("texts", "options", "message"),
     [
         (["a", "b"], {"test_fraction": 0.1}, "2 documents are too few to hold out 1 for validation and 1 for test"),
         ([], {}, "the sources contain no documents"),
@@ -178,10 +177,10 @@ def test_a_command_that_cannot_resume_is_one_error_line(
     ],
 )
 def test_the_advised_command_works_after_a_failed_split(
-    tmp_path: Path, texts: list[Any], options: dict[str, Any], said: str
+    tmp_path: Path, texts: list[Any], options: dict[str, Any], message: str
 ) -> None:
     fixed = {"split": "hash", "validation_fraction": 0.1}
-    with pytest.raises(BadInput, match=f"{said}.*; nothing was written"):
+    with pytest.raises(BadInput, match=f"{message}.*; nothing was written"):
         write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts), **fixed | options)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
     write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["a", "b", "c"]), split="tail", validation_fraction=0.3)
@@ -219,15 +218,15 @@ def test_gpt2_tokens_equal_tiktokens_and_include_ranks(corpus: Path, tmp_path: P
 
 
 def test_a_users_ranks_are_never_replaced(tmp_path: Path) -> None:
-    out, texts, own = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
+    out, texts, user_ranks = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
     (tmp_path / "t.json").write_text(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
     (ranks := out / "tokenizer.tiktoken").parent.mkdir()
-    ranks.write_bytes(own)
+    ranks.write_bytes(user_ranks)
     with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: exists, and its 26 bytes are not the ranks of"):
         write(out, texts, tokenizer=str(tmp_path / "t.json"))
     with pytest.raises(BadInput, match="nothing was written"):  # this tokenizer has no file of ranks
         write(out, jsonl(tmp_path / "empty.jsonl", []))
-    assert ranks.read_bytes() == own
+    assert ranks.read_bytes() == user_ranks
 
 
 @pytest.mark.slow
@@ -271,6 +270,6 @@ def test_a_users_hidden_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFix
     assert note in capsys.readouterr().err
     write(out, source)  # it is complete, and nothing else is deleted
     assert {name: (out / name).read_text() for name in theirs} == theirs
-    other = tmp_path / "other"
-    write(other, source)
-    assert not (other / ".units").exists()
+    new_output = tmp_path / "new_output"
+    write(new_output, source)
+    assert not (new_output / ".units").exists()

@@ -29,15 +29,15 @@ def train(output: Path, *sources: Path | str, **options: Any) -> list[str]:
 
 @pytest.mark.slow
 def test_threads_and_hash_seeds_do_not_change_bytes(tmp_path: Path) -> None:
-    written = set()
+    contents = set()
     for threads, seed in (("1", "0"), ("2", "1"), ("8", "random")):
         path = tmp_path / f"{threads}.json"
         options = ["stdlib", "--sample-bytes", "500000", "--vocab-size", "1000", "--output", path]
         environment = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
         done = launch.execute(sys.executable, "prepare_data.py", "tokenizer", *options, **environment)
         assert done.returncode == 0 and "trained on 500,000 bytes: 4.1%, spread evenly, of" in done.stdout, done.stderr
-        written.add(path.read_bytes())
-    assert len(written) == 1
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
 
 
 @pytest.mark.parametrize("pattern", ["cl100k", "gpt2", "o200k"])
@@ -45,15 +45,18 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
     transformers = pytest.importorskip("transformers")
     path = tmp_path / "own.json"
     train(path, jsonl(tmp_path / "a.jsonl", TEXTS), pattern=pattern)
-    own, other = load_tokenizer(str(path)), transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-    assert own.vocabulary_size == len(other) == 400
-    assert own.special_tokens == other.get_added_vocab() and own.end_of_text_id == 400 - SPECIAL
+    tokenizer, library_tokenizer = (
+        load_tokenizer(str(path)),
+        transformers.PreTrainedTokenizerFast(tokenizer_file=str(path)),
+    )
+    assert tokenizer.vocabulary_size == len(library_tokenizer) == 400
+    assert tokenizer.special_tokens == library_tokenizer.get_added_vocab() and tokenizer.end_of_text_id == 400 - SPECIAL
     for text in [*PROBE, *TEXTS[:20], *strange_texts(300)]:
-        ids = own.encode(text).tolist()
-        assert ids == other.encode(text, split_special_tokens=True), text
-        assert own.decode(ids) == text
+        ids = tokenizer.encode(text).tolist()
+        assert ids == library_tokenizer.encode(text, split_special_tokens=True), text
+        assert tokenizer.decode(ids) == text
     digits = {"cl100k": 3, "o200k": 3}.get(pattern)
-    assert all(digits is None or len(token) <= digits for token in own.coder.ranks if token.isdigit())
+    assert all(digits is None or len(token) <= digits for token in tokenizer.coder.ranks if token.isdigit())
 
 
 def test_an_error_states_the_largest_possible_vocabulary(tmp_path: Path) -> None:
@@ -101,8 +104,8 @@ def test_interrupted_training_leaves_no_file(tmp_path: Path, way: str) -> None:
             kill(next(filter(_is_trainer, children(process))))
         done = launch.finish(process)
     assert done.returncode == (EXIT_INTERRUPTED if way == "Ctrl-C" else 1)
-    said = {"Ctrl-C": "interrupted", "kill the trainer": "lower --sample-bytes", "full disk": "cannot be written"}
-    assert len(done.stderr.splitlines()) == 1 and said[way] in done.stderr, done.stderr
+    messages = {"Ctrl-C": "interrupted", "kill the trainer": "lower --sample-bytes", "full disk": "cannot be written"}
+    assert len(done.stderr.splitlines()) == 1 and messages[way] in done.stderr, done.stderr
     assert [*tmp_path.iterdir()] == []
 
 

@@ -59,18 +59,22 @@ def test_every_text_of_an_item_is_searched_for(
 
 def test_documents_of_held_out_splits_are_items(tmp_path: Path) -> None:
     train = [[*range(300 + at, 340 + at)] for at in range(0, 900, 40)]
-    held = [[*range(14)], [*range(310, 323)], [1] * 9]
+    held_out = [[*range(14)], [*range(310, 323)], [1] * 9]
     save(tmp_path / "a", end=256, train=train)
-    save(tmp_path / "b", end=256, train=[[5] * 20], validation=held, test=[train[3][2:16]])
-    found = contamination_of(tmp_path / "a", tmp_path / "b", tmp_path / "a")
-    assert found == {"b validation": "1 of 3 documents", "b test": "1 of 1 documents", "a train": "23 of 23 documents"}
+    save(tmp_path / "b", end=256, train=[[5] * 20], validation=held_out, test=[train[3][2:16]])
+    summaries = contamination_of(tmp_path / "a", tmp_path / "b", tmp_path / "a")
+    assert summaries == {
+        "b validation": "1 of 3 documents",
+        "b test": "1 of 1 documents",
+        "a train": "23 of 23 documents",
+    }
     assert contamination_of(tmp_path / "b", tmp_path / "a") == {"a train": "0 of 23 documents"}
 
 
-def contamination_of(directory: Path, *others: Path) -> dict[str, str]:
-    lines = contamination(directory, load_tokenizer("bytes"), others)
-    told = [re.search(r"(\w+ \w+): (\d+ of \d+ \w+) \(", line) for line in lines]
-    return {match[1]: match[2] for match in told if match}
+def contamination_of(directory: Path, *sources: Path) -> dict[str, str]:
+    lines = contamination(directory, load_tokenizer("bytes"), sources)
+    matches = [re.search(r"(\w+ \w+): (\d+ of \d+ \w+) \(", line) for line in lines]
+    return {match[1]: match[2] for match in matches if match}
 
 
 def test_unusable_sources_are_one_error_line(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_unusable_sources_are_one_error_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"unknown\.jsonl: item 2: tokenizer chars"):
         read_items(unknown, load_tokenizer("chars: a"))
     with pytest.raises(BadInput, match="no train tokens"):
-        contamination(save(tmp_path / "held", validation=[[1]]), BYTES, (tmp_path / "out",))
+        contamination(save(tmp_path / "held_out", validation=[[1]]), BYTES, (tmp_path / "out",))
 
 
 def test_a_filled_in_template_is_a_near_duplicate(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def save(directory: Path, dtype: type = np.uint16, end: int = END, **splits: lis
     return directory
 
 
-def drawn(count: int, seed: int) -> list[list[int]]:
+def random_documents(count: int, seed: int) -> list[list[int]]:
     """Return documents of 0 to 299 random tokens."""
     draw = random.Random(seed)
     return [[draw.randrange(1000) for _ in range(draw.randrange(300))] for _ in range(count)]
@@ -47,7 +47,7 @@ def test_statistics_equal_a_plain_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: type
 ) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", block)
-    train, validation = drawn(200, 0), drawn(50, 1)
+    train, validation = random_documents(200, 0), random_documents(50, 1)
     train += [train[3], train[5], train[3], []]
     validation += [train[7], train[3], train[3]]
     lines = stats.stats(save(tmp_path / "out", dtype, train=train, validation=validation))
@@ -71,8 +71,8 @@ def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
     documents = [[1] * length for length in (0, 1, 2, 3, 4, 1000, 70_000)]
     lines = stats.stats(save(tmp_path / "out", train=documents))
     rows = [match for line in lines if (match := re.match(r"(.{25})  +([\d,]+)  +[\d.]+%", line))]
-    counted = {row[1].strip(): int(row[2]) for row in rows if int(row[2])}
-    assert counted == {"0": 1, "1": 1, "2 to 3": 2, "4 to 7": 1, "512 to 1,023": 1, "65,536 to 131,071": 1}
+    histogram = {row[1].strip(): int(row[2]) for row in rows if int(row[2])}
+    assert histogram == {"0": 1, "1": 1, "2 to 3": 2, "4 to 7": 1, "512 to 1,023": 1, "65,536 to 131,071": 1}
 
 
 def test_stats_use_the_manifest_of_a_prepared_directory(tmp_path: Path) -> None:
@@ -144,17 +144,17 @@ def test_a_chart_handles_odd_names_and_links(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(BadInput, match=r"is not a chart of prepare_data.py stats"):
         draw_chart(folder, np.ones(1, np.int64), np.ones(1, np.int64))
     (folder / CHART).unlink()
-    drawn: list[LineChart] = []
+    charts_drawn: list[LineChart] = []
 
     def draw(charts: list[LineChart], title: str) -> bytes:
-        drawn.extend(charts)
+        charts_drawn.extend(charts)
         return png(charts, title)
 
     monkeypatch.setattr(stats, "png", draw)
     for lengths in ([0], [0, 1], [5], [700_000], [1, 3, 70_000]):
         draw_chart(folder, np.array(lengths), np.ones(len(lengths), np.int64))
-    assert [chart.lines[0].y[1::2].sum() for chart in drawn] == [0, 1, 1, 1, 3]  # non-empty documents
-    assert [mark.text for mark in drawn[-1].marks] == ["median 3", "longest 70,000"]
+    assert [chart.lines[0].y[1::2].sum() for chart in charts_drawn] == [0, 1, 1, 1, 3]  # non-empty documents
+    assert [mark.text for mark in charts_drawn[-1].marks] == ["median 3", "longest 70,000"]
     assert (tmp_path / "victim").read_text() == "precious"
     assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
 
@@ -174,9 +174,9 @@ def test_any_document_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -
 def test_a_users_picture_is_not_overwritten(tmp_path: Path) -> None:
     directory = save(tmp_path / "out", train=[[1, 2], [3]])
     (directory / CHART).write_bytes(b"a picture of the user")
-    said = stats.stats(directory)[-1]
-    assert said.startswith(f"not drawn: {directory / CHART}: is not a chart of prepare_data.py stats")
-    assert "(21 bytes); move it away" in said
+    last_line = stats.stats(directory)[-1]
+    assert last_line.startswith(f"not drawn: {directory / CHART}: is not a chart of prepare_data.py stats")
+    assert "(21 bytes); move it away" in last_line
     assert (directory / CHART).read_bytes() == b"a picture of the user"
     (directory / CHART).unlink()
     for _ in range(2):  # our chart is replaced

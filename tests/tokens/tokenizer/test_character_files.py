@@ -16,8 +16,8 @@ MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle s
 
 def meta(characters: list[str]) -> dict[str, Any]:
     """Return the content of nanoGPT's meta.pkl."""
-    ids = {one: number for number, one in enumerate(characters)}
-    return {"vocab_size": len(ids), "itos": {number: one for one, number in ids.items()}, "stoi": ids}
+    ids = {character: number for number, character in enumerate(characters)}
+    return {"vocab_size": len(ids), "itos": {number: character for character, number in ids.items()}, "stoi": ids}
 
 
 class Evil:
@@ -39,7 +39,7 @@ def test_characters_in_json_are_sorted_by_id(tmp_path: Path, values: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (pickle.dumps({"stoi": Evil()}), "byte .*: contains the instruction STACK_GLOBAL, which a vocabulary"),
         (pickle.dumps(Evil(), 0), "byte 0: contains the instruction GLOBAL"),
@@ -53,11 +53,11 @@ def test_characters_in_json_are_sorted_by_id(tmp_path: Path, values: Any) -> Non
     ],
 )
 def test_unexpected_content_is_refused_and_never_executed(
-    tmp_path: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("x.json" if content[:1] in b"[{" else "x.pkl")
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=rf"^{path}: .*{said}.*; wanted nanoGPT's meta.pkl, or JSON"):
+    with pytest.raises(BadInput, match=rf"^{path}: .*{message}.*; wanted nanoGPT's meta.pkl, or JSON"):
         read_characters(path)
-    assert [left.name for left in tmp_path.iterdir()] == [path.name]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]

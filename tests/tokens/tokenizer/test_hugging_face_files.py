@@ -123,9 +123,8 @@ def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
 def test_transformers_gives_the_same_ids_for_any_pattern(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
-    ranks = {
-        word: offset + number for number, word in enumerate(words)
-    }  # no merges form xyz, which is still encoded on its own
+    # No merges form xyz, which is still encoded on its own.
+    ranks = {word: offset + number for number, word in enumerate(words)}
     tokenizer = byte_pair_tokenizer("own", ranks, pattern).with_special_tokens(["<|user|>", "<|end|>"])
     write_tokenizer_files(tokenizer, tmp_path, 64)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -332,9 +331,8 @@ def test_published_tokenizers_survive_recording_and_export(tmp_path: Path, publi
 @pytest.mark.parametrize("name", ["Qwen 3", *slow("DeepSeek")])
 def test_a_long_document_has_the_librarys_ids(tmp_path: Path, name: str) -> None:
     library = PUBLISHED[name].write(tmp_path)
-    text = "".join(
-        f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000)
-    )  # long enough to be encoded in two pieces
+    # Long enough to be encoded in two pieces.
+    text = "".join(f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000))
     (tmp_path / "long.txt").write_text(text)
     write(tmp_path / "tokens", tmp_path / "long.txt", tokenizer=str(tmp_path / "tokenizer.json"))
     *ids, end = tokens_of(tmp_path / "tokens", "train")

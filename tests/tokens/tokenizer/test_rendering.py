@@ -171,7 +171,7 @@ def test_our_templates_prompt_as_they_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for x in %}", "the conversation template: line 1: is not valid Jinja; correct it (Expected an expression"),
         (
@@ -181,10 +181,10 @@ def test_our_templates_prompt_as_they_train() -> None:
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
     ],
 )
-def test_errors_of_jinja_are_readable(template: str, said: str) -> None:
+def test_errors_of_jinja_are_readable(template: str, message: str) -> None:
     conversation = TemplateInput(
         template=template, values={}, messages=[["user", "a"]], begins_answer=False, answers=[]
     )
     with pytest.raises(BadInput) as refused:
         conversation_text(conversation)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

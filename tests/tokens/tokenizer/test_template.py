@@ -77,16 +77,23 @@ def test_message_text_never_becomes_a_special_token() -> None:
 def test_turn_tokens_are_found_in_rendered_text(tmp_path: Path) -> None:
     last = LLAMA_2.replace("eos_token", "('<|return|>' if loop.last else eos_token)")  # ends a conversation differently
     assert Template(last).ends(load_tokenizer("bytes").with_special_tokens(["<|return|>"])) == [256, 257]
-    known = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: (), last: ("<|return|>",)}
+    turn_tokens_by_text = {CHATML: ("<|im_start|>", "<|im_end|>"), LLAMA_2: (), last: ("<|return|>",)}
     turns = TEMPLATES["turns"].text
-    for text in (*known, turns, turns.replace("['content']", "['content'][: {'system': 9}.get(message.role)]")):
+    for text in (
+        *turn_tokens_by_text,
+        turns,
+        turns.replace("['content']", "['content'][: {'system': 9}.get(message.role)]"),
+    ):
         (tmp_path / "a.jinja").write_text(text, "utf-8-sig")
-        found, wanted = load_template(str(tmp_path / "a.jinja")), known.get(text, TEMPLATES["turns"].turn_tokens)
-        assert (found.text, sorted(found.turn_tokens)) == (text, sorted(wanted))
+        template, expected_tokens = (
+            load_template(str(tmp_path / "a.jinja")),
+            turn_tokens_by_text.get(text, TEMPLATES["turns"].turn_tokens),
+        )
+        assert (template.text, sorted(template.turn_tokens)) == (text, sorted(expected_tokens))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{{ messages[0].content }}", r"a\.jinja: .* has message 2 \(assistant\) 0 times, wanted each message once"),
         (CHATML.replace("content", "content|tojson"), r"a\.jinja: .* changes the text of messages; it may only insert"),
@@ -107,10 +114,10 @@ def test_turn_tokens_are_found_in_rendered_text(tmp_path: Path) -> None:
         (None, r"a\.jinja: cannot be read: .*No such file"),
     ],
 )
-def test_an_invalid_template_file_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_an_invalid_template_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "a.jinja").write_text(text)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         load_template(str(tmp_path / "a.jinja"))
     with pytest.raises(BadInput, match=r"template 'llama' is unknown; wanted turns, alpaca or a \.jinja file"):
         load_template("llama")

@@ -57,9 +57,11 @@ def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: 
     path.write_bytes(b"\n".join(lines[:300]))
     recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
-    known = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
-    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", known)  # has become known after these tokens were made
-    assert [load_tokenizer(str(path), each).vocabulary_size for each in (recorded, None)] == [301, 100_277]
+    published = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
+    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", published)  # has become known after these tokens were made
+    assert [
+        load_tokenizer(str(path), recorded_fingerprint).vocabulary_size for recorded_fingerprint in (recorded, None)
+    ] == [301, 100_277]
     with pytest.raises(BadInput, match="contains unknown ranks"):
         load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), r"\p{N}|\s+|\S+")))
 
@@ -76,13 +78,13 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [  # makes x.tiktoken, expec
 ]
 
 
-@pytest.mark.parametrize(("make", "said"), WRONG)
-def test_unusable_ranks_are_one_error_line(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_unusable_ranks_are_one_error_line(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     make(tmp_path / "x.tiktoken")
-    with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{said}"):
+    with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{message}"):
         load_tokenizer(str(tmp_path / "x.tiktoken"))
-    said = "tokenizer 'bert' is unknown; wanted bytes, chars, gpt2, cl100k, o200k or a file"
-    with pytest.raises(BadInput, match=said):
+    message = "tokenizer 'bert' is unknown; wanted bytes, chars, gpt2, cl100k, o200k or a file"
+    with pytest.raises(BadInput, match=message):
         load_tokenizer("bert")
 
 
