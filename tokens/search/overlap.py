@@ -1,8 +1,8 @@
 """Items that share an n-gram with token streams: contamination of training data by evaluation items.
 
 An item is one or more sequences of tokens, such as the fields of a record, spellings of a text, or a document. The
-length n = 13 is the one of Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and of later
-studies. If an item has no sequence of n tokens, its sequences of at least LEAST tokens are searched for as a whole.
+length n = 13 follows Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and later studies. If an
+item has no sequence of n tokens, its sequences of at least LEAST tokens are searched for as a whole.
 """
 
 import itertools

@@ -170,7 +170,7 @@ BAD = [
     ),
     (
         {"prompt": "a", "completion": [ANSWER]},
-        "not a string: prompt and completion: got 'a' and .*, wanted two texts or",
+        "not a string: prompt and completion: got 'a' and .*, wanted two texts, or",
     ),
     ({"prompt": "a", "completion": 7}, "not a string: prompt and completion"),
     (
