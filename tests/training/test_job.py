@@ -262,7 +262,7 @@ def test_default_settings_pass_their_checks() -> None:
     [
         ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
         *slow(("written", "train.py: {}: was written while the run read it")),
-        *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
+        *slow(("cut", "train.py: {}: can no longer be read: it was truncated")),
         ("touched", "WARNING: {}: was touched while the run reads it; its content is as it was"),
     ],
 )

@@ -219,9 +219,8 @@ def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> No
     for number, record in enumerate(SAME):
         source = lines(tmp_path / f"{number}.jsonl", [record])
         if kind == "parquet":
-            with suppress(
-                pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError
-            ):  # Parquet has no type for some of these
+            # Parquet has no type for some of these.
+            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
                 source = tmp_path / "a.parquet"
         manifest = write(tmp_path / f"{number}", source, **TURNS)

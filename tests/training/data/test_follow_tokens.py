@@ -121,4 +121,4 @@ def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, p
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
-    assert "wanted enough for the run with max_epochs 1; lower min_train_tokens, or raise max_epochs" in errors
+    assert "but the run with max_epochs 1 needs more; lower min_train_tokens, or raise max_epochs" in errors
