@@ -261,7 +261,7 @@ def test_default_settings_are_valid() -> None:
             "train.py: step 4: {}: token 1000: got id 65535",
         ),  # one rank notices it
         *slow(("written", "train.py: {}: was modified while the run was reading it")),
-        *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
+        *slow(("cut", "train.py: {}: can no longer be read: it was truncated")),
         ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
     ],
 )

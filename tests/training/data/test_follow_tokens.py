@@ -121,4 +121,4 @@ def test_tokens_that_cannot_be_followed_are_refused(
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
-    assert "wanted enough for the run with max_epochs 1; lower min_train_tokens, or raise max_epochs" in errors
+    assert "but the run with max_epochs 1 needs more; lower min_train_tokens, or raise max_epochs" in errors
