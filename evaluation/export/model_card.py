@@ -1,4 +1,4 @@
-"""Model card: README.md of an exported model, from its run's record. Unknown facts have no line."""
+"""Write the model card (README.md) of an exported model from its run's record. Unknown facts have no line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
 
 
 def model_card(trained: Trained, name: str, license_name: str | None, dtype: str = "float32") -> str:
-    """Return the card with its front matter for the hub. `name`: OWNER/NAME or a folder's."""
+    """Return the card with its front matter for the hub. `name`: OWNER/NAME, or the name of a folder."""
     from huggingface_hub import ModelCard, ModelCardData
 
     config = trained.network.config
@@ -39,7 +39,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     shape = [fact for row in rows(type(config)).values() if (fact := row.card and row.card(config, stock.model_type))]
     sections = [
         ("Model", "", [("tokenizer", tokenizer), *shape, ("weights", DTYPE_WORDS[dtype])]),
-        ("Training", "\nBy Lockstep's `train.py`.\n", list(_training(trained.place))),
+        ("Training", "\nTrained with Lockstep's `train.py`.\n", list(_training(trained.place))),
     ]
     card = ModelCard.from_template(
         data,
@@ -55,6 +55,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
 
 
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
+    """Yield the facts about a model's training, as rows of a table; none for a model of another program."""
     if not place.is_own:
         return
     state = read_state(place.path)
@@ -104,7 +105,11 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
 
 def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:
     records = [] if place.run is None else read_metrics(place.run)
-    losses = [one[Metric.TRAIN_LOSS] for one in records if Metric.TRAIN_LOSS in one and one["step"] <= position.step]
+    losses = [
+        record[Metric.TRAIN_LOSS]
+        for record in records
+        if Metric.TRAIN_LOSS in record and record["step"] <= position.step
+    ]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
     if (loss := position.validation_loss) is not None:

@@ -174,7 +174,9 @@ def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
     model, out, write = trained(str(finished)), tmp_path / "out", export_module._write_model
 
     def overtaken(model: Trained, partial: Path, dtype: str) -> None:
-        with pytest.raises(BadInput, match=r"out: another export writes it; wait for it, or pass another folder"):
+        with pytest.raises(
+            BadInput, match=r"out: another export is writing to this folder; wait for it, or pass another folder"
+        ):
             export(model, out, None, None)  # by another process
         write(model, partial, dtype)
 

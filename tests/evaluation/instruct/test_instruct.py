@@ -85,7 +85,7 @@ def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun
     losses = answer_losses(found.network, make_example(found, records()[34]))
     assert float(losses.mean()) == pytest.approx(answer.reference_loss, rel=1e-5)
     why = refused("instruct", run, "--data", data, "--epochs", "1", "--keep", folder)
-    assert f"{tuned}: exists, and is no such fine-tuning; move it away, or pass another --keep" in why
+    assert f"{tuned}: exists, but belongs to another fine-tuning" in why
 
 
 @pytest.mark.slow
@@ -122,14 +122,14 @@ def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_p
     assert "answers: cannot be written: Not a directory; pass another --output" in refused(*command, *file)
     for content, message in (
         (json.dumps([*RECORDS, {"instruction": "a"}]), "record 41: output: missing"),
-        (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more"),
-        (json.dumps(RECORDS[:10]), "pass a smaller one"),
+        (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more for"),
+        (json.dumps(RECORDS[:10]), "pass a smaller number"),
     ):
         (tmp_path / "bad.json").write_text(content)
         options = ("--batch-size", "16") if "smaller" in message else ()
         assert message in refused(*command, tmp_path / "bad.json", *options)
     twice = refused("instruct", copied, copied, "--data", data)
-    assert "MODEL: got run step-00000008, run step-00000008, wanted each once" in twice
+    assert "MODEL: got run step-00000008, run step-00000008, wanted every model once" in twice
     assert not (copied / "evaluations.jsonl").exists()
 
 
@@ -154,7 +154,7 @@ def test_answers_of_another_model_are_never_replaced(copied: Path, data: Path, t
     write_answers(file, Answers(model=title, seed=0, home=other, settings={}, answers=answers, weights=first))
     before = file.read_bytes()
     why = refused("instruct", copied, "--data", data, "--output", output)
-    assert f"{file}: holds the answers of another model of this name, of {other}, weights {'a' * 12}" in why
+    assert f"{file}: contains the answers of another model of this name, in {other} (weights {'a' * 12}" in why
     assert file.read_bytes() == before
 
 
@@ -189,7 +189,7 @@ def test_a_users_hidden_folder_is_not_removed(tmp_path: Path) -> None:
     (run / f".partial-{IDENTITY}").touch()
     _refuse_other_folder(run)  # a kill has left it
     (run / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match=r"holds notes.txt, and no fine-tuning has begun here; move it away"):
+    with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning has begun here; move it away"):
         _refuse_other_folder(run)
     (run / IDENTITY).write_text("{}")
     _refuse_other_folder(run)

@@ -41,7 +41,7 @@ def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
     found = compare(rows_of(*homes))
     assert (found.columns, found.statements) == (["model", "chrF"], [])
     assert [row[1].text for row in found.rows] == ["21.50 ± 1.25", "31.50 ± 1.20", "41.50"]
-    assert "± is a standard error over questions, and over fine-tuning seeds where there are several" in found.notes[0]
+    assert "± is a standard error over questions, and over fine-tuning seeds if there are several" in found.notes[0]
 
 
 def test_closer_answers_score_more() -> None:
