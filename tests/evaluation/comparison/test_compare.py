@@ -177,7 +177,7 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
 
 def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
     for command in ("compare", "export"):
-        said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}"
+        said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one; run python evaluate.py {command}"
         assert one_line(evaluate(command, tmp_path, tmp_path / "new", environment=launch.RANK_OF_TWO)) == said
 
 
@@ -255,7 +255,7 @@ def test_results_of_another_tokenizer_stand_apart(tmp_path: Path) -> None:
         compare(rows_of(own, other))
     alone = compare(rows_of(other))
     assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # without published ones
-    assert any("read by tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
+    assert any("read with tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
     assert any("other: measured with --tokenizer gpt2, which is not the model's own: core" in n for n in alone.notes)
 
     unknown = compare(rows_of(own, core_by("unknown", False)))

@@ -11,7 +11,7 @@ import pytest
 
 from evaluation.judging import client as client_module
 from evaluation.judging.client import BoundedTransport, EndlessReply, RequestSlots, read_reply
-from evaluation.judging.store import Asked, Usage
+from evaluation.judging.store import JudgeRequest, Usage
 from tests import endless_server as endless
 from tests.endless_server import Misbehaviour
 from tests.evaluation.judging.sessions import SILENT, Sessions
@@ -26,7 +26,10 @@ async def ask(url: str, seconds: float) -> httpx2.Response:
 
 @pytest.mark.parametrize("misbehaviour", [endless.dripped_headers, endless.dripped_body, endless.dripped_chunks])
 def test_a_request_ends_after_its_time(misbehaviour: Misbehaviour) -> None:
-    with endless.serve(misbehaviour) as url, pytest.raises(httpx2.ReadTimeout, match=r"no whole reply within 0\.3 s"):
+    with (
+        endless.serve(misbehaviour) as url,
+        pytest.raises(httpx2.ReadTimeout, match=r"no complete reply within 0\.3 s"),
+    ):
         asyncio.run(ask(url, 0.3))
 
 
@@ -44,7 +47,7 @@ def test_a_session_ends_whatever_its_server_drips(sessions: Sessions, monkeypatc
     monkeypatch.setattr(client_module, "RETRIES", 0)
     with endless.serve(endless.dripped_body) as url:
         done = sessions.run(*SILENT, "--base-url", f"{url}/v1", "--timeout", "0.2", "--concurrency", "8")
-    assert done.returncode == 1 and "no whole reply within 0.2 seconds" in done.stderr
+    assert done.returncode == 1 and "no complete reply within 0.2 seconds" in done.stderr
     assert "which may have been billed" in done.stdout  # they were sent
 
 
@@ -145,41 +148,41 @@ IMPOSSIBLE_COUNTS: list[Any] = [
 
 
 def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
-    asked = Asked(id="a", key="k", limit=680, most=Usage(input=1, output=1))
+    request = JudgeRequest(id="a", key="k", limit=680, most=Usage(input=1, output=1))
     for body in BODIES:
-        reply = read_reply(asked, body)
+        reply = read_reply(request, body)
         assert (reply.text, reply.refusal, reply.usage) == ("", None, None), body
         assert reply.problem(3) is not None, body
     for usage in IMPOSSIBLE_COUNTS:  # such a request is charged at its maximum
-        assert read_reply(asked, {"choices": [], "usage": usage}).usage is None, usage
-    said = read_reply(asked, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
+        assert read_reply(request, {"choices": [], "usage": usage}).usage is None, usage
+    said = read_reply(request, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
     assert said is not None and "overloaded" in said and "\x1b" not in said
 
 
 def test_no_other_type_of_a_reply_becomes_text() -> None:
-    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+    request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     message: dict[str, Any] = {"content": "a verdict", "refusal": None}
     body = {"id": "r", "model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
     usage = {"prompt_tokens": 5, "completion_tokens": 2}
-    assert read_reply(asked, body | {"usage": usage}).usage == Usage(input=5, output=2)
+    assert read_reply(request, body | {"usage": usage}).usage == Usage(input=5, output=2)
 
-    absent = read_reply(asked, body | {"id": None, "model": None})
+    absent = read_reply(request, body | {"id": None, "model": None})
     assert (absent.id, absent.model, absent.text, absent.error) == (None, None, "a verdict", None)
     for content in (5, False, {"text": "x"}, [{"type": "image"}]):
         choice = {"message": {"content": content}, "finish_reason": "stop"}
-        refused = read_reply(asked, body | {"choices": [choice]})
+        refused = read_reply(request, body | {"choices": [choice]})
         assert refused.text == "" and "content: got" in str(refused.error), content
     parts = {"message": {"content": [{"type": "text", "text": "a verdict"}]}}
-    assert read_reply(asked, body | {"choices": [parts]}).text == "a verdict"
+    assert read_reply(request, body | {"choices": [parts]}).text == "a verdict"
     for wrong in ({"id": 5}, {"model": ["m"]}, {"choices": [{"message": message, "finish_reason": 3}]}):
-        assert "wanted a text" in str(read_reply(asked, body | wrong).error), wrong
+        assert "wanted a text" in str(read_reply(request, body | wrong).error), wrong
     choices = [{"message": message | {"refusal": True}, "finish_reason": "stop"}]
-    assert "refusal: got True" in str(read_reply(asked, body | {"choices": choices}).error)
-    assert read_reply(asked, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
+    assert "refusal: got True" in str(read_reply(request, body | {"choices": choices}).error)
+    assert read_reply(request, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
 
 
 def test_a_reply_of_another_form_is_described() -> None:
-    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+    request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     no_list: list[Any] = [[], {}, "x", None, {"a": 1}]
     for choices, problem in (
         *((other, f"choices: got {other!r}, wanted a list that is not empty") for other in no_list),
@@ -188,16 +191,16 @@ def test_a_reply_of_another_form_is_described() -> None:
         ([{"message": {}}], "'content' is missing"),
         ([{"message": []}], "wanted an object with choices and a message"),
     ):
-        assert read_reply(asked, {"choices": choices}).error == f"no chat completion: {problem}", choices
+        assert read_reply(request, {"choices": choices}).error == f"not a chat completion: {problem}", choices
 
 
 def test_a_refusal_needs_no_content() -> None:
-    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+    request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     for choice, refusal in (
         ({"message": {"refusal": "I will not judge this."}}, "I will not judge this."),
         ({"message": {"refusal": None}, "finish_reason": "content_filter"}, "content filter"),
     ):
-        reply = read_reply(asked, {"choices": [choice]})
+        reply = read_reply(request, {"choices": [choice]})
         assert (reply.refusal, reply.text, reply.error) == (refusal, "", None)
 
 

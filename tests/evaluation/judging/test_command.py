@@ -15,7 +15,7 @@ from tests.launch import RANK_OF_TWO
 KEY = "sk-proj-/secret+key=0123"
 OPENAI = ("--base-url", "https://api.openai.com/v1")
 REFUSED = {  # by options: the key in the environment, and the line
-    OPENAI: ("", "OPENAI_API_KEY: not set; set it to a key"),  # before the scores that take a while
+    OPENAI: ("", "OPENAI_API_KEY: not set; set it to your OpenAI API key"),  # before the scores that take a while
     ("--base-url", "localhost:1"): ("", "--base-url: got 'localhost:1', wanted http:// or https://"),
     ("--base-url", "https://me:secret@host/v1"): (
         "",
@@ -28,7 +28,7 @@ REFUSED = {  # by options: the key in the environment, and the line
     ("--base-url", "http://127.0.0.1:99999/v1"): ("", "--base-url: got 'http://127.0.0.1:99999/v1', wanted http://"),
     ("--base-url", "http://[::1/v1"): ("", "--base-url: got 'http://[::1/v1', wanted http:// or https://"),
     ("--base-url", "http://192.168.1.5/v1"): (KEY, "OPENAI_API_KEY would cross the network unencrypted; use https://"),
-    ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: no server: "),
+    ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: cannot be reached: "),
     ("--model", "script"): ("", "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?"),
     ("--prices", "README.md"): ("", "README.md: not JSON"),
 }
@@ -53,7 +53,7 @@ def test_what_no_judge_can_be_asked_for_is_one_line(
         ("401", "401: scripted 401"),
         ("404", "404: scripted 404"),
         ("echo", "401: wrong key: Bearer [secret]"),
-        ("redirect", "307: redirects are not followed; pass the final address as --base-url"),
+        ("redirect", "307: redirects are not followed; pass the final address with --base-url"),
     ],
 )
 def test_what_every_request_would_get_ends_the_session(
@@ -70,12 +70,12 @@ def test_what_every_request_would_get_ends_the_session(
 def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("judge", *map(str, sessions.files))
     assert done.returncode == 0, done.stderr
-    assert "no judge was asked: name one with --model" in done.stdout
+    assert "no judge model was given; to have the answers judged, pass --model" in done.stdout
     assert re.search(r"good +1 +0\.0% +[\d.]+ ± [\d.]+ +2\.200 ± 0\.071", done.stdout)
     for name, value in RANK_OF_TWO.items():
         monkeypatch.setenv(name, value)
     ranks = sessions.run()
-    assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
+    assert (ranks.returncode, "wanted one; run python evaluate.py judge" in ranks.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_key_that_cannot_be_sent_costs_nothing(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     line = only_line(sessions.run())
-    assert "OPENAI_API_KEY: got the character" in line and "nothing was sent" in line and "proj" not in line
+    assert "OPENAI_API_KEY: contains the character" in line and "nothing was sent" in line and "proj" not in line
     assert not server.requests and not sessions.unanswered()
 
 
@@ -101,7 +101,7 @@ def test_a_request_that_cannot_be_made_costs_nothing(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "org-\u00e9")  # a header of OpenAI's client
-    assert f"{server.url}: no request can be made: " in only_line(sessions.run())
+    assert f"{server.url}: the request cannot be sent: " in only_line(sessions.run())
     assert not server.requests and not sessions.unanswered()
 
 

@@ -72,24 +72,27 @@ def test_a_verdict_is_kept_under_what_was_asked_not_how() -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ("", "not JSON, or cut off"),
-        ('{"grades": [{"label": "A", "comment": "", "sco', "not JSON, or cut off"),
-        ("[]", "not of the schema"),
-        ("null", "not of the schema"),
-        ('{"grades": 3}', "not of the schema"),
-        ('{"grades": [{"label": "A"}]}', "not of the schema"),
-        ('{"grades": []}', "labels none, wanted A, B once each"),
-        (grades := '{"grades": [{"label": "A", "score": 1}, {"label": %s, "score": %s}]}', "not JSON, or cut off"),
-        (grades % ('"C"', "2"), "labels A, C, wanted A, B once each"),
-        (grades % ('"A"', "2"), "labels A, A, wanted A, B once each"),
-        (grades % ('["B"]', "2"), "labels A, ['B'], wanted A, B once each"),
+        ("", "text that is not JSON, or was cut off"),
+        ('{"grades": [{"label": "A", "comment": "", "sco', "text that is not JSON, or was cut off"),
+        ("[]", "JSON that does not follow the schema"),
+        ("null", "JSON that does not follow the schema"),
+        ('{"grades": 3}', "JSON that does not follow the schema"),
+        ('{"grades": [{"label": "A"}]}', "JSON that does not follow the schema"),
+        ('{"grades": []}', "labels none, wanted each of A, B once"),
+        (
+            grades := '{"grades": [{"label": "A", "score": 1}, {"label": %s, "score": %s}]}',
+            "text that is not JSON, or was cut off",
+        ),
+        (grades % ('"C"', "2"), "labels A, C, wanted each of A, B once"),
+        (grades % ('"A"', "2"), "labels A, A, wanted each of A, B once"),
+        (grades % ('["B"]', "2"), "labels A, ['B'], wanted each of A, B once"),
         (grades % ('"B"', "-1"), "score -1 of B, wanted a number from 0 to 100"),
         (grades % ('"B"', "101"), "score 101 of B"),
         (grades % ('"B"', "NaN"), "score nan of B"),
         (grades % ('"B"', "true"), "score True of B"),
         (grades % ('"B"', '"2/10"'), "score '2/10' of B"),
         (grades % ('"B"', '"200"'), "score 200.0 of B"),
-        ('{"grades": ' + 200 * "[" + 200 * "]" + "}", "not JSON, or cut off"),
+        ('{"grades": ' + 200 * "[" + 200 * "]" + "}", "text that is not JSON, or was cut off"),
     ],
 )
 def test_a_wrong_verdict_is_told_by_what_is_wrong(said: str, problem: str) -> None:
@@ -116,16 +119,19 @@ def test_answers_that_cannot_be_judged_together_are_one_line(sessions: Sessions,
     good, poor = sessions.files
     other = write(tmp_path, "other", 50, questions=range(3, 9))
     far = write(tmp_path, "far", 50, questions=range(20, 25))
-    assert f"{other}: questions differ from {good}: 5 and 6, 2 shared; --common judges" in refused(good, other)
+    assert (
+        f"{other}: questions differ from {good}: 5 and 6, of which 2 are shared; to judge only the shared"
+        in refused(good, other)
+    )
     assert "no overlap" in refused(good, far, common=True)
     assert len(read_panel([good, other], common=True).questions) == 2
-    assert "two files of 'good' with the same seed" in refused(good, copy(good, "again.json"))
+    assert "two files of 'good' have the same seed" in refused(good, copy(good, "again.json"))
     assert "absent.json: no such file" in refused(tmp_path / "absent.json")
     assert "no answers; write them with evaluate.py instruct" in refused(tmp_path)
     assert "answer 2: output: missing" in refused(copy(good, "cut.json", drop="output"), poor)
     longer = write(tmp_path, "good", 60, seed=1)
     longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
-    differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds alike, or pass files"
+    differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds with the same settings"
     assert differ in refused(good, longer)
     newer = write(tmp_path, "good", 60, seed=1)  # a seed of a later version, which records more settings
     plain = newer.read_text()
@@ -142,7 +148,7 @@ def test_seeds_of_other_weights_are_no_seeds(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         value = json.loads(file.read_text()) | {"weights_file_sha256": f"{number}" * 64}
         file.write_text(json.dumps(value))
-    with pytest.raises(BadInput, match=r"answers of weights 111111111111, but .* has those of 000000000000"):
+    with pytest.raises(BadInput, match=r"answers of weights 111111111111, but .* has answers of 000000000000"):
         read_panel(files, common=False)
 
 
@@ -162,7 +168,9 @@ def test_of_a_run_only_one_checkpoint_is_judged(tmp_path: Path, capsys: pytest.C
     written = [write(tmp_path, f"run step-{step}", 50) for step in (1, 2)]
     first, second = (file.rename(run / "answers" / f"{step}.json") for step, file in enumerate(written, 1))
     assert find_files([str(run / "checkpoints" / "latest")]) == [first]
-    with pytest.raises(BadInput, match="answers of run step-1, run step-2, and no record of which is the newest; pass"):
+    with pytest.raises(
+        BadInput, match="has answers of run step-1, run step-2, and it is unknown which are the newest; pass"
+    ):
         find_files([str(run)])
     for step in (1, 2):
         append_result(run, f"run step-{step}", "instruct", {})
@@ -182,6 +190,6 @@ def test_answers_of_other_weights_are_not_judged(tmp_path: Path, capsys: pytest.
     file = write(tmp_path, "model", 50)
     assert find_files([str(home)]) == [file]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"weights_file_sha256": "a" * 64}))
-    with pytest.raises(BadInput, match="no answers of the weights that it has now"):
+    with pytest.raises(BadInput, match="no answers of the model's current weights"):
         find_files([str(home)])
-    assert f"{file}: left out: the answers of weights {'a' * 12}" in capsys.readouterr().out
+    assert f"{file}: left out: these are answers of weights {'a' * 12}" in capsys.readouterr().out

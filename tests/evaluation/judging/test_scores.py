@@ -51,7 +51,7 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
 def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
     more = [write(tmp_path, *answers) for answers in (("good", 64, 1), ("poor", 40, 1), ("poor", 0, 2))]
     done = sessions.said("--orders", "1", files=[*sessions.files, *more])
-    assert "judged: the first 2 of each model's seeds" in done
+    assert "judging the first 2 seeds of each model" in done
     assert len(server.requests) == 2 * QUESTIONS
     good, poor = sessions.result()["candidates"]
     assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
@@ -67,9 +67,9 @@ def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
     assert seeds == 1 or [found.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
     said = describe(models, found)
     assert ("rank " in said.splitlines()[0]) == (seeds > 1)
-    assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
+    assert ("only this one fine-tuning" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
     apart = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
-    assert ("not told apart" in describe(models, apart)) == (seeds > 1)
+    assert ("not significant" in describe(models, apart)) == (seeds > 1)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -97,17 +97,19 @@ def test_what_is_not_judged_counts_for_nobody() -> None:
 def test_a_judgement_adds_one_result_and_no_less_complete_one(server: Judge, sessions: Sessions) -> None:
     for effort in ("low", "none", "low", "none"):
         done = sessions.said("--effort", effort)
-    assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 0", done)
+    assert re.search(
+        r"good: no result was added, because the one of \S+ leaves out 0 prompts, and this one leaves out 0", done
+    )
     complete = sessions.results.read_text()
     assert len(complete.splitlines()) == 2
     sessions.store.unlink()
     server.said.clear()
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
     refused = one_line(sessions.run("--effort", "low"))
-    assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %: the result is not kept" in refused
+    assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %, so the result was not stored" in refused
     server.every = "400"
     done = sessions.said("--effort", "low", "--allow-left-out", "50")
-    assert "leaves out 0 prompts, this one 7" in done
+    assert "leaves out 0 prompts, and this one leaves out 7" in done
     assert sessions.results.read_text() == complete
 
 
@@ -137,7 +139,7 @@ def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -
     found = compare(rows_of(*homes))
     told = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
     assert found.statements == [told]
-    assert any("95 % intervals over questions only, of one fine-tuning each" in note for note in found.notes)
+    assert any("95 % intervals over questions only, with one fine-tuning each" in note for note in found.notes)
 
 
 def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_them(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, 
     found = sessions.result()
     assert (found["left_out"], found["refused"]) == (2, 2)
     assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
-    too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %: the result is not kept"
+    too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
     server.every = "refusal"
@@ -56,9 +56,9 @@ def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     done = sessions.run("--concurrency", "64")
     assert done.returncode == 1
     assert done.stderr == (
-        "evaluate.py: scripted: 8 replies in a row are not valid verdicts, the last one: labels B, C, wanted A, B, C "
-        f"once each; it says '{sessions.replies()[-1].text[:200]}'; they are stored, and not paid for again: pass "
-        "another --model, or --retry-wrong\n"
+        "evaluate.py: scripted: 8 replies in a row were not valid verdicts, the last one because of labels B, C, "
+        f"wanted each of A, B, C once, in the reply '{sessions.replies()[-1].text[:200]}'; they are stored and will "
+        "not be paid for again; pass another --model, or --retry-wrong\n"
     )
     assert "cost, including earlier sessions: $" in done.stdout
     assert server.billed == len(sessions.replies()) == 8
@@ -83,7 +83,7 @@ def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
 ) -> None:
     server.faults, server.wrong_again = {2: "prose"}, True
     done = sessions.said()
-    assert "invalid verdicts only: 1 prompts, which are not paid for again unless --retry-wrong" in done
+    assert "prompts with only invalid verdicts: 1; to pay for them again, pass --retry-wrong" in done
     assert sessions.result()["left_out"] == 1
     assert (sessions.run().returncode, server.billed) == (0, PROMPTS + 1)
     server.wrong_again = False
@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_is_in_flight(server: Judge, sessions: Sessions) -> No
     server.faults, server.slow_seconds = {3: "slow", 4: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *sessions.command("--concurrency", "2"))
     wait_until(lambda: server.billed == 5)
-    assert "verdicts.jsonl: another judge holds it; wait for it" in one_line(sessions.run())
+    assert "verdicts.jsonl: in use by another judge session; wait for it" in one_line(sessions.run())
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "stopping: waiting for requests in flight; press Ctrl-C again to abandon them\n"
     server.released.set()
@@ -137,7 +137,7 @@ def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
 ) -> None:
     server.faults = {0: "400", 4: "400"}
     done = sessions.said("--allow-left-out", "20")
-    assert "rejected by the server: 2 prompts, such as 'Instruction " in done
+    assert "prompts rejected by the server: 2, for example 'Instruction " in done
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
     sessions.said()  # they are asked again, as the server may take it now
     assert sessions.result() == faultless
@@ -220,7 +220,7 @@ def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
 def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultless: Result) -> None:
     silent = (*SILENT, "--concurrency", "1")  # a little may be said, nothing thought
     refused = sessions.run(*silent, "--max-usd", "0.5")
-    assert "--max-usd: got 0.5, and 15 requests may cost about $" in one_line(refused)
+    assert "--max-usd: got 0.5, but 15 requests may cost about $" in one_line(refused)
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
     server.faults, server.wrong_again = dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"), True  # dearer than planned
@@ -233,7 +233,7 @@ def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultl
     server.wrong_again, billed = False, server.billed
     again = sessions.run(*silent, "--max-usd", str(spent + 0.1))
     assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
-    assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
+    assert f"in addition to ${spent:.4f} for earlier sessions; nothing was sent" in again.stderr
     sessions.said(*silent, "--retry-wrong", "--max-usd", str(estimate * 3))
     assert sessions.result() == faultless | {"effort": "none"}
 

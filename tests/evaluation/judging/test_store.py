@@ -118,7 +118,7 @@ def test_a_request_counts_at_its_most_until_it_is_answered(tmp_path: Path) -> No
         reply = attrs.evolve(EMPTY, key=first.key, asked=asked[0].id)
         judgement.take(attrs.evolve(reply, usage=Usage(input=0, output=25_000)))
         judgement.take(attrs.evolve(reply, asked=asked[1].id))
-        assert (judgement.cost.counted, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
+        assert (judgement.cost.billed_usd, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
         judgement.release(asked[2], "never sent")
         judgement.release(asked[0], "of the answered ones this says nothing")
         assert judgement.cost.usd == pytest.approx(0.35)

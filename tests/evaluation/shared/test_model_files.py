@@ -35,7 +35,7 @@ def write_index(model: Path, *names: str) -> None:
     [
         (
             lambda model: write_index(model, "model-00001-of-00001.safetensors"),
-            "model.safetensors and the files of .* both",
+            "model.safetensors and the files listed in .* both",
         ),
         (
             lambda model: write_index(model, "model.safetensors", "model-00002-of-00002.safetensors"),
