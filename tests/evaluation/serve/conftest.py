@@ -56,7 +56,7 @@ def serve() -> Serve:
         process = launch.start(ROOT / "evaluate.py", *command, environment=environment)
         try:
             line = process.stdout.readline()
-            assert " is the page" in line, process.communicate()
+            assert " is the chat page" in line, process.communicate()
             yield Served(process, line.partition(": ")[2].partition(" ")[0])
         finally:
             process.send_signal(15)

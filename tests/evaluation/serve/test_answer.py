@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evaluation.generation.generated_text import TextDecoder
-from evaluation.serve.answer import AnswerPart, DrawnAnswer, Score
+from evaluation.serve.answer import AnswerPart, Score, ServedAnswer
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from evaluation.serve.engine import Engine
 from evaluation.shared.load import Trained
@@ -28,10 +28,10 @@ PLACE = ModelLocation(Path("m"), None, Path("m"))
 TOKENIZER = load_tokenizer("bytes")
 
 
-def new_answer(**changed: Any) -> DrawnAnswer:
+def new_answer(**changed: Any) -> ServedAnswer:
     trained = Trained(None, TOKENIZER, PLACE)  # type: ignore[arg-type]
     served = ServedModel(trained=trained, name="", longest_answer=9, most_answers=4)
-    return DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
+    return ServedAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
 
 
 def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
@@ -43,7 +43,7 @@ def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
     return found
 
 
-def take(answer: DrawnAnswer, token: int) -> AnswerPart:
+def take(answer: ServedAnswer, token: int) -> AnswerPart:
     """Return the part of a token that was drawn, as `Drawing` ends a text."""
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None
@@ -101,7 +101,7 @@ def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> Non
 
     def ended(seconds: float, damaged: float | None = None) -> str:
         posted: list[AnswerPart | Exception] = []
-        answer = DrawnAnswer(attrs.evolve(REQUEST, count=20, repeatable=True), served, posted.append)
+        answer = ServedAnswer(attrs.evolve(REQUEST, count=20, repeatable=True), served, posted.append)
         answer.deadline += seconds
         row = network.token_embedding.weight.data[1]
         kept = row.clone()

@@ -233,7 +233,7 @@ def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None
             "prompt",
             r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored; .* send token ids .* 256",
         ),
-        ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server draws at most 72"),
+        ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server allows at most 72"),
         ({"prompt": ["a"] * 37, "n": 2}, "prompt", "37 prompts with n = 2 are 74 answers"),
         ({"n": 0}, "n", "n: got 0, wanted an integer of at least 1, at most 128"),
         ({"echo": 1}, "echo", "true or false"),
@@ -355,7 +355,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
             assert ask(locked, {}, "/v1/models", Authorization="Bearer é", Host="chat.example")[0] == 401
             assert client(locked, KEY).models.list().data[0].id == "run"
     for options, problem in (
-        (["--host=0.0.0.0"], "not loopback: pass an API key"),
+        (["--host=0.0.0.0"], "not a loopback address, so an API key is needed"),
         (["--host=no.such.host.invalid"], "--host no.such.host.invalid"),
         ([f"--port={served.port}"], "Address already in use"),
         (["--api-key-file", str(tmp_path / "none")], "No such file"),
