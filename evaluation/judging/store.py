@@ -188,9 +188,9 @@ class JudgeCost:
 
 
 def read_price(path: Path, model: str) -> Price:
-    """Return the price of a model. A dated version of a model may have the model's price.
+    """Return the price of a model. Raises BadInput if the file does not have it.
 
-    Raises BadInput if the file does not have the price.
+    A dated version of a model, such as gpt-5-mini-2025-08-07, has the model's price if it has no row of its own.
     """
     table = read_json(path)
     try:

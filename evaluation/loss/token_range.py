@@ -24,7 +24,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # two streams are considered equal if this many tokens at their beginnings are
+COMPARED_TOKENS = 1 << 20  # two streams are considered the same if their first tokens, up to this number, are equal
 READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 

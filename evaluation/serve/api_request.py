@@ -19,7 +19,7 @@ from model.generate import Sampling
 from tokens.documents.messages import read_message
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
-STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # limits
+STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # largest number of stop strings, and of characters in each of them
 MOST_CHOICES = 128  # largest number of answers to a prompt; OpenAI's limit
 ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
 ONE = ValueCheck(lambda value: type(value) is int and value == 1, "1")

@@ -73,7 +73,7 @@ class Trained:
 
     @property
     def begin_id(self) -> int:
-        """The id before the first one of a text: the end-of-text id, or 0 if the network's vocabulary lacks it."""
+        """The id that precedes a text: the end-of-text id, or 0 if the network's vocabulary lacks it."""
         end = self.tokenizer.end_of_text_id
         return end if end < self.network.config.vocab_size else 0
 

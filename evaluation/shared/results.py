@@ -210,7 +210,7 @@ def seconds_by_price(
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Return whether a record names its model and evaluation and has no finite number that is too large to compute."""
+    """Return whether a record names its model and evaluation, and its finite numbers are in the range of `is_number`."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
     numbers = [number for number in scalars_in(record) if type(number) in (int, float)]
     return named and all(is_number(number) for number in numbers if type(number) is int or math.isfinite(number))

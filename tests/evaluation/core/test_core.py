@@ -253,7 +253,7 @@ BROKEN = [
     ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,100\n", "baseline 1, wanted"),
     ("eval_data/some/choice.jsonl", '{"query": "a"', "choice.jsonl: item 1: query, choices, gold: not JSON"),
     ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"]}', "gold: gold: got None, wanted an integer"),
-    ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"], "gold": 1}', "got gold 1, wanted the number of"),
+    ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"], "gold": 1}', "got gold 1, wanted the index of"),
     ("eval_data/some/choice.jsonl", '{"query": 5, "choices": ["b"], "gold": 0}', "got 5, wanted a string"),
     ("eval_data/some/choice.jsonl", r'{"query": "\ud800", "choices": ["b"], "gold": 0}', "half a surrogate pair"),
 ]
