@@ -187,10 +187,10 @@ def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[l
         rows = [torch.from_numpy(choices[number].tokens.astype(np.int64)) for number in batch]
         counts = [choices[number].scored for number in batch]
         tokens = pad_sequence(rows, batch_first=True).to(next(network.parameters()).device)  # padding has no effect
-        places = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
-        targets = torch.cat([tokens[row, begin:end] for row, begin, end in places])  # (N,)
+        spans = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
+        targets = torch.cat([tokens[row, begin:end] for row, begin, end in spans])  # (N,)
         hidden: Any = network.hidden(tokens[:, :-1])  # (B, T, C)
-        hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in places])  # (N, C)
+        hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in spans])  # (N, C)
         logits = output_logits(hidden, network.output_weight(), network.head_options)  # (N, V)
         nats = token_losses(logits, targets).double().cpu()
         check_losses(trained, nats)

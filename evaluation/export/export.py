@@ -65,7 +65,7 @@ def export(
     If a `repository` is given, an existing directory with the same weights is left as it is, because an earlier push
     may have failed. Raises BadInput if the directory contains anything else, or if no stock class supports the network.
     """
-    stock_class(trained.network.config, str(trained.place.path))
+    stock_class(trained.network.config, str(trained.location.path))
     directory = directory.resolve()
     for leftover in _other_partials(directory):
         show(

@@ -110,7 +110,7 @@ def measure(
     fine_tunings, first = [], command.settings.seed
     for seed in range(first, first + command.seeds):
         fine_tunings.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
-        show(f"{trained.place.path}: {fine_tunings[-1]}", once=True)
+        show(f"{trained.location.path}: {fine_tunings[-1]}", once=True)
     values = summary(fine_tunings, questions, command.settings)
     means = [
         f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
@@ -147,14 +147,14 @@ def instruct(
 
     Call this on every rank. Raises BadInput.
     """
-    place = trained.place
+    location = trained.location
     if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
-        raise BadInput(f"{place.path}: the model's vocabulary lacks the end of text, which has to end an answer")
-    file = answers_file(command, place, settings.seed)
+        raise BadInput(f"{location.path}: the model's vocabulary lacks the end of text, which has to end an answer")
+    file = answers_file(command, location, settings.seed)
     name = file.stem
     run = file.with_name(f".{name}") if command.keep is None else command.keep / name
     record = attrs.asdict(settings) | {"data": questions.as_record()}
-    weights = from_coordinator(ranks, lambda: identity_of(trained.network, place.path))
+    weights = from_coordinator(ranks, lambda: identity_of(trained.network, location.path))
     record |= {WEIGHTS_VALUES: weights.values_sha256, "tokenizer": trained.tokenizer.name}
     tokenizer = trained.given_tokenizer
     record |= {
@@ -170,12 +170,17 @@ def instruct(
             ranks, partial(_train, trained, questions, settings, run, record), group=ranks.download
         )
         # Even if no epoch was better, the model is loaded again, because answers need another layout of the network.
-        best = (place, command.tokenizer) if outcome.best_epoch == 0 else (locate(str(run), None), None)
+        best = (location, command.tokenizer) if outcome.best_epoch == 0 else (locate(str(run), None), None)
         tuned = load_on_all(ranks, *best)
         texts = answer_all(tuned, questions.test, settings, ranks)
         record |= attrs.asdict(outcome)
         answers = Answers(
-            model=place.title, seed=settings.seed, home=place.home, settings=record, answers=texts, weights=weights
+            model=location.title,
+            seed=settings.seed,
+            home=location.home,
+            settings=record,
+            answers=texts,
+            weights=weights,
         )
         from_coordinator(ranks, partial(_write, file, answers))
         if command.keep is None and ranks.coordinates:
@@ -237,29 +242,29 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     ]
 
 
-def answers_file(command: InstructCommand, place: ModelLocation, seed: int) -> Path:
+def answers_file(command: InstructCommand, location: ModelLocation, seed: int) -> Path:
     """Return the path of the file with the answers of a model that was fine-tuned with this seed."""
-    return (command.output or place.home / ANSWERS) / f"{_file_name(place.title, seed)}.json"
+    return (command.output or location.home / ANSWERS) / f"{_file_name(location.title, seed)}.json"
 
 
 def _file_name(title: str, seed: int) -> str:
     return f"{title.replace('/', '--').replace(' ', '-')}-seed-{seed}"
 
 
-def _check_is_of(file: Path, place: ModelLocation) -> None:
+def _check_is_of(file: Path, location: ModelLocation) -> None:
     """Raise BadInput if a file contains the answers of a model in another directory, before anything is trained."""
     try:
         answers = read_answers(file)
     except BadInput:
         return  # there is no file, or it does not contain answers; in that case, it will be archived
     theirs = None if answers.home is None else answers.home.resolve()
-    ours = WeightsIdentity(files_sha256=files_sha256(place.path))
-    if theirs == place.home.resolve() or ours.is_same(answers.weights):
+    ours = WeightsIdentity(files_sha256=files_sha256(location.path))
+    if theirs == location.home.resolve() or ours.is_same(answers.weights):
         return
     owner = f"in {theirs}" if theirs else f"{answers.model}, which is not on this machine"
     weights = f" (weights {answers.weights})" if answers.weights else ""
     raise BadInput(
-        f"{file}: contains the answers of another model of this name, {owner}{weights}, not of {place.path}; pass "
+        f"{file}: contains the answers of another model of this name, {owner}{weights}, not of {location.path}; pass "
         "another --output, or move the file away"
     )
 
@@ -291,16 +296,16 @@ def _agrees(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
     return all(key in recorded and recorded[key] == value for key, value in required.items())
 
 
-def _prepare(command: InstructCommand, places: list[ModelLocation]) -> HeldOutQuestions:
+def _prepare(command: InstructCommand, locations: list[ModelLocation]) -> HeldOutQuestions:
     """Read the questions, and check everything that can be checked before the training. Raises BadInput."""
-    titles = [place.title for place in places]
+    titles = [location.title for location in locations]
     if len({_file_name(title, 0) for title in titles}) < len(titles):
         raise BadInput(f"MODEL: got {', '.join(titles)}, wanted every model once, and under different names")
     questions = read_questions(command.data)
-    for place in places:
-        check_folder(command.output or place.home / ANSWERS)
+    for location in locations:
+        check_folder(command.output or location.home / ANSWERS)
         for seed in range(command.settings.seed, command.settings.seed + command.seeds):
-            _check_is_of(answers_file(command, place, seed), place)
+            _check_is_of(answers_file(command, location, seed), location)
     if command.keep is not None:
         check_folder(command.keep, "--keep")
     return questions
@@ -332,7 +337,7 @@ def _train(
             run.mkdir(parents=True, exist_ok=True)
             replace_file(run / IDENTITY, json.dumps(record, indent=2) + "\n")
             write_run(trained, questions.train, questions.validation, settings, run)
-    return train_run(run, trained.place.path, next(trained.network.parameters()).device)
+    return train_run(run, trained.location.path, next(trained.network.parameters()).device)
 
 
 def _refuse_other_folder(run: Path) -> None:

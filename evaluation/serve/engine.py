@@ -123,7 +123,7 @@ class Engine:
     def _ending(self, answers: list[ServedAnswer]) -> Iterator[None]:
         """End these answers if the block raises an exception. The other answers continue."""
         try:
-            with refusing(self.trained.place.path):  # for example, logits that are not finite
+            with refusing(self.trained.location.path):  # for example, logits that are not finite
                 yield
         except Exception as error:  # noqa: BLE001  # any error, such as too little memory, must only end these answers
             for answer in answers:

@@ -39,7 +39,7 @@ def run(command: ServeCommand) -> None:
         trained = load_for_generation(command)
         trained.stop_ids  # noqa: B018  # raises BadInput for a model without a tokenizer now, not at the first request
         longest = command.tokens or trained.network.config.context_length
-        name = trained.place.home.resolve().name.replace("--", "/")
+        name = trained.location.home.resolve().name.replace("--", "/")
         most = command.slots + command.queue
         served = ServedModel(trained=trained, name=name, longest_answer=longest, most_answers=most)
         host, port = listener.getsockname()[:2]
@@ -50,7 +50,7 @@ def run(command: ServeCommand) -> None:
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
         signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises the signal again when it has ended
-        show(f"{trained.place.title}: {url} is the chat page, and {url}/v1 is OpenAI's API; Ctrl-C ends the server")
+        show(f"{trained.location.title}: {url} is the chat page, and {url}/v1 is OpenAI's API; Ctrl-C ends the server")
         server.run([listener])
 
 

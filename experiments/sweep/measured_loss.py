@@ -133,7 +133,7 @@ def measure_run(
             alone = Ranks(rank=0, world_size=1, device=torch.device(str(device)), control=None, download=None)
             trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
             stored = [held_out_loss(trained, (span, identity), alone)[0]]
-            append_result(run, title, "loss", stored[0], identity_of(trained.network, trained.place.path))
+            append_result(run, title, "loss", stored[0], identity_of(trained.network, trained.location.path))
         losses.append(_loss_of(stored[-1], "nats_per_token" if measure.own_tokens else "bits_per_byte", run))
     return losses
 

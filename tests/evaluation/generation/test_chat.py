@@ -100,10 +100,10 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
         model.head.weight[128:] = 0
         model.head.weight[:128] *= 5
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
-    place = ModelLocation(Path("model"), None, Path("model"))
+    location = ModelLocation(Path("model"), None, Path("model"))
     known = None if template is None else TEMPLATES[template]
     ends = [] if known is None else known.ends(tokenizer)
-    return Talker(model, tokenizer, place, known, frozenset([tokenizer.end_of_text_id, *ends]))
+    return Talker(model, tokenizer, location, known, frozenset([tokenizer.end_of_text_id, *ends]))
 
 
 @pytest.mark.slow

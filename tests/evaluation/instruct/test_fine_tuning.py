@@ -47,11 +47,14 @@ def test_rows_hold_whole_records_of_which_the_answers_count(tmp_path: Path, *, p
 
 @pytest.mark.slow
 def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp_path: Path) -> None:
-    place = locate(str(copied), None)
-    ours, settings = load(place, None, torch.device("cpu")), FineTuneSettings(epochs=1, batch_size=4, weight_decay=0.0)
+    location = locate(str(copied), None)
+    ours, settings = (
+        load(location, None, torch.device("cpu")),
+        FineTuneSettings(epochs=1, batch_size=4, weight_decay=0.0),
+    )
     short = [Record(instruction="Say", input="", output=f"{number} is {number}") for number in range(6)]
     write_run(ours, short[:4], short[4:], settings, tmp_path / "tuned")
-    made = train_run(tmp_path / "tuned", place.path, torch.device("cpu"))
+    made = train_run(tmp_path / "tuned", location.path, torch.device("cpu"))
     assert len(made.losses) == 2
     optimizer = torch.optim.AdamW(ours.network.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     losses = []
@@ -66,7 +69,9 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp
     for (name, one), other in zip(found.network.named_parameters(), ours.network.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-4, msg=name)
     assert found.template is not None
-    assert made == train_run(tmp_path / "tuned", place.path, torch.device("cpu"))  # complete: nothing is trained again
+    assert made == train_run(
+        tmp_path / "tuned", location.path, torch.device("cpu")
+    )  # complete: nothing is trained again
 
 
 def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: Path) -> None:

@@ -276,10 +276,10 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
 
 
 def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
-    place = locate(str(finished), None)
-    span = Range(directory=place.job.token_directories[0], split="validation", start=1000, count=1)
-    trained: Any = SimpleNamespace(place=place, known_tokenizer=None)
-    loss = read_state(place.path).position.validation_loss
+    location = locate(str(finished), None)
+    span = Range(directory=location.job.token_directories[0], split="validation", start=1000, count=1)
+    trained: Any = SimpleNamespace(location=location, known_tokenizer=None)
+    loss = read_state(location.path).position.validation_loss
     words = "not the tokens of the validation during training, which were tokens 0 to 320, with a loss of"
     assert _training_note(trained, span) == f"\n  These are {words} {loss:.4f}."
 
@@ -309,18 +309,18 @@ def test_a_document_that_validation_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_files: Path, tmp_path: Path) -> None:
-    place, stream = locate(str(finished), None), open_split(token_files, "train")
+    location, stream = locate(str(finished), None), open_split(token_files, "train")
     for number in (1, 2):  # the same tokens, in shards of another format
         write_llm_c(tmp_path / f"tiny_train_{number}.bin", stream.read((number - 1) * 2000, 2000))
     span = Range(directory=tmp_path, split="train", start=0, count=100)
     with pytest.raises(BadInput, match="was trained on tokens 0 to"):
-        check_unseen(place, span)
-    assert is_known_apart(place, Range(directory=token_files, split="validation", start=1000, count=100))
+        check_unseen(location, span)
+    assert is_known_apart(location, Range(directory=token_files, split="validation", start=1000, count=100))
 
     other = tmp_path / "other"
     other.mkdir()
     write_llm_c(other / "tiny_train_1.bin", stream.read(2000, 2000))
     unknown = attrs.evolve(span, directory=other)
-    check_unseen(place, unknown)
-    trained: Any = SimpleNamespace(place=place)
+    check_unseen(location, unknown)
+    trained: Any = SimpleNamespace(location=location)
     assert "It is unknown whether the run has read these tokens" in _training_note(trained, unknown)

@@ -27,8 +27,8 @@ def test_a_run_is_asked_as_it_was_trained() -> None:
         (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "its prompt"),
     ):
         record = SimpleNamespace(template=text)
-        place: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
-        trained = Trained(cast(Any, None), None, place)
+        location: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
+        trained = Trained(cast(Any, None), None, location)
         if problem is None:
             assert trained.template == Template(text)
             continue
@@ -107,10 +107,10 @@ def test_a_checkpoint_of_another_version_is_loaded_unless_its_network_is_another
         seal_again(file.parent)
 
     change("train", optimizer="lion", on_spike="skip")
-    place = locate(str(copied), "latest")
-    assert load(place, None, torch.device("cpu")).network.config.emb_dim == TINY_MODEL["emb_dim"]
+    location = locate(str(copied), "latest")
+    assert load(location, None, torch.device("cpu")).network.config.emb_dim == TINY_MODEL["emb_dim"]
     change("model", parallel_block=True)
     with pytest.raises(
         BadInput, match=r"step-00000008/state.json: model: unknown key 'parallel_block', so another version"
     ):
-        load(place, None, torch.device("cpu"))
+        load(location, None, torch.device("cpu"))

@@ -24,15 +24,15 @@ def test_a_bad_model_does_not_stop_the_others(
             raise BadInput("gone: no such directory")
         return SimpleNamespace(path=Path(reference), home=Path(reference), title=reference)
 
-    def load(_: Any, place: Any, tokenizer: str | None) -> Any:
-        if place.title == "damaged":
+    def load(_: Any, location: Any, tokenizer: str | None) -> Any:
+        if location.title == "damaged":
             raise BadInput("damaged: its sha256 differs")
-        return SimpleNamespace(title=place.title, network=None, given_tokenizer=None)
+        return SimpleNamespace(title=location.title, network=None, given_tokenizer=None)
 
-    def measure(place: Any, _: Any, ranks: Any) -> tuple[dict[str, Any], str]:
-        if place.title == "endless":
+    def measure(location: Any, _: Any, ranks: Any) -> tuple[dict[str, Any], str]:
+        if location.title == "endless":
             raise BadInput("endless: its loss is not finite")
-        return {"value": 1}, f" measured {place.title}"
+        return {"value": 1}, f" measured {location.title}"
 
     monkeypatch.setattr(measuring, "locate", locate)
     monkeypatch.setattr(measuring, "load_on_all", load)
@@ -48,7 +48,7 @@ def test_a_bad_model_does_not_stop_the_others(
     problems = ["gone: no such directory", "damaged: its sha256 differs", "endless: its loss is not finite"]
     assert run("gone", "good", "damaged", "endless", "fine") == problems
     assert [title for _, title, *_ in stored] == ["good", "fine"]
-    assert [place.title for place in prepared[0]] == ["good", "damaged", "endless", "fine"]
+    assert [location.title for location in prepared[0]] == ["good", "damaged", "endless", "fine"]
     assert capsys.readouterr().out == "good: measured good\nfine: measured fine\n"
     assert run("gone") == problems[:1] and len(prepared) == 1
     measuring.stop()  # as the end of the process does

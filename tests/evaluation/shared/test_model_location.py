@@ -38,8 +38,8 @@ def test_a_checkpoint_behind_a_link_to_another_disk_belongs_to_its_run(copied: P
     other = tmp_path / "disk" / "checkpoints"
     shutil.move(copied / "checkpoints", other)
     (copied / "checkpoints").symlink_to(other)
-    place = locate(str(copied / "checkpoints" / "latest"), None)
-    assert (place.run, place.home, place.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
+    location = locate(str(copied / "checkpoints" / "latest"), None)
+    assert (location.run, location.home, location.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
     assert home_of(str(copied / "checkpoints" / "latest")) == copied
 
 

@@ -39,10 +39,10 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
     assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
     # A model of GPT-2's size that names no tokenizer is taken for one of GPT-2's tokens without --tokenizer as well.
-    place = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
+    location = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
     named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")
-    assert given_tokenizer(place, named, attrs.evolve(SMALL, vocab_size=50257)) is None
-    assert given_tokenizer(place, named, SMALL) is not None
+    assert given_tokenizer(location, named, attrs.evolve(SMALL, vocab_size=50257)) is None
+    assert given_tokenizer(location, named, SMALL) is not None
     for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
         with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
             GivenTokenizer.of({"given_tokenizer": damaged})
@@ -56,19 +56,19 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
         (directory / "meta.pkl").write_text("not nanoGPT's")
     names = [str(directory) for directory in directories]
     (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names}))
-    place = ModelLocation(tmp_path, tmp_path, tmp_path)
-    trained: Any = SimpleNamespace(place=place, tokenizer=load_tokenizer("bytes"))
+    location = ModelLocation(tmp_path, tmp_path, tmp_path)
+    trained: Any = SimpleNamespace(location=location, tokenizer=load_tokenizer("bytes"))
     assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories
     loss: Any = SimpleNamespace(name=None, tokens=None)
     with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
-        choose(loss, [place])
-    assert tokenizer_of(place, None, SMALL) is None  # no meta.pkl is read
+        choose(loss, [location])
+    assert tokenizer_of(location, None, SMALL) is None  # no meta.pkl is read
     (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names[0]}))
     assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories[:1]
     with pytest.raises(BadInput, match=r"a/meta\.pkl"):
-        tokenizer_of(place, None, SMALL)
+        tokenizer_of(location, None, SMALL)
     (tmp_path / "resolved.json").write_text("{}")
     with pytest.raises(BadInput, match="does not name a token directory; pass --against DIR"):
         training_data(trained, [])
     with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
-        choose(loss, [place])
+        choose(loss, [location])
