@@ -32,14 +32,14 @@ from tokens.tokenizer.loading import load_tokenizer, record_of
 from training.telemetry.metrics_log import EVALUATIONS
 
 
-def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
+def test_most_common_data_is_shown_before_newest(tmp_path: Path) -> None:
     a, b = core(tmp_path / "a", 1), core(tmp_path / "b", 1)
     core(b, 2, sha256="other")
     found = compare(rows_of(a, b))
     assert found.statements[0].startswith("CORE: a and b do not differ significantly: 0.0000")
 
 
-def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: Path) -> None:
+def test_different_judge_sessions_are_not_compared(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     a, b = judged(tmp_path / "a", [20, 17, 23], clear), judged(tmp_path / "b", [24, 21, 27], clear)
     c = judged(tmp_path / "c", [90, 85, 95], [{"a": "c", "b": "d", "value": 50, "low": 40, "high": 60}])
@@ -53,7 +53,7 @@ def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: P
     assert any(note.startswith("[a] not comparable with the others: judge: 110 questions") for note in found.notes)
 
 
-def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
+def test_complete_session_is_shown_before_incomplete(tmp_path: Path) -> None:
     whole = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     half = [{"a": "a", "b": "b", "value": 9.0, "low": 8.0, "high": 10.0}]
     homes = [judged(tmp_path / name, [20, 17, 23], whole, left_out=0) for name in "ab"]
@@ -65,14 +65,14 @@ def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(
     assert any("144 prompts of which were left out for all models" in note for note in notes)
 
 
-def test_columns_are_in_the_order_of_the_registry_whatever_was_measured_first(tmp_path: Path) -> None:
+def test_columns_have_the_order_of_commands(tmp_path: Path) -> None:
     home = judged(tmp_path / "a", [20, 17, 23], [])
     losses_on(core(home, 1))
     shown = ["held-out loss", "bits/byte", "CORE", "gold bits/byte", "judge's score"]
     assert compare(rows_of(home)).columns == ["model", *shown]
 
 
-def test_published_losses_stand_only_beside_losses_of_the_same_tokens(tmp_path: Path) -> None:
+def test_published_losses_need_the_same_tokens(tmp_path: Path) -> None:
     same = losses_on(tmp_path / "a", **GPJT_RANGE)
     other = core(losses_on(tmp_path / "b", **GPJT_RANGE | {"start": 0}), 1)
     found = [compare(rows_of(home)) for home in (same, other)]
@@ -83,7 +83,7 @@ def test_published_losses_stand_only_beside_losses_of_the_same_tokens(tmp_path: 
     assert any(note.startswith("Published losses of OpenAI's GPT-2 are left out") for note in found[1].notes)
 
 
-def test_sources_are_numbered_as_they_are_used_and_nothing_is_ranked_by_them(tmp_path: Path) -> None:
+def test_sources_of_published_values_are_numbered(tmp_path: Path) -> None:
     home = judged(core(losses_on(tmp_path / "a", **GPJT_RANGE), 1), [20, 17, 23], [])
     found = compare(rows_of(home))
     rows = {row[0].text: dict(zip(found.columns, row, strict=True)) for row in found.rows}
@@ -97,7 +97,7 @@ def test_sources_are_numbered_as_they_are_used_and_nothing_is_ranked_by_them(tmp
     assert not any("published" in line for line in found.statements)
 
 
-def test_a_terminal_shows_whole_models_side_by_side_as_many_as_fit(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_table_fits_the_terminal(runs: dict[str, Path], tmp_path: Path) -> None:
     far = tmp_path / ("a-long-name-" * 6)
     shutil.copytree(runs["long"], far, symlinks=True)
     shown = compared(*runs.values(), far, environment={"COLUMNS": "80"})
@@ -110,7 +110,7 @@ def test_a_terminal_shows_whole_models_side_by_side_as_many_as_fit(runs: dict[st
         assert sum(f"{kept(home)['nats_per_token']:.4f} ±" in row for row in rows) >= 1
 
 
-def test_intervals_of_a_column_are_drawn_on_one_scale() -> None:
+def test_intervals_of_a_column_share_a_scale() -> None:
     rows = [
         [Cell(text="a"), Cell(text="1", value=1.0, bounds=(0.0, 2.0)), Cell(text="7")],
         [Cell(text="b"), Cell(text="3", value=3.0, bounds=(2.0, 4.0)), Cell()],
@@ -122,7 +122,7 @@ def test_intervals_of_a_column_are_drawn_on_one_scale() -> None:
     assert "<li>a &lt; b</li>" in page and page.count("<ul") == 1
 
 
-def test_markdown_ends_no_cell_and_begins_no_tag() -> None:
+def test_markdown_characters_are_escaped() -> None:
     found = Comparison(columns=["model"], rows=[[Cell(text="a|b <i>")]], statements=[], notes=["x|y"])
     assert "a\\|b \\<i>" in as_markdown(found) and "- x\\|y" in as_markdown(found)
 
@@ -133,7 +133,7 @@ def cells(markdown: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
 
 
-def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_longer_training_is_better_but_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs["long"], copy, symlinks=True)
     shown = compared(runs["short"], runs["long"], "--markdown", "--seed-deviation", "0.01")
@@ -164,7 +164,7 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
     assert f"{runs['long']}: {long}, {copy}: {long} are runs of one recipe: their difference is noise" in same
 
 
-def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_unknown_and_incomplete_lines_are_ignored(runs: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
     with (home / "evaluations.jsonl").open("a") as file:
@@ -175,13 +175,13 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
     assert "long step-00000008" in compared(home / "checkpoints" / "step-00000008", "--markdown")
 
 
-def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
+def test_single_process_commands_refuse_torchrun(tmp_path: Path) -> None:
     for command in ("compare", "export"):
         said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one; run python evaluate.py {command}"
         assert one_line(evaluate(command, tmp_path, tmp_path / "new", environment=launch.RANK_OF_TWO)) == said
 
 
-def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_models_without_common_results_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     def refused(*arguments: str | Path) -> str:
         return only_line(evaluate("compare", *arguments))
 
@@ -242,7 +242,7 @@ def test_a_model_without_results_does_not_stop_the_others(tmp_path: Path, capsys
     assert "held-out loss" in capsys.readouterr().out
 
 
-def test_results_of_another_tokenizer_stand_apart(tmp_path: Path) -> None:
+def test_results_with_other_tokenizers_have_separate_columns(tmp_path: Path) -> None:
     def core_by(name: str, is_other: bool) -> Path:
         home = core(tmp_path / name, 50, 1.0)
         [line] = (home / EVALUATIONS).read_text().splitlines()

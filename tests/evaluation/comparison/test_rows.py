@@ -18,7 +18,7 @@ from tests.conftest import seal_again
 from tests.evaluation.comparison.stored import core, kept, losses_on, rows_of, without_hash, write
 
 
-def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
     def row(changes: list[dict[str, Any]], **train: Any) -> Row:
         home = tmp_path / f"copy-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(runs["long"], home, symlinks=True)
@@ -50,7 +50,7 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
     assert row([{"step": 4, "key": "start_val_token", "old": 0, "new": 9}]).recipe == plain
 
 
-def test_a_copy_that_lost_its_links_is_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_copy_without_links_has_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
     """The end of a run is one recipe with that of a longer one, at whatever step, so a row has to find the end."""
     [original] = rows_of(runs["long"])
     for kind in ("files", "none"):
@@ -81,16 +81,14 @@ def test_a_copy_that_lost_its_links_is_the_same_recipe(runs: dict[str, Path], tm
     ],
     ids=str,
 )
-def test_a_result_of_another_form_is_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
+def test_malformed_results_are_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
     home = losses_on(core(tmp_path / "a", 1), **GPJT_RANGE)
     write(home, "loss", **{**kept(home), "evaluation": "loss", **broken})
     (row,) = rows_of(home)
     assert [result.evaluation for result in row.results] == ["core", "loss"]
 
 
-def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = core(tmp_path / "a\x1b[2J", 1)
     with (home / "evaluations.jsonl").open("ab") as file:
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
@@ -99,7 +97,7 @@ def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
     assert "evaluations.jsonl: left out as damaged: 4 lines, from line 2 on" in capsys.readouterr().err
 
 
-def test_a_result_counts_only_for_the_weights_measured(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_results_belong_to_the_measured_weights(runs: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
     measured = kept(home)
@@ -115,7 +113,7 @@ def test_a_result_counts_only_for_the_weights_measured(runs: dict[str, Path], tm
         rows_of(home)
 
 
-def test_a_result_without_a_hash_has_weights_unknown(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_result_without_a_hash_has_unknown_weights(runs: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
     measured = kept(home)
@@ -141,7 +139,7 @@ def test_results_of_a_replaced_model_directory_are_left_out(tmp_path: Path) -> N
     assert not [one for one in row.results if one.weights]
 
 
-def test_equal_weights_under_two_names_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_models_with_equal_weights_are_noted(runs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(runs["long"], tmp_path / "copy", symlinks=True)
     found = compare(rows_of(runs["long"], tmp_path / "copy"))
     assert any("have the same weights" in note for note in found.notes)

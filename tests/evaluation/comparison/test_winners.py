@@ -64,7 +64,7 @@ def winners(found: Comparison) -> list[str]:
 
 
 @pytest.mark.parametrize(("seeds", "times"), [([3, 3], 1), ([2, 2, 2, 2], 1), ([5, 5, 5], 5), ([3, 1, 0], 5)], ids=str)
-def test_equal_recipes_have_a_winner_in_5_of_100_comparisons_at_most(seeds: list[int], times: float) -> None:
+def test_equal_recipes_seldom_have_a_winner(seeds: list[int], times: float) -> None:
     draw = np.random.default_rng(len(seeds))
     tables = 300
     named = sum(bool(winners(compare(table(draw, seeds, first_times=times)))) for _ in range(tables))
@@ -72,7 +72,7 @@ def test_equal_recipes_have_a_winner_in_5_of_100_comparisons_at_most(seeds: list
     assert named <= (0.05 + 2 * (0.05 * 0.95 / tables) ** 0.5) * tables
 
 
-def test_two_recipes_get_the_verdict_of_a_sweep_on_the_same_runs() -> None:
+def test_compare_agrees_with_a_sweep() -> None:
     draw, agreed = np.random.default_rng(2), []
     for _ in range(200):
         rows = table(draw, [3, 3], [0.0, 4.0])
@@ -85,7 +85,7 @@ def test_two_recipes_get_the_verdict_of_a_sweep_on_the_same_runs() -> None:
     assert 0.4 < np.mean([one for one, _ in agreed]) < 0.7
 
 
-def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> None:
+def test_single_seeds_need_a_stated_deviation() -> None:
     draw = np.random.default_rng(0)
     tables = [table(draw, [1, 1, 0]) for _ in range(200)]
     found = [compare(rows) for rows in tables]
@@ -105,7 +105,7 @@ def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> N
 
 
 @pytest.mark.parametrize(("seeds", "shift"), [([5, 5], 3.0), ([5, 5, 5, 5], 4.0)], ids=["alone", "among four recipes"])
-def test_three_or_four_seed_deviations_are_found_with_five_seeds_a_side(seeds: list[int], shift: float) -> None:
+def test_five_seeds_detect_three_or_four_deviations(seeds: list[int], shift: float) -> None:
     draw = np.random.default_rng(1)
     tables, planted = 200, [0.0] * (len(seeds) - 1) + [shift]
     best, planted_one = "0.0, 0.1, 0.2, 2 more (5 seeds) are better than", f"than {len(seeds) - 1}.0,"
@@ -134,7 +134,7 @@ def test_the_spread_over_seeds_is_noted() -> None:
     assert (group(1).name, group(1).verb, group(1, 2).verb) == ("r1", "is", "are")
 
 
-def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each() -> None:
+def test_single_fine_tunings_have_no_winner() -> None:
     draw = np.random.default_rng(0)
     found = [two_way_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
     assert sum(one.excludes_zero for one in found) > 7  # the interval alone would
@@ -146,7 +146,7 @@ def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
     )
 
 
-def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> None:
+def test_text_and_seed_noise_are_combined(tmp_path: Path) -> None:
     counts = {"a": 60, "b": 66, "c": 84, "d": 92}  # items of 200
     rows = rows_of(*(core(tmp_path / name, count, tasks=1) for name, count in counts.items()))
     rows = [

@@ -95,7 +95,7 @@ def expected(trained: Trained, texts: list[str], gold: int, kind: str, before: s
     return means.index(min(means)) == gold, bits
 
 
-def test_each_item_is_asked_and_answered_as_nanochat_does_alone(tmp_path: Path) -> None:
+def test_items_are_scored_as_in_nanochat(tmp_path: Path) -> None:
     trained, cut = untrained(), 0
     lengths, rows = byte_lengths(trained.tokenizer), items(23)
     found = tasks_of(write_bundle(tmp_path / "bundle"))
@@ -117,7 +117,7 @@ def test_each_item_is_asked_and_answered_as_nanochat_does_alone(tmp_path: Path) 
     assert 0 < cut < 23 * len(TASKS)
 
 
-def test_a_continuation_that_the_network_generates_is_a_hit(tmp_path: Path) -> None:
+def test_greedy_continuation_is_a_hit(tmp_path: Path) -> None:
     trained, rows = untrained(), []
     for text in ("the first one", "another", "a third", "the last of these"):
         prompt = [trained.begin_id, *text.encode()]
@@ -130,7 +130,7 @@ def test_a_continuation_that_the_network_generates_is_a_hit(tmp_path: Path) -> N
     assert rows and hits == [not question.continuations[0].endswith("\x00") for question in task.questions]
 
 
-def test_a_network_that_knows_nothing_scores_0_within_its_error(tmp_path: Path, alone: Ranks) -> None:
+def test_untrained_network_scores_zero(tmp_path: Path, alone: Ranks) -> None:
     tasks, data = read_bundle(write_bundle(tmp_path / "bundle", 200), "choice_0,schema_0,language_0", None)
     record, text = measure(untrained(64, head=False), (tasks, data), alone)
     assert 0 < record["core_error"] < 0.05
@@ -139,7 +139,7 @@ def test_a_network_that_knows_nothing_scores_0_within_its_error(tmp_path: Path, 
     assert "centered, mean of 3 tasks: " in text and "choice_0" in text
 
 
-def test_items_that_the_training_data_holds_are_left_out_of_second_scores(tmp_path: Path, alone: Ranks) -> None:
+def test_items_in_the_training_data_are_left_out(tmp_path: Path, alone: Ranks) -> None:
     draw = random.Random(0)
     names = [f"{draw.getrandbits(128):x}" for _ in range(20)]
     choice = [{"query": name[:16], "choices": [name[16:], "no"], "gold": 0} for name in names[:10]]
@@ -172,7 +172,7 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     assert "--tasks: got 'choice_00'; did you mean 'choice_0'?" in told
 
 
-def test_tasks_without_a_hit_have_an_error(tmp_path: Path) -> None:
+def test_tasks_without_hits_have_an_error(tmp_path: Path) -> None:
     bits = np.ones(200)
     none, all_of_them = (task_score("f", 0.25, np.full(200, hit), bits) for hit in (False, True))
     assert (
@@ -185,7 +185,7 @@ def test_tasks_without_a_hit_have_an_error(tmp_path: Path) -> None:
     assert told and "[0.0000, 0.0000]" not in told[0]
 
 
-def test_models_are_compared_by_pairs_of_items(tmp_path: Path) -> None:
+def test_models_are_compared_item_by_item(tmp_path: Path) -> None:
     a, b = scored(tmp_path / "a", 120, 1.0), scored(tmp_path / "b", 130, 1.01)
     found = compare(rows_of(a, b))
     assert found.columns == ["model", "CORE", "gold bits/byte"]
@@ -205,9 +205,7 @@ def test_models_are_compared_by_pairs_of_items(tmp_path: Path) -> None:
     )
 
 
-def test_a_download_is_recorded_and_checked_and_equals_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_is_recorded_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_bundle(tmp_path / "bundle")
     monkeypatch.chdir(tmp_path)
     with serve_files(tmp_path) as server:
@@ -222,7 +220,7 @@ def test_a_download_is_recorded_and_checked_and_equals_the_folder(
         read_bundle(None, None, None)
 
 
-def test_nanochats_archive_is_known_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nanochat_archive_is_recognized_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     folder, other = write_bundle(tmp_path / "bundle"), write_bundle(tmp_path / "mine" / "bundle", 24)
     archive, downloaded = tmp_path / "eval_bundle.zip", Path("runs/eval_bundle.zip")
@@ -260,7 +258,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BROKEN, ids=map(str, range(len(BROKEN))))
-def test_a_broken_bundle_is_refused_by_file_and_item(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_bundle_errors_name_file_and_item(tmp_path: Path, name: str, content: str, message: str) -> None:
     folder = write_bundle(tmp_path / "bundle")
     (folder / name).write_text(content)
     with pytest.raises(BadInput) as raised:
@@ -268,7 +266,7 @@ def test_a_broken_bundle_is_refused_by_file_and_item(tmp_path: Path, name: str, 
     assert message in str(raised.value) and str(raised.value).isprintable()
 
 
-def test_files_that_are_no_bundle_and_too_few_items_are_refused(tmp_path: Path) -> None:
+def test_other_files_and_too_few_items_are_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "bundle")
     (folder / "eval_data/some/schema.jsonl").unlink()
     (tmp_path / "other.zip").write_text(json.dumps({}))
@@ -293,7 +291,7 @@ def test_tasks_are_checked_before_a_download(tmp_path: Path, monkeypatch: pytest
             run(CoreCommand(("owner/model",), tasks=name, bundle=at_hand))
 
 
-def test_published_scores_stand_beside_comparable_ones_alone(
+def test_published_scores_need_the_same_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = {"file": "runs/eval_bundle.zip", "sha256": "a", "count": None}

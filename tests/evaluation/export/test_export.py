@@ -73,7 +73,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         *slow((SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM"), (ARCEE, "ArceeForCausalLM")),
     ],
 )
-def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_the_same(
+def test_transformers_loads_exports_in_either_precision(
     make_run: MakeRun, tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -110,7 +110,7 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
 
 
 @pytest.mark.slow
-def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
+def test_exported_tokenizer_equals_gpt2s(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     from tokens.tokenizer.hugging_face_files import write_tokenizer_files
@@ -133,7 +133,7 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
+def test_pushed_model_equals_the_export(copied: Path, hub: Hub, tmp_path: Path) -> None:
     push = ("export", copied, tmp_path / "out", "--push", "owner/model")
     nobody = evaluate(*push, environment=at_hub(hub, None))
     assert (nobody.returncode, "no access token of the Hugging Face hub" in nobody.stderr) == (1, True)
@@ -153,7 +153,7 @@ def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hu
     assert "You don't have the rights" in one_line(other)
 
 
-def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tmp_path: Path) -> None:
+def test_export_to_a_mount_point_is_refused(finished: Path, tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     mount.mkdir()
     if subprocess.run(["mount", "--bind", mount, mount], stderr=subprocess.DEVNULL, check=False).returncode:
@@ -168,9 +168,7 @@ def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tm
         subprocess.run(["umount", mount], check=True)
 
 
-def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_simultaneous_export_is_refused(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out, write = trained(str(finished)), tmp_path / "out", export_module._write_model
 
     def overtaken(model: Trained, partial: Path, dtype: str) -> None:
@@ -186,7 +184,7 @@ def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_export_that_is_killed_or_meets_a_full_disk_leaves_no_model(finished: Path, tmp_path: Path) -> None:
+def test_failed_export_leaves_no_model(finished: Path, tmp_path: Path) -> None:
     export_it = (str(ROOT / "evaluate.py"), "export", str(finished), str(out := tmp_path / "out"))
     killed = launch.run(KILLED, *export_it, environment={"KILL_AT": str(out)})
     assert killed.returncode == -signal.SIGKILL
@@ -198,7 +196,7 @@ def test_an_export_that_is_killed_or_meets_a_full_disk_leaves_no_model(finished:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_killed_export_left_is_removed_or_named(
+def test_leftovers_of_a_killed_export_are_handled(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for left in (
@@ -217,7 +215,7 @@ def test_what_a_killed_export_left_is_removed_or_named(
     assert "step-00000001" not in errors
 
 
-def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> None:
+def test_model_card_describes_the_run(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     complete(run, "--price-per-hour", "3.29", "--max-steps", "4")
     lines = (run / METRICS).read_text().splitlines()
@@ -257,7 +255,7 @@ def chat_model(folder: Path, template: Template, **options: Any) -> Trained:
 
 
 @pytest.mark.parametrize("options", [QWEN3, *slow({}, {"tie_weights": False}, SWIGLU, SWIGLU | {"tie_weights": True})])
-def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_transformers_chats_with_the_same_tokens(tmp_path: Path, options: dict[str, Any]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     template = TEMPLATES["turns"]
@@ -285,7 +283,7 @@ def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: 
         assert set(said[len(answer) :]) <= ours.stop_ids
 
 
-def test_ollama_is_told_of_our_templates_and_not_of_others(tmp_path: Path) -> None:
+def test_modelfile_is_written_only_for_our_templates(tmp_path: Path) -> None:
     for name in TEMPLATES:
         export(chat_model(tmp_path, TEMPLATES[name]), tmp_path / name, None, None)
     written = (tmp_path / "turns" / "Modelfile").read_text()
@@ -301,7 +299,7 @@ def test_ollama_is_told_of_our_templates_and_not_of_others(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # importing the harness takes ten seconds
-def test_lm_evaluation_harness_scores_an_export_as_we_score_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+def test_lm_evaluation_harness_agrees_with_our_scores(make_run: MakeRun, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM

@@ -107,7 +107,7 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
 
 
 @pytest.mark.slow
-def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp_path: Path) -> None:
+def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Path) -> None:
     for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
         os.write(terminal.controller, f"{question}\r".encode())
         shown = terminal.until("\r\n", more=100)
@@ -150,7 +150,7 @@ def test_one_message_is_answered(talker: Path, copied: Path) -> None:
     )
 
 
-def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> None:
+def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
     talk = Conversation(trained(), 9, "Sys")
     assert [*talk.answer("Hi", GREEDY)]
     (tmp_path / "folder.jsonl").mkdir()
@@ -162,7 +162,7 @@ def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> No
             obey(talk, "/save", name)
 
 
-def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
     words = iter(["y", "ye", "yes"])  # of which the last two are longer than the answer may be, or as long
 
@@ -191,7 +191,7 @@ def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
 @pytest.mark.parametrize(
     ("config", "template"), [(SMALL, "turns"), (MODERN["NanoChat"], "turns"), (SMALL, "alpaca"), (SMALL, None)]
 )
-def test_each_answer_is_that_of_the_whole_prompt(config: ModelConfig, template: str | None) -> None:
+def test_answers_equal_those_without_a_cache(config: ModelConfig, template: str | None) -> None:
     model = trained(config, 700, template)
     talk = Conversation(model, 20, None if template is None else "Be brief.")
     for question in ("Hello", "What is <|end|>?", "é €"):
@@ -205,7 +205,7 @@ def test_each_answer_is_that_of_the_whole_prompt(config: ModelConfig, template: 
         assert talk.turns[-2:] == [Message(USER, question), Message(ASSISTANT, said)]
 
 
-def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_kept() -> None:
+def test_stopped_and_interrupted_answers_are_kept() -> None:
     model = trained()
     talk = Conversation(model, 30)
     whole = "".join(talk.answer("Hi", GREEDY))
@@ -224,12 +224,12 @@ def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_ke
     assert "".join(talk.answer("Hi", GREEDY)) == whole
 
 
-def test_a_turn_without_an_answer_is_not_kept() -> None:
+def test_turn_without_an_answer_is_dropped() -> None:
     talk = Conversation(attrs.evolve(trained(), stop_ids=frozenset(range(261))), 30)
     assert ("".join(talk.answer("Hi", GREEDY)), talk.turns, talk.cut) == ("", [], 0)
 
 
-def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
+def test_oldest_turns_leave_but_system_message_stays() -> None:
     model = trained(context=64)
     talk = Conversation(model, 500, "Sys")
     for turn in range(6):
@@ -242,7 +242,7 @@ def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
     assert (len(talk.turns), talk.answers) == (12, 6)
 
 
-def test_a_system_message_needs_a_template_and_room() -> None:
+def test_system_message_needs_a_template_and_room() -> None:
     with pytest.raises(BadInput, match="needs a conversation template"):
         Conversation(trained(template=None), 9, "Be brief.")
     with pytest.raises(BadInput, match="system message: got 96 tokens"):

@@ -30,7 +30,7 @@ def start(words: list[str | Path], stdin: int, stdout: int, stderr: int) -> "sub
         signal.signal(signal.SIGINT, before)
 
 
-def test_samples_are_those_of_their_seeds(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_depend_only_on_their_seeds(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = load(locate(str(finished), None), None, torch.device("cpu"))
 
     def printed(prompt: str, seed: int, samples: int = 1) -> str:
@@ -46,7 +46,7 @@ def test_samples_are_those_of_their_seeds(finished: Path, capsys: pytest.Capture
         printed("", 5)
 
 
-def test_a_trace_names_the_training_data_that_holds_parts_of_a_text(
+def test_trace_names_the_training_data_of_copied_parts(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = load(locate(str(finished), None), None, torch.device("cpu"))
@@ -71,7 +71,7 @@ def test_a_trace_names_the_training_data_that_holds_parts_of_a_text(
     assert line == "evaluate.py: sample: --against needs --trace; see --help\n"
 
 
-def test_a_reader_that_leaves_ends_the_sample(finished: Path) -> None:
+def test_sampling_ends_when_the_reader_leaves(finished: Path) -> None:
     left = launch.start(ROOT / "evaluate.py", "sample", str(finished), "--device", "cpu", "--tokens", "1000000000")
     assert left.stdout.read(9)
     left.stdout.close()
@@ -79,7 +79,7 @@ def test_a_reader_that_leaves_ends_the_sample(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_piped_text_is_the_prompt_and_an_interrupt_ends_it(finished: Path) -> None:
+def test_piped_prompt_is_continued_until_an_interrupt(finished: Path) -> None:
     process = start(["sample", finished], *[subprocess.PIPE] * 3)
     assert process.stdin and process.stdout and process.stderr
     with process.stdin:

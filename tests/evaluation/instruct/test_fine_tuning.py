@@ -18,7 +18,7 @@ from tokens.format.manifest import open_listed, read_manifest
 
 
 @pytest.mark.parametrize("prompt_loss", [False, True])
-def test_rows_hold_whole_records_of_which_the_answers_count(tmp_path: Path, *, prompt_loss: bool) -> None:
+def test_rows_contain_complete_records_with_answer_weights(tmp_path: Path, *, prompt_loss: bool) -> None:
     trained, train, held_out = fresh(tmp_path, context_length=512), records()[:8], records()[8:11]
     write_run(trained, train, held_out, FineTuneSettings(batch_size=4, prompt_loss=prompt_loss), tmp_path / "run")
     manifest = read_manifest(tmp_path / "run" / TOKENS)
@@ -46,7 +46,7 @@ def test_rows_hold_whole_records_of_which_the_answers_count(tmp_path: Path, *, p
 
 
 @pytest.mark.slow
-def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp_path: Path) -> None:
+def test_update_uses_the_mean_over_answer_tokens(copied: Path, tmp_path: Path) -> None:
     location = locate(str(copied), None)
     ours, settings = (
         load(location, None, torch.device("cpu")),
@@ -74,7 +74,7 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp
     )  # complete: nothing is trained again
 
 
-def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: Path) -> None:
+def test_short_context_cuts_the_beginning_of_the_prompt(tmp_path: Path) -> None:
     record = Record(instruction="Say it.", input="", output="x" * 100)
     whole = make_example(fresh(tmp_path, context_length=512), record)
     assert not whole.cut

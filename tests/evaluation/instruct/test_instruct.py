@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_split_is_that_of_the_published_comparisons() -> None:
+def test_split_matches_the_published_comparisons() -> None:
     everything = read_records(shared("instruction-data.json"))
     split = read_questions(shared("instruction-data.json"))
     assert [*split.train, *split.test, *split.validation] == everything
@@ -42,7 +42,7 @@ def test_the_split_is_that_of_the_published_comparisons() -> None:
 
 
 @pytest.mark.slow
-def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(make_run: MakeRun, data: Path) -> None:
+def test_answers_are_equal_on_any_number_of_ranks(make_run: MakeRun, data: Path) -> None:
     run = make_run(model={"context_length": 128, "drop_rate": 0.1}, min_train_tokens=8 * 128)
     complete(run)
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
@@ -64,7 +64,7 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(make_run: 
 
 
 @pytest.mark.slow
-def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun, data: Path, tmp_path: Path) -> None:
+def test_earlier_answers_and_runs_are_reused(make_run: MakeRun, data: Path, tmp_path: Path) -> None:
     run = make_run(model={"context_length": 128}, min_train_tokens=8 * 128)
     complete(run, "--max-steps", "1")
 
@@ -89,7 +89,7 @@ def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun
 
 
 @pytest.mark.slow
-def test_a_fine_tuning_goes_on_where_it_was_interrupted(copied: Path, data: Path, tmp_path: Path) -> None:
+def test_interrupted_fine_tuning_resumes(copied: Path, data: Path, tmp_path: Path) -> None:
     # Enough epochs that a busy machine interrupts it before its end
     options = ("--data", data, "--epochs", "40", "--learning-rate", "1e-4")
     instruct(copied, *options, "--output", tmp_path / "whole")
@@ -106,7 +106,7 @@ def test_a_fine_tuning_goes_on_where_it_was_interrupted(copied: Path, data: Path
     assert whole.read_bytes() == found.read_bytes()
 
 
-def test_a_model_that_only_gets_worse_answers_as_it_was(copied: Path, data: Path, tmp_path: Path) -> None:
+def test_original_model_answers_if_tuning_does_not_help(copied: Path, data: Path, tmp_path: Path) -> None:
     said = instruct(copied, "--data", data, "--epochs", "1", "--learning-rate", "3", "--output", tmp_path)
     assert "best epoch 0" in said
     (answer, *_) = read_answers(next(tmp_path.glob("*seed-0.json"))).answers
@@ -115,7 +115,7 @@ def test_a_model_that_only_gets_worse_answers_as_it_was(copied: Path, data: Path
     assert float(losses.mean()) == pytest.approx(answer.reference_loss, rel=1e-6)
 
 
-def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_path: Path) -> None:
+def test_unusable_records_are_refused(copied: Path, data: Path, tmp_path: Path) -> None:
     command = ("instruct", copied, "--data")
     assert "no/such.json: cannot be read" in refused(*command, "no/such.json", ranks=2)
     file = (data, "--output", data / "answers")
@@ -133,7 +133,7 @@ def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_p
     assert not (copied / "evaluations.jsonl").exists()
 
 
-def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Path) -> None:
+def test_moved_answers_find_their_run(copied: Path, data: Path, tmp_path: Path) -> None:
     instruct(copied, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
     (file,) = (tmp_path / "elsewhere").iterdir()
     home = read_answers(file).home
@@ -182,7 +182,7 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in tmp_path.glob("archive/*/run-seed-0.json")] == [before]
 
 
-def test_a_users_hidden_folder_is_not_removed(tmp_path: Path) -> None:
+def test_unknown_hidden_folder_is_not_removed(tmp_path: Path) -> None:
     run = tmp_path / ".run-seed-0"
     _refuse_other_folder(run)  # it does not exist
     run.mkdir()

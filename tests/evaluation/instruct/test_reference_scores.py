@@ -20,7 +20,7 @@ def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
     return reference_scores(Answers(model="run", seed=0, home=None, settings={}, answers=rows))
 
 
-def test_means_are_over_questions_with_their_standard_errors_where_known() -> None:
+def test_scores_are_means_over_questions() -> None:
     found = scores((" a b c d e f\n", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
     assert found.exact == pytest.approx(1 / 3)
     assert found.chrf == pytest.approx(100 / 3)

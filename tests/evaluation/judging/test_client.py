@@ -25,7 +25,7 @@ async def ask(url: str, seconds: float) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("misbehaviour", [endless.dripped_headers, endless.dripped_body, endless.dripped_chunks])
-def test_a_request_ends_after_its_time(misbehaviour: Misbehaviour) -> None:
+def test_request_time_is_limited(misbehaviour: Misbehaviour) -> None:
     with (
         endless.serve(misbehaviour) as url,
         pytest.raises(httpx2.ReadTimeout, match=r"no complete reply within 0\.3 s"),
@@ -34,7 +34,7 @@ def test_a_request_ends_after_its_time(misbehaviour: Misbehaviour) -> None:
 
 
 @pytest.mark.parametrize("misbehaviour", [endless.chunks, endless.large_body, endless.gzip_bomb])
-def test_a_request_ends_after_its_size(misbehaviour: Misbehaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reply_size_is_limited(misbehaviour: Misbehaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MOST_REPLY_BYTES", 1_000_000)
     with (
         endless.serve(misbehaviour) as url,
@@ -43,7 +43,7 @@ def test_a_request_ends_after_its_size(misbehaviour: Misbehaviour, monkeypatch: 
         asyncio.run(ask(url, 60))
 
 
-def test_a_session_ends_whatever_its_server_drips(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_ends_although_the_server_drips(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RETRIES", 0)
     with endless.serve(endless.dripped_body) as url:
         done = sessions.run(*SILENT, "--base-url", f"{url}/v1", "--timeout", "0.2", "--concurrency", "8")
@@ -51,7 +51,7 @@ def test_a_session_ends_whatever_its_server_drips(sessions: Sessions, monkeypatc
     assert "which may have been billed" in done.stdout  # they were sent
 
 
-def test_only_what_leaves_this_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requests_that_were_sent_count(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[set[str]] = []
 
     async def send(url: str) -> None:
@@ -67,7 +67,7 @@ def test_only_what_leaves_this_machine_counts(monkeypatch: pytest.MonkeyPatch) -
     assert sent == [{"a"}, set(), set(), set()]
 
 
-def test_a_failure_halves_the_requests_at_once() -> None:
+def test_failure_halves_the_concurrency() -> None:
     async def occupied(slots: RequestSlots, entered: list[int], done: asyncio.Event) -> None:
         async with slots:
             entered.append(slots.allowed)
@@ -107,7 +107,7 @@ def test_a_failure_halves_the_requests_at_once() -> None:
     asyncio.run(fail_and_recover())
 
 
-def test_retried_failures_halve_the_requests_at_once(
+def test_only_retried_failures_halve_the_concurrency(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halved: list[int] = []
@@ -147,7 +147,7 @@ IMPOSSIBLE_COUNTS: list[Any] = [
 ]
 
 
-def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
+def test_malformed_replies_are_invalid_verdicts() -> None:
     request = JudgeRequest(id="a", key="k", limit=680, most=Usage(input=1, output=1))
     for body in BODIES:
         reply = read_reply(request, body)
@@ -159,7 +159,7 @@ def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
     assert said is not None and "overloaded" in said and "\x1b" not in said
 
 
-def test_no_other_type_of_a_reply_becomes_text() -> None:
+def test_only_strings_become_reply_text() -> None:
     request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     message: dict[str, Any] = {"content": "a verdict", "refusal": None}
     body = {"id": "r", "model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
@@ -181,7 +181,7 @@ def test_no_other_type_of_a_reply_becomes_text() -> None:
     assert read_reply(request, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
 
 
-def test_a_reply_of_another_form_is_described() -> None:
+def test_malformed_reply_error_describes_its_form() -> None:
     request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     no_list: list[Any] = [[], {}, "x", None, {"a": 1}]
     for choices, problem in (
@@ -194,7 +194,7 @@ def test_a_reply_of_another_form_is_described() -> None:
         assert read_reply(request, {"choices": choices}).error == f"not a chat completion: {problem}", choices
 
 
-def test_a_refusal_needs_no_content() -> None:
+def test_refusal_needs_no_content() -> None:
     request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     for choice, refusal in (
         ({"message": {"refusal": "I will not judge this."}}, "I will not judge this."),
@@ -204,7 +204,7 @@ def test_a_refusal_needs_no_content() -> None:
         assert (reply.refusal, reply.text, reply.error) == (refusal, "", None)
 
 
-def test_a_server_may_ask_for_a_pause_by_date() -> None:
+def test_retry_after_may_be_a_date() -> None:
     past, now, far = "Mon, 01 Jan 2001 00:00:00 GMT", datetime.now(timezone.utc), "Fri, 01 Jan 2100 00:00:00 GMT"
     for asked, least, most in (
         (past, 0, 0),

@@ -35,7 +35,7 @@ REFUSED = {  # by options: the key in the environment, and the line
 
 
 @pytest.mark.parametrize("options", REFUSED, ids=" ".join)
-def test_what_no_judge_can_be_asked_for_is_one_line(
+def test_unusable_judge_options_are_refused(
     sessions: Sessions, options: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, line = REFUSED[options]
@@ -56,7 +56,7 @@ def test_what_no_judge_can_be_asked_for_is_one_line(
         ("redirect", "307: redirects are not followed; pass the final address with --base-url"),
     ],
 )
-def test_what_every_request_would_get_ends_the_session(
+def test_error_common_to_all_requests_ends_the_session(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, fault: str, line: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -67,7 +67,7 @@ def test_what_every_request_would_get_ends_the_session(
     assert not any("secret+key" in text for text in [done.stdout, done.stderr, *written])
 
 
-def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_need_no_judge(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("judge", *map(str, sessions.files))
     assert done.returncode == 0, done.stderr
     assert "no judge model was given; to have the answers judged, pass --model" in done.stdout
@@ -88,7 +88,7 @@ def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monke
         "\u201csk-proj-secret\u201d",
     ],
 )
-def test_a_key_that_cannot_be_sent_costs_nothing(
+def test_unsendable_key_costs_nothing(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
@@ -97,15 +97,13 @@ def test_a_key_that_cannot_be_sent_costs_nothing(
     assert not server.requests and not sessions.unanswered()
 
 
-def test_a_request_that_cannot_be_made_costs_nothing(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsendable_request_costs_nothing(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "org-\u00e9")  # a header of OpenAI's client
     assert f"{server.url}: the request cannot be sent: " in only_line(sessions.run())
     assert not server.requests and not sessions.unanswered()
 
 
-def test_a_key_crosses_no_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_never_sent_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
     for url in ("http://localhost:1/v1", "http://127.0.0.2/v1", "http://[::1]/v1", "https://far.example/v1"):
         assert find_key(url) == KEY
@@ -113,14 +111,12 @@ def test_a_key_crosses_no_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -
         find_key("http://192.168.1.5:8000/v1")
 
 
-def test_a_placeholder_is_sent_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholder_key_may_be_sent_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
     assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # as vLLM's documentation has it
 
 
-def test_an_echoed_key_is_stored_in_no_spelling(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_echoed_key_is_never_stored(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.every = "echo in any spelling"
     done = sessions.run("--concurrency", "1")

@@ -21,7 +21,7 @@ REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less 
 
 
 @pytest.mark.parametrize("faults", [REPEATED, ANSWERED_AGAIN, ODD], ids=["repeated", "answered again", "odd"])
-def test_no_fault_loses_or_doubles_a_verdict(
+def test_faults_neither_lose_nor_repeat_verdicts(
     server: Judge, sessions: Sessions, faultless: Result, faults: list[str]
 ) -> None:
     server.faults, server.slow_seconds = dict(enumerate(faults, 1)), 12
@@ -33,7 +33,7 @@ def test_no_fault_loses_or_doubles_a_verdict(
     assert {body["reasoning_effort"] for body in server.requests} == {"low"}
 
 
-def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, sessions: Sessions) -> None:
+def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: Sessions) -> None:
     server.faults = {2: "refusal", 7: "refusal"}
     done = sessions.said("--allow-left-out", "20")
     assert "verdicts: 13 of 15, refused: 2" in done
@@ -49,9 +49,7 @@ def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, 
     assert (alone.returncode, alone.stderr) == (1, said)
 
 
-def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_useless_judge_is_paid_for_eight_replies_only(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.every = "missing label"
     done = sessions.run("--concurrency", "64")
     assert done.returncode == 1
@@ -73,14 +71,12 @@ def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     assert server.billed == 8 + PROMPTS
 
 
-def test_a_pause_is_that_of_the_server_where_it_is_a_number() -> None:
+def test_retry_after_number_sets_the_pause() -> None:
     for asked, seconds in (("0.5", 0.5), ("999", 60), ("1.2.3", 0), ("soon", 0)):
         assert _asked_pause(httpx2.Response(429, headers={"Retry-After": asked})) == seconds
 
 
-def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_twice_invalid_prompt_is_left_out(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults, server.wrong_again = {2: "prose"}, True
     done = sessions.said()
     assert "prompts with only invalid verdicts: 1; to pay for them again, pass --retry-wrong" in done
@@ -91,9 +87,7 @@ def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
     assert (sessions.result(), server.billed) == (faultless, PROMPTS + 2)
 
 
-def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_killed_session_continues_without_repaying(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *sessions.command("--concurrency", "2"))
     wait_until(lambda: server.billed == 7)
@@ -118,7 +112,7 @@ def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
     assert sessions.result(1)["differences"] == faultless["differences"]
 
 
-def test_ctrl_c_keeps_what_is_in_flight(server: Judge, sessions: Sessions) -> None:
+def test_ctrl_c_waits_for_requests_in_flight(server: Judge, sessions: Sessions) -> None:
     server.faults, server.slow_seconds = {3: "slow", 4: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *sessions.command("--concurrency", "2"))
     wait_until(lambda: server.billed == 5)
@@ -132,9 +126,7 @@ def test_ctrl_c_keeps_what_is_in_flight(server: Judge, sessions: Sessions) -> No
     assert len(sessions.replies()) == server.billed == 5
 
 
-def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_rejected_prompt_does_not_stop_the_others(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults = {0: "400", 4: "400"}
     done = sessions.said("--allow-left-out", "20")
     assert "prompts rejected by the server: 2, for example 'Instruction " in done
@@ -147,9 +139,7 @@ def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
     assert "7 verdicts are missing: 400: scripted 400" in done.stderr
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_session_continues_after_a_full_disk(server: Judge, sessions: Sessions, faultless: Result) -> None:
     full = launch.run(ROOT / "evaluate.py", *sessions.command(), file_bytes=4000)
     assert "verdicts.jsonl: cannot be written" in only_line(full)
     assert 0 < len(server.said) < PROMPTS
@@ -158,7 +148,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
     assert len(server.replies) == PROMPTS
 
 
-def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessions: Sessions) -> None:
+def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessions) -> None:
     """Half a body is not asked again in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
     failed = ["429", "500", "503", "400"]  # which the API itself says: they count as nothing
@@ -173,12 +163,12 @@ def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessio
     assert printed(sessions.run(*SILENT).stdout) == printed(done)
 
 
-def test_a_server_without_replies_is_asked_eight_times(server: Judge, sessions: Sessions) -> None:
+def test_dead_server_gets_eight_requests(server: Judge, sessions: Sessions) -> None:
     server.idempotent, server.every = False, "billed and dropped"
     assert (sessions.run("--concurrency", "64").returncode, server.billed) == (1, 8)
 
 
-def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
+def test_internal_error_loses_no_reply_in_flight(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
@@ -197,9 +187,7 @@ def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
     assert len(sessions.replies()) == server.billed < PROMPTS
 
 
-def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrency_grows_with_verdicts(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight = [0]
 
     def counted(name: str, change: int) -> None:
@@ -217,7 +205,7 @@ def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
     assert (in_flight[:4], max(in_flight)) == ([0, 1, 0, 1], 4)
 
 
-def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultless: Result) -> None:
+def test_spending_never_exceeds_the_limit(server: Judge, sessions: Sessions, faultless: Result) -> None:
     silent = (*SILENT, "--concurrency", "1")  # a little may be said, nothing thought
     refused = sessions.run(*silent, "--max-usd", "0.5")
     assert "--max-usd: got 0.5, but 15 requests may cost about $" in one_line(refused)
@@ -238,9 +226,7 @@ def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultl
     assert sessions.result() == faultless | {"effort": "none"}
 
 
-def test_timeouts_and_wrong_counts_do_not_spend_more_than_allowed_and_printed(
-    server: Judge, sessions: Sessions
-) -> None:
+def test_timeouts_and_wrong_counts_respect_the_limit(server: Judge, sessions: Sessions) -> None:
     server.idempotent, server.every = False, "slow"
     done = sessions.run(*SILENT, "--timeout", "0.2", "--max-usd", "4", "--concurrency", "64")
     assert done.returncode == 75, done.stderr

@@ -58,7 +58,7 @@ def reply(id: str, key: str, text: str, usage: Any = USAGE) -> dict[str, Any]:
     return {"reply": {**said, "model": "scripted", "cut": False, "error": None}, "time": "2026-11-25T18:01:53Z"}
 
 
-def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, sessions: Sessions) -> None:
+def test_store_of_2996586_is_read_without_repaying(server: Judge, sessions: Sessions) -> None:
     judge = attrs.evolve(JUDGE, model="scripted", base_url=server.url)
     prompts = make_prompts(read_panel(sessions.files, common=False), judge, ORDERS, 0)
     (uncounted, other), *direct = [(one.key, verdict(quality(json.loads(one.text)))) for one in prompts]
@@ -85,14 +85,14 @@ def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, session
     assert "for 2 requests without an answer or count" in again
 
 
-def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_store_lines_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
     assert [one.text for one in read_store(file).replies] == ["{}"]
     assert capsys.readouterr().err.startswith(f"NOTE: {file}: left out as damaged: 1 line, from line 2 on")
 
 
-def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:
+def test_prices_cover_dated_model_versions() -> None:
     for model in json.loads(PRICES.read_text())["usd_per_million_tokens"]:
         price = read_price(PRICES, model)
         assert 0 < price.cached_input <= price.input < price.output
@@ -104,7 +104,7 @@ def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:
     assert read_price(PRICES, "gpt-5-mini").of(used) == pytest.approx(2 * 0.25 + 0.025 + 2 * 2)
 
 
-def test_a_request_counts_at_its_most_until_it_is_answered(tmp_path: Path) -> None:
+def test_open_request_counts_at_its_maximum(tmp_path: Path) -> None:
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
         options = JudgeCommand(answers=("a",), orders=2)
         judgement = Judgement(panel(2, 1), JUDGE, store, read_price(PRICES, JUDGE.model), options)
@@ -127,7 +127,7 @@ def test_a_request_counts_at_its_most_until_it_is_answered(tmp_path: Path) -> No
         assert unpriced.cost.usd == 0
 
 
-def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was_cut(tmp_path: Path) -> None:
+def test_reply_limit_doubles_after_a_cut_reply(tmp_path: Path) -> None:
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
         judgement = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, JudgeCommand(answers=("a",)))
         prompt = judgement.prompts[0]

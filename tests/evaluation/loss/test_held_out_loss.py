@@ -44,7 +44,7 @@ def trained(make_run: MakeRun) -> Path:
     return directory
 
 
-def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, token_files: Path) -> None:
+def test_loss_is_the_mean_on_any_number_of_ranks(trained: Path, token_files: Path) -> None:
     for ranks in (1, 2, 3):
         done = loss(trained, "--from", "1000", "--count", "4000", ranks=ranks)
         assert f"{token_files}: validation, tokens 1,000 to 5,000" in done
@@ -66,7 +66,7 @@ def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, tok
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
-def test_the_error_equals_that_of_resampled_documents(correlation: float) -> None:
+def test_error_matches_resampled_documents(correlation: float) -> None:
     draw = np.random.default_rng(0)
     tokenizer = load_tokenizer("bytes")
     results = []
@@ -95,7 +95,7 @@ def alike_groups(seed: int) -> np.ndarray:
     return (3.5 + drift - drift.mean()) * 100
 
 
-def test_compare_cannot_tell_on_documents_too_alike() -> None:
+def test_compare_cannot_tell_with_similar_documents() -> None:
     tokens = np.full(128, 100.0)
     a, b = (LossSample(nats=alike_groups(seed), tokens=tokens, is_gpjt_range=False) for seed in (0, 1))
     found = loss_difference([a], [b], 0.95)
@@ -105,7 +105,7 @@ def test_compare_cannot_tell_on_documents_too_alike() -> None:
     assert told.excludes_zero
 
 
-def test_results_stored_before_count_alike_documents() -> None:
+def test_old_results_account_for_similar_documents() -> None:
     nats = alike_groups(0)
     groups = {"nats": nats.tolist(), "tokens": [100] * 128, "text_bytes": [400] * 128}
     mean, error = mean_and_error(nats, np.full(128, 100.0))
@@ -126,7 +126,7 @@ def test_results_stored_before_count_alike_documents() -> None:
     )
 
 
-def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
+def test_single_document_has_no_error() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
     alone = summary(losses, text, tokenizer, np.ones(6))
@@ -136,7 +136,7 @@ def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     assert summary(losses, text, tokenizer, np.ones(6)).documents == 2
 
 
-def test_the_loss_in_nats_needs_no_tokenizer(trained: Path) -> None:
+def test_loss_in_nats_needs_no_tokenizer(trained: Path) -> None:
     loss(trained, "--count", "2000")
     record = json.loads((trained / "resolved.json").read_text())
     (trained / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))
@@ -147,7 +147,7 @@ def test_the_loss_in_nats_needs_no_tokenizer(trained: Path) -> None:
     assert "held-out loss" in said("compare", trained)
 
 
-def test_groups_are_whole_documents_whatever_the_model() -> None:
+def test_groups_of_documents_are_equal_for_all_models() -> None:
     draw = np.random.default_rng(0)
     tokenizer = load_tokenizer("bytes")
     targets = draw.integers(0, 256, 40_000)
@@ -167,7 +167,7 @@ def test_groups_are_whole_documents_whatever_the_model() -> None:
     assert f"± {one.nats_per_token_error:.4f} nats per token" in str(one)
 
 
-def test_bytes_of_tokens_are_those_of_their_text() -> None:
+def test_byte_lengths_sum_to_the_text_size() -> None:
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     text = shared("wikitext2.txt").read_text()[:100_000] + "日本語 🙂"
     assert byte_lengths(tokenizer)[tokenizer.encode(text)].sum() == len(text.encode())
@@ -203,7 +203,7 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
     assert "was trained on tokens 0 to" in refused(*command, "--split", "train", "--from", "0")
 
 
-def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, tmp_path: Path) -> None:
+def test_foreign_models_are_measured_too(trained: Path, token_files: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
     said("export", trained, exported)
     both = loss(trained, exported, "--count", "5000")
@@ -215,7 +215,7 @@ def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, 
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
 
 
-def test_other_programs_token_files_are_measured_as_they_are(trained: Path, token_files: Path, tmp_path: Path) -> None:
+def test_foreign_token_files_are_measured(trained: Path, token_files: Path, tmp_path: Path) -> None:
     stream = open_split(token_files, "validation")
     write_llm_c(tmp_path / "tiny_val_000000.bin", stream.read(0, stream.length))
     for tokens in (token_files, tmp_path):
@@ -225,9 +225,7 @@ def test_other_programs_token_files_are_measured_as_they_are(trained: Path, toke
     assert ours["nats_per_token"] == theirs["nats_per_token"]
 
 
-def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
+def test_seen_tokens_are_recognized_after_new_shards(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
     stream = open_split(token_files, "train")
@@ -241,7 +239,7 @@ def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
     loss(run, *measured, "--from", "257")
 
 
-def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:
+def test_unmeasurable_ranges_are_refused(trained: Path, token_files: Path, tmp_path: Path) -> None:
     too_many = ("--from", "0", "--count", "99999999")
     assert "wanted 99,999,999 tokens to predict after 0" in refused("loss", trained, *too_many)
     assert "no test tokens" in refused("loss", trained, "--split", "test")
@@ -255,7 +253,7 @@ def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, t
     assert "its loss is not finite" in refused("loss", trained, "--checkpoint", "latest", "--count", "100", ranks=2)
 
 
-def test_equal_models_differ_in_1_of_20_comparisons() -> None:
+def test_equal_models_differ_once_in_twenty() -> None:
     draw = np.random.default_rng(0)
     apart = 0
     for _ in range(200):
@@ -275,7 +273,7 @@ def test_equal_models_differ_in_1_of_20_comparisons() -> None:
     assert (round(found.value, 9), found.low, found.high) == (0.4, None, None)
 
 
-def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
+def test_loss_notes_other_validation_tokens(finished: Path) -> None:
     location = locate(str(finished), None)
     span = Range(directory=location.job.token_directories[0], split="validation", start=1000, count=1)
     trained: Any = SimpleNamespace(location=location, known_tokenizer=None)
@@ -284,7 +282,7 @@ def test_a_loss_says_that_training_validated_elsewhere(finished: Path) -> None:
     assert _training_note(trained, span) == f"\n  These are {words} {loss:.4f}."
 
 
-def test_a_document_that_validation_cut_is_named(tmp_path: Path) -> None:
+def test_document_cut_by_validation_is_noted(tmp_path: Path) -> None:
     end = 9
     documents = np.array([1, 2, end, 3, 4, 5, end, 6, end, 7, 7, 7, 7, end], np.uint16)
     save_file({"tokens": documents}, tmp_path / "validation.safetensors")

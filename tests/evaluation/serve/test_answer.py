@@ -52,7 +52,7 @@ def take(answer: ServedAnswer, token: int) -> AnswerPart:
 
 @given(st.binary(max_size=30), st.lists(st.sampled_from(["a", "ab", "bab", "é", "aa b"]), max_size=4))
 @example(b"b", ["a", "bab"])  # "a" is complete before "bab", which begins before it
-def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, stops: list[str]) -> None:
+def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
     whole = text.decode(errors="replace")
     # The one that is complete first ends the answer; of several with the same last character, the longest.
@@ -68,7 +68,7 @@ def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, s
 
 @given(st.lists(st.binary(max_size=4), max_size=12), st.integers(0, 12))
 @example([b"\xed", b"\xa0"], 0)  # a surrogate, whose first two bytes Python's decoder holds back
-def test_an_offset_is_the_place_of_a_tokens_first_byte(spelled: list[bytes], prompt: int) -> None:
+def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: int) -> None:
     ids = [*range(1000, 1000 + len(spelled))]
     answer = new_answer(echo=ids[:prompt], prompt=ids[:prompt] or [1], count=1 + len(ids[prompt:]))
     answer._decoder = TextDecoder(lambda token: dict(zip(ids, spelled, strict=True))[token])
@@ -87,13 +87,13 @@ def test_an_offset_is_the_place_of_a_tokens_first_byte(spelled: list[bytes], pro
     assert tokens[-1].offset == len(text)
 
 
-def test_an_answer_ends_at_its_length_and_holds_back_what_may_be_a_stop_string() -> None:
+def test_possible_stop_strings_are_held_back() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
     assert [part.text for part in parts([300, *b"a"])] == ["", "a", ""]  # an id beyond the tokenizer has no text
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 
-def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> None:
+def test_engine_survives_failing_answers() -> None:
     network = GPT(ModelConfig(**TINY_MODEL)).eval()
     initialize(network, 0)
     trained = Trained(network, TOKENIZER, PLACE)

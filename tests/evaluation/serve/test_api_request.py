@@ -29,7 +29,7 @@ def prompt(template: Template, *messages: Any, **options: Any) -> str:
     return tokenizer.decode(read_request(body, served, chat=True)[0].prompt)
 
 
-def test_a_hostile_template_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rendering._process_of(os.getpid())._end()  # one with the usual limits may run
     monkeypatch.setattr(rendering, "SECONDS", 0.2)
     for text, problem in ((LOOP, "seconds of processor time"), ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters")):
@@ -39,7 +39,7 @@ def test_a_hostile_template_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> Non
     rendering._process_of(os.getpid())._end()
 
 
-def test_forms_of_clients_change_no_prompt() -> None:
+def test_equivalent_requests_give_equal_prompts() -> None:
     turns = TEMPLATES["turns"]
     asked = prompt(turns, HELLO)
     assert asked == "<|user|>Hello<|end|><|assistant|>"

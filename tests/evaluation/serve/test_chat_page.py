@@ -50,7 +50,7 @@ def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: Any, served: Served, width: int) -> None:
+def test_chat_shows_coloured_tokens_with_alternatives(browser: Any, served: Served, width: int) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles, width)
     page.click("#options-button")
@@ -79,7 +79,7 @@ def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: A
     assert page.locator(".said").count() == 0 and troubles == []
 
 
-def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, served: Served) -> None:
+def test_stop_button_and_errors_are_shown(browser: Any, served: Served) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles)
     slow_down(page)
@@ -92,7 +92,7 @@ def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, se
 
 
 @pytest.mark.parametrize("kind", ["chat", "base"])
-def test_a_full_context_forgets_the_oldest_and_says_so(
+def test_full_context_notes_forgotten_turns(
     browser: Any, served: Served, finished: Path, serve: Serve, kind: str
 ) -> None:
     """The finished run has a context of 32 tokens of one byte each, and no conversation template."""
@@ -118,7 +118,7 @@ def test_a_full_context_forgets_the_oldest_and_says_so(
         say(page, "x" * 600, ".error", has_text="message: got 6")
 
 
-def test_an_answer_that_is_forgotten_or_stopped_before_its_beginning_is_no_turn(browser: Any, served: Served) -> None:
+def test_abandoned_answers_are_not_sent_again(browser: Any, served: Served) -> None:
     page = opened(browser, served, [])
     say(page, "Hello", ".text span:nth-child(4)")
     page.click("#new")
@@ -133,7 +133,7 @@ def test_an_answer_that_is_forgotten_or_stopped_before_its_beginning_is_no_turn(
     assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Hi"}]
 
 
-def test_a_base_model_continues_text_and_a_key_is_asked_for(browser: Any, finished: Path, serve: Serve) -> None:
+def test_base_model_page_asks_for_the_key(browser: Any, finished: Path, serve: Serve) -> None:
     key = "0123456789abcdef"
     with serve(finished, LOCKSTEP_API_KEY=key) as served:
         page = opened(browser, served, [])

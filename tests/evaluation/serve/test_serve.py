@@ -56,7 +56,7 @@ def stream(served: Served, **body: Any) -> socket.socket:
     return connection
 
 
-def test_answers_are_those_of_the_network_whole_and_streamed(chat_run: Path, served: Served) -> None:
+def test_answers_equal_generated_text(chat_run: Path, served: Served) -> None:
     trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
     assert trained.template is not None
     prompt = trained.template.prompt(trained.tokenizer, [Message("user", "Hello")])
@@ -78,7 +78,7 @@ def test_answers_are_those_of_the_network_whole_and_streamed(chat_run: Path, ser
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == (text, "stop")
 
 
-def test_the_history_of_a_chat_is_not_computed_again_unless_a_seed_is_given(served: Served) -> None:
+def test_chat_history_is_cached_without_a_seed(served: Served) -> None:
     asked: Any = client(served).chat.completions
     first = asked.create(**GREEDY, max_tokens=9)
     history = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}, *HELLO]
@@ -88,7 +88,7 @@ def test_the_history_of_a_chat_is_not_computed_again_unless_a_seed_is_given(serv
         assert cached >= least if least else cached == 0
 
 
-def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> None:
+def test_text_completions_report_their_tokens(served: Served) -> None:
     asked = client(served).completions
     said = asked.create(model="run", prompt="one tw", temperature=0, max_tokens=8, logprobs=2)
     scores = said.choices[0].logprobs
@@ -100,7 +100,7 @@ def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> 
     assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
 
 
-def test_a_full_context_leaves_out_what_chat_leaves_out(chat_run: Path, served: Served) -> None:
+def test_truncation_leaves_out_the_same_turns_as_chat(chat_run: Path, served: Served) -> None:
     trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
     conversation = Conversation(trained, 20, "Be brief.")
     turns = [Message(("user", "assistant")[number % 2], f"{number} " + "word " * 20) for number in range(6)]
@@ -126,7 +126,7 @@ def test_a_full_context_leaves_out_what_chat_leaves_out(chat_run: Path, served: 
     assert (status, told["left_out"], told["usage"]["prompt_tokens"]) == (200, 2, 200)
 
 
-def test_each_of_several_prompts_has_its_own_choices(served: Served) -> None:
+def test_several_prompts_have_separate_choices(served: Served) -> None:
     asked: Any = client(served).completions
     body = {"model": "run", "temperature": 0, "max_tokens": 8, "stop": ["thr"]}
     prompts: list[Any] = ["one tw", [*b"two"], "Gr\u00fc\u00df"]
@@ -146,7 +146,7 @@ def test_each_of_several_prompts_has_its_own_choices(served: Served) -> None:
     assert chunks[-1].choices == [] and chunks[-1].usage.prompt_tokens == together.usage.prompt_tokens
 
 
-def test_a_seed_gives_each_prompt_its_answers_in_any_company(served: Served) -> None:
+def test_seeded_answers_do_not_depend_on_other_prompts(served: Served) -> None:
     asked: Any = client(served).completions
     body = {"model": "run", "temperature": 1.5, "max_tokens": 30, "seed": 7}
     pair, crowd = (asked.create(prompt=prompts, n=2, **body) for prompts in (["ab"], ["cd", "ab", "ef"]))
@@ -154,7 +154,7 @@ def test_a_seed_gives_each_prompt_its_answers_in_any_company(served: Served) -> 
     assert pair.choices[0].text != pair.choices[1].text
 
 
-def test_a_prompt_is_scored_as_lm_evaluation_harness_reads_it(chat_run: Path, served: Served) -> None:
+def test_prompt_scores_suit_lm_evaluation_harness(chat_run: Path, served: Served) -> None:
     network = load(locate(str(chat_run), None), None, torch.device("cpu")).network
     end = 256  # of a text, in the tokenizer `bytes`
     prompts = [[end, *b"one two three", *"Gr\u00fc\u00df".encode()], [*b"four " * 60], [end, 97], [97]]
@@ -181,7 +181,7 @@ def test_a_prompt_is_scored_as_lm_evaluation_harness_reads_it(chat_run: Path, se
     assert values == body["choices"][1]["logprobs"]["token_logprobs"]
 
 
-def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None:
+def test_echo_begins_with_the_prompt(served: Served) -> None:
     asked: Any = client(served).completions
     body = {"model": "run", "echo": True, "temperature": 0}
     bare = asked.create(prompt=["Gr\u00fc\u00df", ""], max_tokens=0, **body)
@@ -241,9 +241,7 @@ def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None
         ({"best_of": 3}, "best_of", "not supported"),
     ],
 )
-def test_a_refusal_of_a_completion_names_the_prompt(
-    served: Served, changed: dict[str, Any], param: str, problem: str
-) -> None:
+def test_completion_errors_name_the_prompt(served: Served, changed: dict[str, Any], param: str, problem: str) -> None:
     status, _, body = ask(served, {"model": "run", "prompt": "a", "max_tokens": 1, **changed}, "/v1/completions")
     assert (status, body["error"]["param"]) == (400, param), body
     assert re.search(problem, body["error"]["message"]), body
@@ -291,7 +289,7 @@ def test_a_refusal_of_a_completion_names_the_prompt(
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, None, "600|60[0-9] tokens"),
     ],
 )
-def test_refusals_are_the_apis_own(
+def test_errors_have_the_form_of_the_api(
     served: Served, changed: dict[str, Any], status: int, param: str | None, problem: str
 ) -> None:
     got, _, body = ask(served, {**GREEDY, **changed})
@@ -300,7 +298,7 @@ def test_refusals_are_the_apis_own(
     assert re.search(problem, error["message"]), error
 
 
-def test_what_is_no_request_is_refused(served: Served) -> None:
+def test_malformed_requests_are_refused(served: Served) -> None:
     for body in (b"", b"{", b"\xff\x00", b"[" * 200_000, b"[]", b'{"model":"run","model":"run"}'):
         status, _, told = ask(served, body)
         assert (status, told["error"]["type"]) == (400, "invalid_request_error")
@@ -322,13 +320,13 @@ def test_what_is_no_request_is_refused(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
-def test_a_connection_that_begins_no_request_ends_in_seconds(served: Served, sent: bytes) -> None:
+def test_idle_connections_are_closed(served: Served, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(100) == b""
 
 
-def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
+def test_other_origins_and_host_names_are_refused(served: Served) -> None:
     for header in ("Host: evil.example", "Origin: http://evil.example", "Origin: null", "Origin: http://["):
         assert ask(served, GREEDY, **dict([header.split(": ")]))[0] == 403
     own = f"127.0.0.1:{served.port}"
@@ -336,9 +334,7 @@ def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
     assert status == 200 and "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
-    chat_run: Path, served: Served, serve: Serve, tmp_path: Path
-) -> None:
+def test_api_key_protects_every_path(chat_run: Path, served: Served, serve: Serve, tmp_path: Path) -> None:
     import openai
 
     (tmp_path / "key").write_text(f"{KEY}\n")
@@ -366,7 +362,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
         assert problem in only_line(done)
 
 
-def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slot(chat_run: Path, serve: Serve) -> None:
+def test_disconnected_client_frees_its_slot(chat_run: Path, serve: Serve) -> None:
     with serve(chat_run, "--slots=1", "--queue=0") as served:
         leaves = stream(served)
         status, headers, body = ask(served, GREEDY)
@@ -375,7 +371,7 @@ def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slot(chat_ru
         launch.wait_until(lambda: ask(served, {**GREEDY, "max_tokens": 1})[0] == 200, served.process)
 
 
-def test_a_seed_gives_one_answer_whatever_else_is_served_or_slowly_read(served: Served) -> None:
+def test_seeded_answers_do_not_depend_on_other_clients(served: Served) -> None:
     slow = stream(served, logprobs=True, top_logprobs=20)
 
     def said(seed: int | None) -> str:

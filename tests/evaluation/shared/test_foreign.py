@@ -47,7 +47,7 @@ def write(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | N
     return folder
 
 
-def test_a_tied_model_of_gpjt_s_is_whole_under_either_name(tmp_path: Path) -> None:
+def test_gpjt_tied_weights_load_under_either_name(tmp_path: Path) -> None:
     model = network(TIED)
     weights = {name.removeprefix("module."): value for name, value in gpjt(plain_of(model), TIED).items()}
     save_model(Shared(weights["tok_emb.weight"]), str(tmp_path / "shared"))
@@ -62,9 +62,7 @@ def test_a_tied_model_of_gpjt_s_is_whole_under_either_name(tmp_path: Path) -> No
         load_foreign(write(tmp_path / "untold", weights), None)
 
 
-def test_nanogpt_is_tied_and_has_its_own_activation_unless_told_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nanogpt_defaults_to_tied_weights_and_exact_gelu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact, tanh = network(attrs.evolve(TIED, activation="gelu")), network(TIED)
     weights = nanogpt(plain_of(exact), TIED)
     del weights["_orig_mod.transformer.wte.weight"]
@@ -86,7 +84,7 @@ LLAMA: dict[str, Any] = {
 LLAMA_NETWORK = attrs.evolve(SMALL, **SWIGLU, n_kv_heads=2, mlp_width=100, rope_base=500.0)
 
 
-def test_an_older_llama_is_read_in_half_precision_with_its_buffers(tmp_path: Path) -> None:
+def test_old_llama_in_bf16_loads_despite_its_buffers(tmp_path: Path) -> None:
     model = network(attrs.evolve(LLAMA_NETWORK, tie_weights=True))
     weights = {name: value.bfloat16() for name, value in to_stock(plain_of(model), model.config).items()}
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
@@ -97,7 +95,7 @@ def test_an_older_llama_is_read_in_half_precision_with_its_buffers(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "ArceeForCausalLM", "NanoChatForCausalLM"])
-def test_keys_that_a_file_leaves_out_mean_what_the_class_means(tmp_path: Path, name: str) -> None:
+def test_missing_config_keys_have_transformers_defaults(tmp_path: Path, name: str) -> None:
     import transformers
 
     shape = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -111,7 +109,7 @@ def test_keys_that_a_file_leaves_out_mean_what_the_class_means(tmp_path: Path, n
         assert (loaded(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-5
 
 
-def test_a_bias_that_the_network_lacks_is_refused_unless_it_is_zero(tmp_path: Path) -> None:
+def test_unsupported_bias_is_refused_unless_zero(tmp_path: Path) -> None:
     model = network(attrs.evolve(SMALL, **QWEN3 | {"qkv_bias": True}))
     weights = to_stock(plain_of(model), model.config)
     values = stock_class(model.config).config
@@ -123,7 +121,7 @@ def test_a_bias_that_the_network_lacks_is_refused_unless_it_is_zero(tmp_path: Pa
 
 
 @pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
-def test_biases_of_attention_or_mlp_alone_are_read(tmp_path: Path, bias: str) -> None:
+def test_biases_only_in_attention_or_mlp_load(tmp_path: Path, bias: str) -> None:
     model = network(attrs.evolve(LLAMA_NETWORK, biases=True, qkv_bias=bias == "attention_bias"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -154,9 +152,7 @@ def test_biases_of_attention_or_mlp_alone_are_read(tmp_path: Path, bias: str) ->
         ({"intermediate_size": 64}, "parameter blocks.0.mlp.up.weight: got shape (100, 64), wanted (64, 64)"),
     ],
 )
-def test_a_directory_that_would_be_another_network_is_one_line(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_contradicting_stock_config_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     model = network(LLAMA_NETWORK)
     weights = to_stock(plain_of(model), model.config)
     values = LLAMA | {"tie_word_embeddings": False, "hidden_act": "silu"} | change
@@ -186,7 +182,7 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_checkpoint_of_nanogpt_is_read_as_it_is(tmp_path: Path) -> None:
+def test_nanogpt_checkpoint_loads_unchanged(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "out")
     model = network(attrs.evolve(TIED, activation="gelu"))
     assert locate(str(folder), None).path == folder
@@ -197,7 +193,7 @@ def test_a_checkpoint_of_nanogpt_is_read_as_it_is(tmp_path: Path) -> None:
         locate(str(folder / "ckpt.pt"), None)
 
 
-def test_a_name_that_no_file_can_have_is_one_line() -> None:
+def test_impossible_file_name_is_refused() -> None:
     with pytest.raises(BadInput, match="cannot be read: File name too long"):
         locate("a" * 300, None)
 
@@ -209,7 +205,7 @@ class Code:
         return Path.touch, (Path("ran"),)
 
 
-def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_runs_no_code_and_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def refused(folder: Path) -> str:
@@ -236,7 +232,7 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
         *(("n_positions", -1), ("n_inner", 0), ("model_type", "opt"), ("activation_function", ["relu"])),
     ],
 )
-def test_a_configuration_that_the_weights_contradict_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
+def test_config_that_contradicts_the_weights_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     folder = write(tmp_path / "own", nanogpt(plain_of(network(TIED)), TIED), **{key: value})
     wanted = "the weights next to it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
     with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*({wanted})"):

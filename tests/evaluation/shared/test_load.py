@@ -20,7 +20,7 @@ from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 from tokens.tokenizer.template import TEMPLATES, Template
 
 
-def test_a_run_is_asked_as_it_was_trained() -> None:
+def test_template_that_changes_the_trained_prompt_is_refused() -> None:
     good = "{# mine #}" + TEMPLATES["turns"].text
     for text, problem in (
         (good, None),
@@ -37,7 +37,7 @@ def test_a_run_is_asked_as_it_was_trained() -> None:
 
 
 @pytest.mark.parametrize("naming", [openai, nanogpt, gpjt])
-def test_models_of_other_programs_are_asked_like_ours(
+def test_foreign_models_generate_like_ours(
     copied: Path, tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
 ) -> None:
     ours = load(locate(str(copied), None), None, torch.device("cpu"))
@@ -58,7 +58,7 @@ def test_models_of_other_programs_are_asked_like_ours(
     assert "pass --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
 
 
-def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None:
+def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) -> None:
     typed = os.path.relpath(copied)
     assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
     exported = tmp_path / "exported"
@@ -98,7 +98,7 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)  # not taken for a foreign one
 
 
-def test_a_checkpoint_of_another_version_is_loaded_unless_its_network_is_another(copied: Path) -> None:
+def test_checkpoint_with_unknown_train_keys_loads(copied: Path) -> None:
     def change(section: str, **keys: Any) -> None:
         file = copied / "checkpoints" / "step-00000008" / "state.json"
         state = json.loads(file.read_text())

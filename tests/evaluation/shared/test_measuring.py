@@ -14,9 +14,7 @@ from evaluation.shared import measuring
 from training.parallel import process_group
 
 
-def test_a_bad_model_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_models_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stored, prepared = [], []
 
     def locate(reference: str, name: str | None) -> Any:
@@ -55,7 +53,7 @@ def test_a_bad_model_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_shares_come_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_shared_results_keep_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     done: list[int] = []
 
     def work(batch: int) -> int:
@@ -77,7 +75,7 @@ def test_shares_come_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, si
     assert sorted(done) == list(range(7))  # each batch on one rank
 
 
-def test_a_batch_refused_by_one_rank_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_on_one_rank_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}: no text")
 

@@ -20,7 +20,7 @@ from tests.model.test_gpt import SMALL
 from tokens.tokenizer.loading import load_tokenizer, record_of
 
 
-def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def given(run: Path, name: str) -> GivenTokenizer | None:
         return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name), SMALL)
 
@@ -48,7 +48,7 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
             GivenTokenizer.of({"given_tokenizer": damaged})
 
 
-def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_none(tmp_path: Path) -> None:
+def test_several_token_directories_are_searched_but_not_measured(tmp_path: Path) -> None:
     directories = [tmp_path / name for name in ("a", "b")]
     for directory in directories:
         directory.mkdir()

@@ -31,7 +31,7 @@ from evaluation.shared.significance import (
 )
 
 
-def test_an_interval_is_turned_round_widened_and_told_with_its_bounds() -> None:
+def test_intervals_are_negated_widened_and_printed() -> None:
     found = Interval(value=2, low=-1, high=5)
     assert -found == Interval(value=-2, low=-5, high=1)
     assert (
@@ -46,7 +46,7 @@ def test_an_interval_is_turned_round_widened_and_told_with_its_bounds() -> None:
     assert (Interval(value=1, low=0.5, high=2).text(1), unknown.text(2)) == ("1.0 [0.5, 2.0]", "2.00")
 
 
-def test_quantiles_and_intervals_are_students() -> None:  # of a table
+def test_quantiles_match_a_table_of_students_t() -> None:  # of a table
     for freedom, quantile in ((1, 12.706), (2, 4.303), (10, 2.228), (109, 1.982), (float("inf"), 1.960)):
         assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
     found = student_interval(2.0, 0.5, 10)
@@ -54,7 +54,7 @@ def test_quantiles_and_intervals_are_students() -> None:  # of a table
     assert student_interval(2.0, None, 0) == Interval(value=2.0)
 
 
-def test_errors_are_those_of_means_and_weighed_by_their_degrees_of_freedom() -> None:
+def test_errors_of_means_and_sums_are_correct() -> None:
     values = np.array([1.0, 2.0, 4.0, 9.0])
     assert mean_and_error(values * 10, np.full(4, 10.0)) == mean_and_error(values)
     assert mean_and_error(values) == (4.0, pytest.approx(values.std(ddof=1) / 2))
@@ -64,7 +64,7 @@ def test_errors_are_those_of_means_and_weighed_by_their_degrees_of_freedom() -> 
 
 
 @pytest.mark.parametrize("documents", [3, 5, 30])
-def test_the_interval_of_a_loss_holds_for_few_documents_of_uneven_lengths(documents: int) -> None:
+def test_loss_interval_covers_with_few_uneven_documents(documents: int) -> None:
     draw, tables = np.random.default_rng(documents), 2000
     inside = 0
     for _ in range(tables):
@@ -76,7 +76,7 @@ def test_the_interval_of_a_loss_holds_for_few_documents_of_uneven_lengths(docume
 
 
 @pytest.mark.parametrize(("comparisons", "freedom"), [(2, 4), (3, 20), (5, 10), (9, 60)])
-def test_dunnetts_values_hold_95_percent_of_the_multivariate_t(comparisons: int, freedom: int) -> None:
+def test_dunnett_values_match_the_multivariate_t(comparisons: int, freedom: int) -> None:
     shape = np.full((comparisons, comparisons), 0.5) + 0.5 * np.eye(comparisons)
     reach = np.full(comparisons, dunnett_quantile(comparisons, freedom))
     inside = multivariate_t.cdf(reach, shape=shape, df=freedom, lower_limit=-reach, maxpts=200_000, random_state=0)
@@ -84,7 +84,7 @@ def test_dunnetts_values_hold_95_percent_of_the_multivariate_t(comparisons: int,
 
 
 @pytest.mark.parametrize("comparisons", [1, 2, 5])
-def test_the_default_seeds_find_three_deviations_with_the_stated_power_and_one_fewer_does_not(comparisons: int) -> None:
+def test_default_seeds_are_the_fewest_with_enough_power(comparisons: int) -> None:
     seeds = default_seeds(comparisons)
     found = detectable_deviations(comparisons, seeds)
     assert found <= SOUGHT_DEVIATIONS < detectable_deviations(comparisons, seeds - 1)
@@ -93,7 +93,7 @@ def test_the_default_seeds_find_three_deviations_with_the_stated_power_and_one_f
     assert 8 <= default_seeds(999) <= 15
 
 
-def test_two_recipes_are_compared_by_the_paired_t_test_where_they_share_seeds() -> None:
+def test_shared_seeds_give_the_paired_t_test() -> None:
     one, other = {1: 4.0, 2: 4.3, 3: 5.1}, {1: 3.8, 2: 4.2, 3: 4.7, 9: 8.0}
     noise = seed_noise([one, other], one, other)
     error = np.std([0.2, 0.1, 0.4], ddof=1) / 3**0.5
@@ -103,7 +103,7 @@ def test_two_recipes_are_compared_by_the_paired_t_test_where_they_share_seeds() 
     assert dunnett_quantile(1, 2) == pytest.approx(4.303, rel=1e-3)
 
 
-def test_recipes_that_share_no_seed_are_compared_by_their_means_and_one_seed_tells_nothing() -> None:
+def test_different_seeds_give_the_unpaired_test() -> None:
     one, other, third = {1: 1.0, 2: 3.0}, {3: 5.0, 4: 5.0, 5: 8.0}, {9: 9.0}
     assert residual_deviation([one, other, third], paired=False) == (pytest.approx((8 / 3) ** 0.5), 3)
     noise = seed_noise([one, other, third], one, other)
@@ -122,7 +122,7 @@ def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviati
 
 @pytest.mark.parametrize("deviation", [1.7, 8])
 @pytest.mark.parametrize("shape", [(2, 2, 110), (3, 2, 500), (2, 3, 500), (2, 1, 110), (3, 1, 80)], ids=str)
-def test_equal_models_are_not_told_apart_19_times_in_20(shape: tuple[int, int, int], deviation: float) -> None:
+def test_equal_models_seldom_differ(shape: tuple[int, int, int], deviation: float) -> None:
     draw, sessions = np.random.default_rng(sum(shape)), 400
     of_seeds = deviation if shape[1] > 1 else 0  # one fine-tuning each: no winner, whatever the interval
     found = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
@@ -132,7 +132,7 @@ def test_equal_models_are_not_told_apart_19_times_in_20(shape: tuple[int, int, i
     )
 
 
-def test_a_difference_is_paired_by_question_and_found() -> None:
+def test_pairing_by_question_detects_a_small_difference() -> None:
     draw = np.random.default_rng(0)
     hardness = draw.uniform(0, 100, 60)
     scores = np.stack([hardness + 2, hardness])[:, None] + draw.normal(0, 1, (2, 1, 60))
@@ -143,7 +143,7 @@ def test_a_difference_is_paired_by_question_and_found() -> None:
     assert means[0].high - means[0].low > 10  # though each alone is little known
 
 
-def test_what_was_not_judged_is_left_out_for_all_alike() -> None:
+def test_unjudged_questions_are_left_out_for_all_models() -> None:
     scores = session(np.random.default_rng(0), (2, 2, 30))
     scores[:, 1, 4] = scores[:, :, 7] = np.nan
     means, _ = two_way_intervals(scores)
@@ -166,7 +166,7 @@ def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: f
 
 
 @pytest.mark.parametrize(("number", "correlation"), [(100, 0.8), (100, 0.95), (256, 0.5), (256, 0.95), (1500, 0.8)])
-def test_an_interval_covers_although_neighbours_are_alike(number: int, correlation: float) -> None:
+def test_interval_covers_despite_correlated_neighbours(number: int, correlation: float) -> None:
     draw, repeats = np.random.default_rng(number), 300
     sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (repeats, number))))
     units = 3.5 + 0.4 * neighbours(draw, (repeats, number), correlation)
@@ -180,7 +180,7 @@ def test_an_interval_covers_although_neighbours_are_alike(number: int, correlati
     assert inside >= 0.85 * repeats
 
 
-def test_independent_units_keep_the_error_they_had() -> None:
+def test_independent_units_keep_the_plain_error() -> None:
     draw = np.random.default_rng(1)
     sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (200, 300))))
     drawn = draw.normal(3.5, 0.4, (200, 300)) * sizes
@@ -195,14 +195,14 @@ def test_independent_units_keep_the_error_they_had() -> None:
     assert stream_mean(np.full(50, 2.0), np.ones(50)).error == 0 and stream_mean(np.ones(1), np.ones(1)).error is None
 
 
-def test_a_band_of_three_runs_knows_two_degrees() -> None:
+def test_band_of_three_runs_has_two_degrees_of_freedom() -> None:
     constant = np.array([[0.0], [1.0], [2.0]]) + np.zeros((3, 40))  # each run stays where it is
     low, high = prediction_band(constant, 4)
     assert high - 1 == pytest.approx(student_quantile(0.98, 2) * (4 / 3) ** 0.5)
     assert 1 - low == pytest.approx(high - 1)
 
 
-def test_no_hit_and_no_difference_have_an_error() -> None:
+def test_all_misses_still_have_an_error() -> None:
     none, half = np.zeros(200), np.arange(200) % 2
     assert hits_error(none, 1.0, paired=False) == pytest.approx((1 / 202 * 201 / 202 / 202) ** 0.5)
     assert hits_error(none + 1, 1.0, paired=False) == pytest.approx(hits_error(none, 1.0, paired=False))
@@ -212,7 +212,7 @@ def test_no_hit_and_no_difference_have_an_error() -> None:
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_a_judged_difference_lies_outside_its_own_seeds(seeds: int) -> None:
+def test_judged_difference_must_exceed_its_seeds_noise(seeds: int) -> None:
     wide, narrow = np.linspace(-15, 15, seeds), np.linspace(-0.1, 0.1, seeds)
     scores = np.stack([wide, narrow, narrow + 1, narrow - 1, narrow])[:, :, None] + np.zeros(50)
     means, differences = two_way_intervals(scores)
@@ -236,7 +236,7 @@ NOISES = st.builds(
 
 
 @given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
-def test_more_comparisons_never_make_an_interval_narrower(noise: SeedNoise, text: float, documents: int) -> None:
+def test_more_comparisons_never_narrow_an_interval(noise: SeedNoise, text: float, documents: int) -> None:
     """Holm's procedure ends because of this: a pair that differs among many differs among few."""
     widths = []
     for comparisons in range(1, 11):
@@ -253,7 +253,7 @@ def test_seeds_that_scatter_alike_are_pooled() -> None:
     assert differences[0, 1].high == pytest.approx(-1 + reach) and differences[0, 1].low == pytest.approx(-1 - reach)
 
 
-def test_equal_models_with_one_unstable_one_seldom_differ() -> None:
+def test_equal_models_seldom_differ_despite_an_unstable_one() -> None:
     draw, tables = np.random.default_rng(2), 1000
     deviations = np.array([15.0, 2.0, 2.0])[:, None, None]
     false = 0
