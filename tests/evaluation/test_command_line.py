@@ -39,11 +39,11 @@ def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.Mo
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
     ]  # fmt: skip
-    found = compare(rows_of(*homes))
-    assert found.columns == ["model", "held-out loss", "bits/byte", "rhymes"]
-    assert [row[-1].text for row in found.rows] == ["12 ± 1", "7 ± 1", "12111 [1]"]
-    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is unknown" in found.statements
-    assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
+    comparison = compare(rows_of(*homes))
+    assert comparison.columns == ["model", "held-out loss", "bits/byte", "rhymes"]
+    assert [row[-1].text for row in comparison.rows] == ["12 ± 1", "7 ± 1", "12111 [1]"]
+    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is unknown" in comparison.statements
+    assert "poetry: of 10 sonnets" in comparison.notes and "[1] Faust" in comparison.notes
 
 
 def test_results_of_removed_commands_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

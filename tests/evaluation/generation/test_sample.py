@@ -38,9 +38,9 @@ def test_samples_depend_only_on_their_seeds(finished: Path, capsys: pytest.Captu
         print_samples(trained, command, prompt)
         return capsys.readouterr().out
 
-    each = [printed("\x1b[2J\tdef " * 9, seed) for seed in (5, 6, 7)]  # longer than the context
-    assert printed("\x1b[2J\tdef " * 9, 5, samples=3) == f"{'-' * 15}\n".join(each)
-    assert len({*each}) == 3 and all(text.startswith("\\x1b[2J\tdef " * 9) and "\x1b" not in text for text in each)
+    texts = [printed("\x1b[2J\tdef " * 9, seed) for seed in (5, 6, 7)]  # longer than the context
+    assert printed("\x1b[2J\tdef " * 9, 5, samples=3) == f"{'-' * 15}\n".join(texts)
+    assert len({*texts}) == 3 and all(text.startswith("\\x1b[2J\tdef " * 9) and "\x1b" not in text for text in texts)
     trained.network.token_embedding.weight.data[0] = torch.nan
     with pytest.raises(BadInput, match="logits are not finite"):
         printed("", 5)
@@ -63,8 +63,8 @@ def test_trace_names_the_training_data_of_copied_parts(
     )
     assert lines[1].startswith(f"  40 tokens from 20 on: {tmp_path}/train.safetensors, token 36: ")
     assert "<\\x1b>[" in lines[1]
-    own = trace(trained, training_data(trained, []), np.array(new))
-    assert re.match(r"trace: \d+ of 70 new tokens occur in the training data", own[0])
+    own_lines = trace(trained, training_data(trained, []), np.array(new))
+    assert re.match(r"trace: \d+ of 70 new tokens occur in the training data", own_lines[0])
     words = ["sample", str(finished), "--device=cpu", "--prompt=x", "--tokens=2"]
     assert "trace: 0 of 2 new tokens" in launch.run(ROOT / "evaluate.py", *words, "--trace").stdout
     line = launch.run(ROOT / "evaluate.py", *words, "--against", str(tmp_path)).stderr
@@ -72,10 +72,10 @@ def test_trace_names_the_training_data_of_copied_parts(
 
 
 def test_sampling_ends_when_the_reader_leaves(finished: Path) -> None:
-    left = launch.start(ROOT / "evaluate.py", "sample", str(finished), "--device", "cpu", "--tokens", "1000000000")
-    assert left.stdout.read(9)
-    left.stdout.close()
-    assert (left.wait(60), left.stderr.read()) == (1, "")
+    process = launch.start(ROOT / "evaluate.py", "sample", str(finished), "--device", "cpu", "--tokens", "1000000000")
+    assert process.stdout.read(9)
+    process.stdout.close()
+    assert (process.wait(60), process.stderr.read()) == (1, "")
 
 
 @pytest.mark.slow

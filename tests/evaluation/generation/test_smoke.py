@@ -1,4 +1,4 @@
-"""`evaluate.py smoke` speaks with the run's own tokenizer, the same way for a seed, and refuses what is no output."""
+"""`evaluate.py smoke` uses the run's tokenizer, depends only on the seed, and refuses degenerate output."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from evaluation.generation.smoke import GALLERY, shortest_cycle
 from tests import launch
 from tests.conftest import ROOT, MakeRun, change_weights, complete, one_line, only_line, shared
-from tests.evaluation.comparison.stored import evaluate, results, said
+from tests.evaluation.comparison.stored import evaluate, output_of, results
 
 
 def smoke(run: Path, *options: str) -> Any:
@@ -18,21 +18,21 @@ def smoke(run: Path, *options: str) -> Any:
 
 
 def test_same_seed_gives_the_same_continuation(copied: Path) -> None:
-    first, again, other = (smoke(copied, "--seed", seed) for seed in ("1", "1", "2"))
+    first, again, different = (smoke(copied, "--seed", seed) for seed in ("1", "1", "2"))
     assert first.returncode == 0, first.stderr
     assert f"{copied}/checkpoints/step-" in first.stdout
     greedy, sampled = first.stdout.split(":\n", 1)[1].split("[temperature 1] def")
     assert greedy.startswith("[greedy] def")
     assert sampled.strip()
-    assert first.stdout == again.stdout != other.stdout
+    assert first.stdout == again.stdout != different.stdout
     assert "] d" in smoke(copied, "--prompt", "", "--tokens", "100").stdout  # beyond the context, and from nothing
 
 
 def test_gallery_is_equal_on_any_number_of_ranks(copied: Path) -> None:
     for ranks in (1, 3):
-        shown = said("smoke", copied, "--device", "cpu", ranks=ranks)
-    first, other = [result["said"] for result in results(copied)]
-    assert first == other
+        shown = output_of("smoke", copied, "--device", "cpu", ranks=ranks)
+    first, second = [result["said"] for result in results(copied)]
+    assert first == second
     assert [(item["prompt"], item["temperature"]) for item in first] == [(p, t) for p in GALLERY for t in (0, 1)]
     assert all(f"{item['prompt']}{item['text']}" in shown for item in first)
 
@@ -71,10 +71,10 @@ def test_short_continuations_are_noted(copied: Path) -> None:
 
 
 def test_stored_result_names_a_different_tokenizer(copied: Path) -> None:
-    other = f"chars:{''.join(map(chr, range(32, 127)))}"
-    done, own = (smoke(copied, "--tokenizer", name) for name in (other, "bytes"))
+    characters = f"chars:{''.join(map(chr, range(32, 127)))}"
+    done, plain = (smoke(copied, "--tokenizer", name) for name in (characters, "bytes"))
     assert "--tokenizer chars gives different ids from the model's own tokenizer, bytes" in done.stderr
-    assert "NOTE" not in own.stderr
+    assert "NOTE" not in plain.stderr
     first, second = results(copied)
     assert first["given_tokenizer"]["name"] == "chars" and first["given_tokenizer"]["is_other"]
     assert "given_tokenizer" not in second

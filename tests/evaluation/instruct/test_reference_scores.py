@@ -21,12 +21,12 @@ def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
 
 
 def test_scores_are_means_over_questions() -> None:
-    found = scores((" a b c d e f\n", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
-    assert found.exact == pytest.approx(1 / 3)
-    assert found.chrf == pytest.approx(100 / 3)
-    assert found.chrf_error == pytest.approx(100 / 3)  # the deviation of (100, 0, 0) over the root of 3
-    assert found.reference_loss == pytest.approx(7 / 3)
-    assert found.reference_loss_error == pytest.approx(math.sqrt(7 / 3 / 3))
+    result = scores((" a b c d e f\n", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
+    assert result.exact == pytest.approx(1 / 3)
+    assert result.chrf == pytest.approx(100 / 3)
+    assert result.chrf_error == pytest.approx(100 / 3)  # the deviation of (100, 0, 0) over the root of 3
+    assert result.reference_loss == pytest.approx(7 / 3)
+    assert result.reference_loss_error == pytest.approx(math.sqrt(7 / 3 / 3))
     alone = scores(("a", "b", 1.5))
     assert (alone.chrf_error, alone.reference_loss, alone.reference_loss_error) == (None, 1.5, None)
     assert scores(("a", "b", None), ("a", "b", 2.0)).reference_loss is None

@@ -1,4 +1,4 @@
-"""The judge's client: a request ends whatever its server does, and what was not sent is not billed."""
+"""The judge's client: a request ends whatever its server does, and a request that was not sent is not billed."""
 
 import asyncio
 from contextlib import suppress
@@ -155,8 +155,8 @@ def test_malformed_replies_are_invalid_verdicts() -> None:
         assert reply.problem(3) is not None, body
     for usage in IMPOSSIBLE_COUNTS:  # such a request is charged at its maximum
         assert read_reply(request, {"choices": [], "usage": usage}).usage is None, usage
-    said = read_reply(request, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
-    assert said is not None and "overloaded" in said and "\x1b" not in said
+    problem = read_reply(request, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
+    assert problem is not None and "overloaded" in problem and "\x1b" not in problem
 
 
 def test_only_strings_become_reply_text() -> None:
@@ -185,7 +185,10 @@ def test_malformed_reply_error_describes_its_form() -> None:
     request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     no_list: list[Any] = [[], {}, "x", None, {"a": 1}]
     for choices, problem in (
-        *((other, f"choices: got {other!r}, wanted a list that is not empty") for other in no_list),
+        *(
+            (wrong_choices, f"choices: got {wrong_choices!r}, wanted a list that is not empty")
+            for wrong_choices in no_list
+        ),
         (["x"], "wanted an object with choices and a message"),
         ([{}], "'message' is missing"),
         ([{"message": {}}], "'content' is missing"),
@@ -206,7 +209,7 @@ def test_refusal_needs_no_content() -> None:
 
 def test_retry_after_may_be_a_date() -> None:
     past, now, far = "Mon, 01 Jan 2001 00:00:00 GMT", datetime.now(timezone.utc), "Fri, 01 Jan 2100 00:00:00 GMT"
-    for asked, least, most in (
+    for header, least, most in (
         (past, 0, 0),
         (format_datetime(now + timedelta(seconds=30), usegmt=True), 1, 30),
         (far, 60, 60),
@@ -215,5 +218,5 @@ def test_retry_after_may_be_a_date() -> None:
         ("nan", 0, 0),
         ("", 0, 0),
     ):
-        pause = client_module._asked_pause(httpx2.Response(429, headers={"Retry-After": asked}))
-        assert least <= pause <= most, asked
+        pause = client_module._asked_pause(httpx2.Response(429, headers={"Retry-After": header}))
+        assert least <= pause <= most, header

@@ -1,4 +1,4 @@
-"""evaluate.py judge: what cannot be judged is one line; what needs no judge needs no options."""
+"""evaluate.py judge: unusable options give one-line errors, and scores without a judge need no options."""
 
 import re
 
@@ -63,8 +63,8 @@ def test_error_common_to_all_requests_ends_the_session(
     server.every = fault
     done = sessions.run()
     assert f"evaluate.py: {server.url}: {line}" in only_line(done) and len(server.requests) == 1
-    written = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
-    assert not any("secret+key" in text for text in [done.stdout, done.stderr, *written])
+    contents = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
+    assert not any("secret+key" in text for text in [done.stdout, done.stderr, *contents])
 
 
 def test_scores_need_no_judge(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_echoed_key_is_never_stored(server: Judge, sessions: Sessions, monkeypat
     server.every = "echo in any spelling"
     done = sessions.run("--concurrency", "1")
     assert done.returncode == 1 and "[secret]" in done.stderr
-    written = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
-    for text in [done.stdout, done.stderr, *written]:
+    contents = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
+    for text in [done.stdout, done.stderr, *contents]:
         assert "secret+key" not in text and "secret\\" not in text and "u002" not in text.lower()
     assert {reply.id for reply in sessions.replies()} == {"[secret]"}

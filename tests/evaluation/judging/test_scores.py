@@ -1,4 +1,4 @@
-"""Scores are what the judge said, kept once, never replaced by less, and compared as the session found them."""
+"""Scores are the judge's grades; they are stored once, never replaced by fewer, and compared within their session."""
 
 import json
 import re
@@ -18,13 +18,13 @@ from tests.judge_server import Judge
 
 
 def grades(prompt: Prompt, *scores: float) -> list[Grade]:
-    """Return the verdict on a prompt that scores each candidate, and last the reference."""
+    """Return a verdict on a prompt. `scores`: the score of each candidate, and finally that of the reference."""
     return [Grade(score=scores[answer], comment="") for answer in prompt.order]
 
 
 def test_scores_are_means_of_the_judges_grades(faultless: Result) -> None:
     good, poor = faultless["candidates"]
-    assert faultless["candidate"] == "good"  # which of them the line is of
+    assert faultless["candidate"] == "good"  # the candidate to which the line belongs
     assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
     assert (poor["model"], poor["score"]) == ("poor", 42)
     assert faultless["anchor"] == 95
@@ -36,13 +36,13 @@ def test_scores_are_means_of_the_judges_grades(faultless: Result) -> None:
 
 
 def test_position_bias_does_not_change_differences(server: Judge, sessions: Sessions) -> None:
-    def biased(asked: dict[str, Any]) -> dict[str, int]:
-        return {label: score + (5 if label == "A" else 0) for label, score in quality(asked).items()}
+    def biased(prompt: dict[str, Any]) -> dict[str, int]:
+        return {label: score + (5 if label == "A" else 0) for label, score in quality(prompt).items()}
 
     server.scorer = biased
     sessions.said("--orders", "2")
-    found = sessions.result()
-    assert abs(found["differences"][0]["value"] - 20) < 1
+    stored = sessions.result()
+    assert abs(stored["differences"][0]["value"] - 20) < 1
     alone = sessions.said(files=sessions.files[:1])
     assert "\ndifference" not in alone
     assert [row["model"] for row in sessions.result()["candidates"]] == ["good"]
@@ -63,21 +63,21 @@ def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessi
 def test_single_fine_tunings_are_not_ranked(seeds: int) -> None:
     models = panel(2, 4, slots=seeds)
     prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
-    found = score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts])
-    assert seeds == 1 or [found.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
-    said = describe(models, found)
-    assert ("rank " in said.splitlines()[0]) == (seeds > 1)
-    assert ("only this one fine-tuning" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
-    apart = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
-    assert ("not significant" in describe(models, apart)) == (seeds > 1)
+    scores = score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts])
+    assert seeds == 1 or [scores.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
+    text = describe(models, scores)
+    assert ("rank " in text.splitlines()[0]) == (seeds > 1)
+    assert ("only this one fine-tuning" in text, "--seeds 2 or more" in text) == (seeds == 1, seeds == 1)
+    mixed = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
+    assert ("not significant" in describe(models, mixed)) == (seeds > 1)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_two_seeds_state_their_assumption(seeds: int) -> None:
     models = panel(2, 4, slots=seeds)
     prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
-    said = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
-    assert (ASSUMED_OF_TWO in said) == (seeds == 2)
+    text = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
+    assert (ASSUMED_OF_TWO in text) == (seeds == 2)
 
 
 def test_prompts_without_a_verdict_do_not_count() -> None:
@@ -136,19 +136,21 @@ def test_snapshot_and_comments_are_stored(server: Judge, sessions: Sessions) -> 
 def test_compare_ranks_no_single_fine_tunings(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
-    found = compare(rows_of(*homes))
-    told = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
-    assert found.statements == [told]
-    assert any("95 % intervals over questions only, with one fine-tuning each" in note for note in found.notes)
+    comparison = compare(rows_of(*homes))
+    statement = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
+    assert comparison.statements == [statement]
+    assert any("95 % intervals over questions only, with one fine-tuning each" in note for note in comparison.notes)
 
 
 def test_judged_runs_with_equal_names_are_distinguished(tmp_path: Path) -> None:
     names = ["run (/one)", "run (/two)"]
     clear = [{"a": names[1], "b": names[0], "value": 4.0, "low": 1.0, "high": 7.0}]
-    one = judged(tmp_path / "one" / "run", [20, 17, 23], clear, candidate=names[0])
-    two = judged(tmp_path / "two" / "run", [20, 17, 23], clear, candidate=names[1])
-    found = compare(rows_of(one, two))
-    assert found.statements[0].startswith(f"judge's score: {one}: run is below {two}: run by 4.00 [1.00, 7.00] points")
+    first = judged(tmp_path / "one" / "run", [20, 17, 23], clear, candidate=names[0])
+    second = judged(tmp_path / "two" / "run", [20, 17, 23], clear, candidate=names[1])
+    comparison = compare(rows_of(first, second))
+    assert comparison.statements[0].startswith(
+        f"judge's score: {first}: run is below {second}: run by 4.00 [1.00, 7.00] points"
+    )
 
 
 def test_several_candidates_give_the_mean_difference() -> None:

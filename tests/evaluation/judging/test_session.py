@@ -1,4 +1,4 @@
-"""Sessions: no fault of the server loses a verdict, pays for one twice or makes a zero. Over real sockets."""
+"""Sessions over real sockets: no fault of the server loses a verdict, pays for it twice, or turns it into a zero."""
 
 import re
 import signal
@@ -37,16 +37,16 @@ def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: 
     server.faults = {2: "refusal", 7: "refusal"}
     done = sessions.said("--allow-left-out", "20")
     assert "verdicts: 13 of 15, refused: 2" in done
-    found = sessions.result()
-    assert (found["left_out"], found["refused"]) == (2, 2)
-    assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
+    stored = sessions.result()
+    assert (stored["left_out"], stored["refused"]) == (2, 2)
+    assert [(row["model"], row["score"]) for row in stored["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
     too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
     server.every = "refusal"
     alone = sessions.run(files=sessions.files[:1])
-    said = "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; pass another --model\n"
-    assert (alone.returncode, alone.stderr) == (1, said)
+    error = "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; pass another --model\n"
+    assert (alone.returncode, alone.stderr) == (1, error)
 
 
 def test_useless_judge_is_paid_for_eight_replies_only(server: Judge, sessions: Sessions, faultless: Result) -> None:
@@ -72,8 +72,8 @@ def test_useless_judge_is_paid_for_eight_replies_only(server: Judge, sessions: S
 
 
 def test_retry_after_number_sets_the_pause() -> None:
-    for asked, seconds in (("0.5", 0.5), ("999", 60), ("1.2.3", 0), ("soon", 0)):
-        assert _asked_pause(httpx2.Response(429, headers={"Retry-After": asked})) == seconds
+    for header, seconds in (("0.5", 0.5), ("999", 60), ("1.2.3", 0), ("soon", 0)):
+        assert _asked_pause(httpx2.Response(429, headers={"Retry-After": header})) == seconds
 
 
 def test_twice_invalid_prompt_is_left_out(server: Judge, sessions: Sessions, faultless: Result) -> None:
@@ -93,22 +93,22 @@ def test_killed_session_continues_without_repaying(server: Judge, sessions: Sess
     wait_until(lambda: server.billed == 7)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    kept = len(sessions.replies())
-    assert (kept, len(sessions.unanswered())) == (5, 2)
+    replies = len(sessions.replies())
+    assert (replies, len(sessions.unanswered())) == (5, 2)
     store = sessions.store
     content = store.read_bytes()
     last_reply = content.index(b"\n", content.rindex(b'{"reply"'))
     store.write_bytes(content[: last_reply - 20])  # the last reply is torn as well
-    asked = len(server.requests)
+    requests = len(server.requests)
     done = sessions.said()
-    assert f"{PROMPTS - kept + 1} requests, {kept - 1} already answered" in done
-    assert len(server.requests) - asked == PROMPTS - kept + 1
+    assert f"{PROMPTS - replies + 1} requests, {replies - 1} already answered" in done
+    assert len(server.requests) - requests == PROMPTS - replies + 1
     assert len(server.replies) == PROMPTS  # what was paid for and lost is repeated, not billed again
     assert sessions.result() == faultless
     assert printed(done) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
-    assert len(server.requests) - asked == PROMPTS - kept + 1
+    assert len(server.requests) - requests == PROMPTS - replies + 1
     assert sessions.result(1)["differences"] == faultless["differences"]
 
 
@@ -155,10 +155,10 @@ def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessio
     server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
     sessions.run(*SILENT, "--timeout", "4")
     done = sessions.said(*SILENT)
-    lost = len(faults)
-    assert (server.billed, len(sessions.replies())) == (PROMPTS + lost, PROMPTS)
+    unanswered = len(faults)
+    assert (server.billed, len(sessions.replies())) == (PROMPTS + unanswered, PROMPTS)
     assert sessions.unanswered() == set(server.bill) - {reply.asked for reply in sessions.replies()}
-    assert f"for {lost} requests without an answer or count, which may have been billed" in done
+    assert f"for {unanswered} requests without an answer or count, which may have been billed" in done
     assert printed(done) >= server.usd(PRICES)
     assert printed(sessions.run(*SILENT).stdout) == printed(done)
 
@@ -190,7 +190,7 @@ def test_internal_error_loses_no_reply_in_flight(
 def test_concurrency_grows_with_verdicts(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight = [0]
 
-    def counted(name: str, change: int) -> None:
+    def count_calls(name: str, change: int) -> None:
         method = getattr(Judgement, name)
 
         def called(judgement: Judgement, *arguments: object) -> bool:
@@ -199,8 +199,8 @@ def test_concurrency_grows_with_verdicts(server: Judge, sessions: Sessions, monk
 
         monkeypatch.setattr(Judgement, name, called)
 
-    counted("reserve", 1)
-    counted("take", -1)
+    count_calls("reserve", 1)
+    count_calls("take", -1)
     sessions.said(*SILENT, "--concurrency", "4")
     assert (in_flight[:4], max(in_flight)) == ([0, 1, 0, 1], 4)
 

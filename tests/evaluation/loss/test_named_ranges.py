@@ -1,4 +1,4 @@
-"""Named ranges are fetched without the tokens to train on."""
+"""Named ranges are downloaded without the tokens to train on."""
 
 import json
 from pathlib import Path
@@ -21,10 +21,10 @@ from tests.tokens.format.token_directory import write_llm_c
 
 
 def test_named_range_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    downloads = []
 
     def download(dataset: str, directory: Path, train_tokens: int) -> None:
-        asked.append((dataset, train_tokens))
+        downloads.append((dataset, train_tokens))
         directory.mkdir(parents=True)
         write_llm_c(directory / "fineweb_val_000000.bin", np.arange(1000, dtype=np.uint16))
         (directory / "download.json").write_text(json.dumps({"dataset": dataset}))
@@ -34,7 +34,7 @@ def test_named_range_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(token_range, "download_dataset", download)
     span = token_range.choose_named("fineweb-val-10m", None, [])
-    assert asked == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # nothing to train on
+    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # nothing to train on
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
     assert attrs.asdict(named).items() <= span.identity().items()
 

@@ -1,4 +1,4 @@
-"""Requests, read without a server: a hostile template is a refusal, and forms of clients that change no prompt."""
+"""Requests, read without a server: hostile templates are refused, and equivalent requests give equal prompts."""
 
 import json
 import os
@@ -41,11 +41,11 @@ def test_hostile_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_equivalent_requests_give_equal_prompts() -> None:
     turns = TEMPLATES["turns"]
-    asked = prompt(turns, HELLO)
-    assert asked == "<|user|>Hello<|end|><|assistant|>"
+    plain = prompt(turns, HELLO)
+    assert plain == "<|user|>Hello<|end|><|assistant|>"
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     empty = {"name": None, "tool_calls": [], "refusal": None, "annotations": [], "audio": None, "function_call": {}}
-    assert prompt(turns, HELLO | empty) == prompt(turns, HELLO | {"content": parts}) == asked
+    assert prompt(turns, HELLO | empty) == prompt(turns, HELLO | {"content": parts}) == plain
     neutral = {
         "n": 1,
         "presence_penalty": 0.0,
@@ -55,6 +55,6 @@ def test_equivalent_requests_give_equal_prompts() -> None:
         "user": "u",
         "store": False,
     }
-    assert prompt(turns, HELLO, **neutral, stop=None, max_tokens=5, max_completion_tokens=5) == asked
+    assert prompt(turns, HELLO, **neutral, stop=None, max_tokens=5, max_completion_tokens=5) == plain
     texts = [prompt(turns, {"role": role, "content": "S"}, HELLO) for role in ("developer", "system")]
-    assert texts == [f"<|system|>S<|end|>{asked}"] * 2
+    assert texts == [f"<|system|>S<|end|>{plain}"] * 2

@@ -22,12 +22,12 @@ def browser() -> Any:
 
 
 def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) -> Any:
-    """Return a page that chats greedily; its complaints, and requests to other servers, are added to `troubles`."""
+    """Return a page with temperature 0. Its error messages and requests to other servers are added to `troubles`."""
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.on("console", lambda message: troubles.append(message.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
     ours = (served.url, "data:")
-    page.on("request", lambda asked: None if asked.url.startswith(ours) else troubles.append(asked.url))
+    page.on("request", lambda request: None if request.url.startswith(ours) else troubles.append(request.url))
     page.goto(served.url)
     page.locator("#temperature").evaluate(TEMPERATURE)
     return page
@@ -36,14 +36,14 @@ def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) 
 def slow_down(page: Any) -> None:
     """Let the page receive 5,000 bytes a second, so that an answer of 500 tokens lasts more than a minute.
 
-    The server alone needs a second, and a click that comes later finds no button.
+    Without this, the answer would take a second, and a later click would find no button.
     """
     speed = {"offline": False, "latency": 0, "downloadThroughput": 5_000, "uploadThroughput": -1}
     page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", speed)
 
 
 def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
-    """Send a message; wait for what shows `then`."""
+    """Send a message, and wait until `then` is visible."""
     page.fill("#message", text)
     page.press("#message", "Enter")
     page.locator(then, **options).first.wait_for(state="visible", timeout=60_000)
@@ -70,8 +70,8 @@ def test_chat_shows_coloured_tokens_with_alternatives(browser: Any, served: Serv
     page.check("#colours")
     assert cell.evaluate(background) != plain and page.locator(".legend").is_visible()
     cell.click() if width == 390 else cell.hover()
-    told = cell.evaluate("element => getComputedStyle(element, '::after').content")
-    assert told.count("%") == 6 and "nats" in told
+    tooltip = cell.evaluate("element => getComputedStyle(element, '::after').content")
+    assert tooltip.count("%") == 6 and "nats" in tooltip
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(WIDE) <= 0
@@ -103,7 +103,7 @@ def test_full_context_notes_forgotten_turns(
         page.click("#options-button")
         page.fill("#longest", "4")
         sent = []
-        page.on("request", lambda asked: sent.append(asked.post_data_json) if asked.method == "POST" else None)
+        page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
         for letter in "abcdef":
             say(page, letter * length)
             page.locator("#send").wait_for(state="visible", timeout=60_000)
@@ -128,9 +128,9 @@ def test_abandoned_answers_are_not_sent_again(browser: Any, served: Served) -> N
     page.click("#stop")
     page.locator(".about", has_text="0 tokens, stopped").wait_for()
     assert page.input_value("#message") == "Hi"
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         page.press("#message", "Enter")
-    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Hi"}]
+    assert request.value.post_data_json["messages"] == [{"role": "user", "content": "Hi"}]
 
 
 def test_base_model_page_asks_for_the_key(browser: Any, finished: Path, serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face directories render as transformers renders them; those that are none are one line."""
+"""Chat templates of Hugging Face directories are rendered like in transformers; damaged ones give one-line errors."""
 
 import json
 from pathlib import Path
@@ -45,8 +45,8 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
     prompt = template.prompt(tokenizer, MESSAGES)
     conversation = [message._asdict() for message in MESSAGES]
     tokens: Any = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
-    wanted, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
-    assert tokenizer.decode(prompt) == wanted[0]
+    rendered, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
+    assert tokenizer.decode(prompt) == rendered[0]
     end = tokenizer.special_tokens["<|im_end|>"]
     assert prompt.count(end) == 4  # and not the one that the user typed
     assert template.ends(tokenizer) == [end, end]

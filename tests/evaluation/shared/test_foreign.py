@@ -1,4 +1,4 @@
-"""Weights of other programs as those programs save them: tied ones stored once, nanoGPT's activation and checkpoint."""
+"""Models are loaded as other programs save them, for example with tied weights that are stored once."""
 
 import json
 import re
@@ -35,9 +35,9 @@ class Shared(nn.Module):
         self.out_head.weight = self.tok_emb.weight
 
 
-def difference(loaded: GPT, wanted: GPT) -> float:
+def difference(loaded: GPT, original: GPT) -> float:
     with torch.no_grad():
-        return float((loaded(TOKENS) - wanted(TOKENS)).abs().max())
+        return float((loaded(TOKENS) - original(TOKENS)).abs().max())
 
 
 def write(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None, **config: Any) -> Path:
@@ -69,8 +69,12 @@ def test_nanogpt_defaults_to_tied_weights_and_exact_gelu(tmp_path: Path, capsys:
     loaded = load_foreign(write(tmp_path / "own", weights), None)
     assert loaded.config == exact.config and difference(loaded, exact) < 1e-6
     assert difference(loaded, tanh) > 1e-4
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "exact GELU is assumed" in said and '"activation_function": "gelu_new"' in said
+    message = capsys.readouterr().err
+    assert (
+        message.count("\n") == 1
+        and "exact GELU is assumed" in message
+        and '"activation_function": "gelu_new"' in message
+    )
     older = load_foreign(write(tmp_path / "older", weights, activation_function="gelu_new"), None)
     assert older.config == tanh.config and difference(older, tanh) < 1e-6
     assert capsys.readouterr().err == ""
@@ -115,8 +119,8 @@ def test_unsupported_bias_is_refused_unless_zero(tmp_path: Path) -> None:
     values = stock_class(model.config).config
     assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
     weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
-    said = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
-    with pytest.raises(BadInput, match=said):
+    message = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
+    with pytest.raises(BadInput, match=message):
         load_foreign(write(tmp_path / "other", weights, **values), None)
 
 
@@ -128,9 +132,9 @@ def test_biases_only_in_attention_or_mlp_load(tmp_path: Path, bias: str) -> None
             if name.endswith(".bias") and ("mlp" in name) != (bias == "mlp_bias"):
                 parameter.zero_()
     weights = to_stock(plain_of(model), model.config)
-    kept = {name: value for name, value in weights.items() if ".bias" not in name or value.abs().max() > 0}
+    nonzero_weights = {name: value for name, value in weights.items() if ".bias" not in name or value.abs().max() > 0}
     values = LLAMA | {"tie_word_embeddings": False, bias: True}
-    assert difference(load_foreign(write(tmp_path / "model", kept, **values), None), model) < 1e-6
+    assert difference(load_foreign(write(tmp_path / "model", nonzero_weights, **values), None), model) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_impossible_file_name_is_refused() -> None:
 
 
 class Code:
-    """What an unpickler would run."""
+    """An object that makes an unpickler run code."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("ran"),)
@@ -209,13 +213,16 @@ def test_pickle_runs_no_code_and_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
 
     def refused(folder: Path) -> str:
-        with pytest.raises(BadInput) as found:
+        with pytest.raises(BadInput) as raised:
             load_foreign(folder, None)
-        assert "\n" not in str(found.value)
-        return str(found.value)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
 
-    said = refused(checkpoint(tmp_path / "code", config=Code()))
-    assert "a pickle that contains more than tensors and plain values" in said and 'python -c "import torch; ' in said
+    message = refused(checkpoint(tmp_path / "code", config=Code()))
+    assert (
+        "a pickle that contains more than tensors and plain values" in message
+        and 'python -c "import torch; ' in message
+    )
     assert not (tmp_path / "ran").exists()
     assert "got no 'model' and 'model_args'" in refused(checkpoint(tmp_path / "other", model_args=None))
     numbers = checkpoint(tmp_path / "numbers", model={"transformer.wte.weight": 1})
@@ -234,6 +241,6 @@ def test_pickle_runs_no_code_and_is_refused(tmp_path: Path, monkeypatch: pytest.
 )
 def test_config_that_contradicts_the_weights_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     folder = write(tmp_path / "own", nanogpt(plain_of(network(TIED)), TIED), **{key: value})
-    wanted = "the weights next to it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
-    with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*({wanted})"):
+    problems = "the weights next to it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
+    with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*({problems})"):
         load_foreign(folder, None)

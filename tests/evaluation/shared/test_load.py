@@ -1,4 +1,4 @@
-"""Models of runs and of other programs are loaded, or the reason why not is one line."""
+"""Models of runs and of other programs are loaded, or a one-line error says why not."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from common.errors import BadInput
 from evaluation.shared.load import Trained, load
 from evaluation.shared.model_location import locate
 from tests.conftest import TINY_MODEL, only_line, seal_again
-from tests.evaluation.comparison.stored import evaluate, said
+from tests.evaluation.comparison.stored import evaluate, output_of
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 from tokens.tokenizer.template import TEMPLATES, Template
 
@@ -53,8 +53,8 @@ def test_foreign_models_generate_like_ours(
         config = {"n_head": TINY_MODEL["n_heads"], "activation_function": "gelu_new"}
         (folder / ("hparams.json" if naming is openai else "config.json")).write_text(json.dumps(config))
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
-    asked = said("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
-    assert asked.split(":\n", 1)[1] == said("smoke", copied, "--prompt", "def").split(":\n", 1)[1]
+    output = output_of("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
+    assert output.split(":\n", 1)[1] == output_of("smoke", copied, "--prompt", "def").split(":\n", 1)[1]
     assert "pass --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
 
 
@@ -62,7 +62,7 @@ def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) ->
     typed = os.path.relpath(copied)
     assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
     exported = tmp_path / "exported"
-    said("export", copied, exported)
+    output_of("export", copied, exported)
     (exported / "generation_config.json").write_text('{"eos_token_id": "x"}')
     damaged = load(locate(str(exported), None), None, torch.device("cpu"))  # most commands need no ends of an answer
     with pytest.raises(BadInput, match="eos_token_id: got 'x'"):

@@ -1,4 +1,4 @@
-"""Several models in one command: one that cannot be measured does not stop the others."""
+"""Several models in one command: a model that cannot be measured does not stop the others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,9 +60,9 @@ def test_shared_results_keep_the_order_of_batches(monkeypatch: pytest.MonkeyPatc
         done.append(batch)
         return 10 * batch
 
-    def gathered(_: Any, own: Callable[[], Any]) -> list[tuple[int, list[int]]]:
+    def gathered(_: Any, work_of_rank: Callable[[], Any]) -> list[tuple[int, list[int]]]:
         shares = [(rank, [10 * batch for batch in range(rank, 7, size)]) for rank in range(size)]
-        number, results = own()
+        number, results = work_of_rank()
         assert (number, results) == shares[number]
         return shares[::-1]
 
@@ -79,8 +79,12 @@ def test_error_on_one_rank_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}: no text")
 
-    other = (True, (1, [5]), None)  # what the other rank gives
-    monkeypatch.setattr(process_group, "gather", lambda ranks, own, group: [own, other][:: 1 - 2 * ranks.rank])
+    from_other_rank = (True, (1, [5]), None)  # what the other rank gives
+    monkeypatch.setattr(
+        process_group,
+        "gather",
+        lambda ranks, from_this_rank, group: [from_this_rank, from_other_rank][:: 1 - 2 * ranks.rank],
+    )
     for rank, problem in ((0, "batch 0: no text"), (1, "batch 1: no text")):
         ranks: Any = SimpleNamespace(
             rank=rank, device=torch.device("cpu"), coordinates=True, data_parallel=SimpleNamespace(rank=rank, size=2)

@@ -1,4 +1,4 @@
-"""Two files that describe one network, or its tokenizer, agree, or neither is preferred."""
+"""Files that contradict each other about a network or its tokenizer are refused; neither is preferred."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def write_index(model: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("add", "said"),
+    ("add", "message"),
     [
         (
             lambda model: write_index(model, "model-00001-of-00001.safetensors"),
@@ -53,13 +53,13 @@ def write_index(model: Path, *names: str) -> None:
         ),
     ],
 )
-def test_contradicting_model_files_are_refused(model: Path, add: Callable[[Path], None], said: str | None) -> None:
+def test_contradicting_model_files_are_refused(model: Path, add: Callable[[Path], None], message: str | None) -> None:
     locate(str(model), None)
     add(model)
-    if said is None:
+    if message is None:
         locate(str(model), None)  # the other file does not say how many layers there are
     else:
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             locate(str(model), None)
 
 
@@ -90,11 +90,13 @@ def test_contradicting_tokenizer_files_are_refused(tmp_path: Path) -> None:
 def test_different_chat_templates_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(text)
-    for other, notes in ((text, 0), (text + "x", 1)):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": other}))
+    for setting, notes in ((text, 0), (text + "x", 1)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": setting}))
         assert read_template(tmp_path) is not None
-        said = capsys.readouterr().err.splitlines()
-        assert [f"NOTE: {tmp_path}/chat_template.jinja: differs from" in line for line in said] == [True] * notes
+        notes_printed = capsys.readouterr().err.splitlines()
+        assert [f"NOTE: {tmp_path}/chat_template.jinja: differs from" in line for line in notes_printed] == [
+            True
+        ] * notes
 
 
 def test_both_config_files_add_end_ids(tmp_path: Path) -> None:

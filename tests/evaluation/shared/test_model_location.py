@@ -1,4 +1,4 @@
-"""Models are found in runs, whatever has become of their links, and folders that hide hub models are noted."""
+"""Models are found in runs even if links were lost, and folders that hide models on the hub are noted."""
 
 import json
 import shutil
@@ -35,9 +35,9 @@ def test_missing_best_checkpoint_is_an_error(copied: Path) -> None:
 
 
 def test_linked_checkpoints_folder_belongs_to_its_run(copied: Path, tmp_path: Path) -> None:
-    other = tmp_path / "disk" / "checkpoints"
-    shutil.move(copied / "checkpoints", other)
-    (copied / "checkpoints").symlink_to(other)
+    target = tmp_path / "disk" / "checkpoints"
+    shutil.move(copied / "checkpoints", target)
+    (copied / "checkpoints").symlink_to(target)
     location = locate(str(copied / "checkpoints" / "latest"), None)
     assert (location.run, location.home, location.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
     assert home_of(str(copied / "checkpoints" / "latest")) == copied

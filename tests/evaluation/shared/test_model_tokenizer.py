@@ -1,4 +1,4 @@
-"""A tokenizer that is given and is not the model's own is named; a run's own tokens are known from its record."""
+"""A given tokenizer that is not the model's own is reported; a run's token directories come from its record."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from tokens.tokenizer.loading import load_tokenizer, record_of
 
 
 def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def given(run: Path, name: str) -> GivenTokenizer | None:
+    def record_of_given(run: Path, name: str) -> GivenTokenizer | None:
         return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name), SMALL)
 
     for name, record in (
@@ -30,14 +30,14 @@ def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.Captur
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "resolved.json").write_text(json.dumps(record))
-    assert given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
+    assert record_of_given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
     assert capsys.readouterr().err == ""
-    other = given(tmp_path / "run", "chars:abc")
-    assert other is not None and (other.name, other.is_other) == ("chars", True)
+    characters = record_of_given(tmp_path / "run", "chars:abc")
+    assert characters is not None and (characters.name, characters.is_other) == ("chars", True)
     assert "--tokenizer chars gives different ids from the model's own tokenizer, bytes" in capsys.readouterr().err
-    unknown = given(tmp_path / "old", "bytes")
+    unknown = record_of_given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
-    assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
+    assert GivenTokenizer.of({"given_tokenizer": characters.as_record()}) == characters
     # A model of GPT-2's size that names no tokenizer is taken for one of GPT-2's tokens without --tokenizer as well.
     location = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
     named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")

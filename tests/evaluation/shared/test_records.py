@@ -1,4 +1,4 @@
-"""Records and answers are read whole, or the damaged one is named."""
+"""Records and answers are read completely, or an error names the damaged one."""
 
 import json
 from pathlib import Path
@@ -68,9 +68,9 @@ def test_unread_record_fields_are_noted_once(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_written_answers_can_be_read_back(tmp_path: Path) -> None:
-    for written in (answers(home=tmp_path), answers(model="run\udcff")):  # a name that is not UTF-8
-        write_answers(tmp_path / "new" / "a.json", written)
-        assert read_answers(tmp_path / "new" / "a.json") == written
+    for original in (answers(home=tmp_path), answers(model="run\udcff")):  # a name that is not UTF-8
+        write_answers(tmp_path / "new" / "a.json", original)
+        assert read_answers(tmp_path / "new" / "a.json") == original
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Results are read back by model and kind, told as text and bounds, with a cost that counts each job at its price."""
+"""Results are read back by model and kind and shown as text and bounds; costs use the price of each job."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ HOUR = 3600.0
 
 
 def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
-    """Return the records of a launch that ran until so many hours of the run."""
+    """Return the records of a job that recorded the run's time at these hours."""
     return [
         {"event": "start", "step": 0, "price_per_hour": price},
         *({"step": 1, "train_loss": 1.0, "elapsed_seconds": hour * HOUR} for hour in hours),
@@ -74,7 +74,9 @@ OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_
 def test_checkpoint_cost_uses_the_price_of_each_job(
     records: list[dict[str, Any]], hours: float, paid: dict[float, float]
 ) -> None:
-    assert seconds_by_price(records, hours * HOUR, 9.0) == {price: one * HOUR for price, one in paid.items()}
+    assert seconds_by_price(records, hours * HOUR, 9.0) == {
+        price: price_hours * HOUR for price, price_hours in paid.items()
+    }
 
 
 def test_report_and_comparison_agree_on_dollars() -> None:
