@@ -236,7 +236,7 @@ def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_le
     file = make_sweep()
     content = file.read_bytes()
     absent, taken = run(file, "--collect"), run(file, "--output", file.parent)
-    assert absent.returncode == taken.returncode == 1 and "nothing trained there yet" in absent.stderr
+    assert absent.returncode == taken.returncode == 1 and "no such directory; train the sweep first" in absent.stderr
     assert "sweep.json: is not a result of experiment.py sweep, and is left as it is" in taken.stderr
     assert file.read_bytes() == content
     (file.with_suffix("") / "sweep.md").mkdir(parents=True)

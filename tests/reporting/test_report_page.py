@@ -76,11 +76,11 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
         ("lost", "6s", "$0.0033", 0.06),
         ("total", "1m40s", "$0.0556", 1.0),
     ]
-    assert "lost: the whole time of jobs that were killed" in report_page([run], [history], {})
+    assert '"lost" is the whole time of jobs that were killed' in report_page([run], [history], {})
     found = list(ledger_rows(attrs.evolve(history, ledger={"training": 10.0, "lost": -5.0}, ledger_usd=None)))
     assert [(time, usd, share) for _, time, usd, share in found] == [("10s", "", 1), ("-5s", "", 0), ("5s", "", 0.5)]
     page = _page(write_run(tmp_path / "killed", [start(), step(10)]))
-    assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
+    assert "<span>killed</span>" in page and "a job that is killed does not" in page and "has ended yet" not in page
 
 
 @pytest.mark.slow
@@ -207,9 +207,9 @@ def test_a_sweep_without_its_table_names_the_command_that_writes_it(tmp_path: Pa
 
 @pytest.mark.parametrize("record", [{}, {"variants": 3}, {"variants": [{"name": "a"}]}, {"variants": [VARIANTS[0], 3]}])
 def test_a_damaged_result_is_refused_by_name(tmp_path: Path, record: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"sweep.json: .*; damaged or edited; run the experiment again"):
+    with pytest.raises(BadInput, match=r"sweep.json: .*; damaged or edited; rerun the experiment"):
         written(tmp_path, "sweep", record)
-    with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; run the experiment again"):
+    with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; rerun the experiment"):
         (tmp_path / "sweep.json").unlink()
         written(tmp_path, "ladder", record)
 

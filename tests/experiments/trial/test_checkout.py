@@ -82,7 +82,8 @@ def test_an_unrelated_new_file_changes_no_candidate(project: Path, snapshots: Sn
     assert snapshots.tree_of(".") == candidate
     assert snapshots.left_out == ["large.bin", "notes.txt", "runs/mine/train.json", "scratch.py"]
     (note,) = checkout.describe_left_out(snapshots.left_out)
-    assert note.startswith("4 new files of the working tree are not part of it") and "and 1 more. To include" in note
+    assert note.startswith("4 new files in the working tree are not part of the trial")
+    assert "and 1 more. To include" in note
     git(project, "add", "notes.txt")  # a staged file is part of it, whoever names it
     assert "notes.txt" in snapshots.changed_files(candidate, snapshots.tree_of("."))
 
@@ -94,8 +95,8 @@ def test_large_files_are_refused_by_name_and_size(project: Path, snapshots: Snap
     before = objects_of(project)
     with pytest.raises(BadInput) as error:
         snapshots.tree_of(".")
-    assert "3 files of 40.0 MB that are not committed; wanted at most 32 MB" in str(error.value)
-    assert "the largest: weights.bin (40.0 MB), train.py (0.0 MB), neü.py (0.0 MB); move" in str(error.value)
+    assert "3 files of 40.0 MB that are not committed. A trial copies them, and at most 32 MB" in str(error.value)
+    assert "to .gitignore: weights.bin (40.0 MB), train.py (0.0 MB), neü.py (0.0 MB)" in str(error.value)
     assert objects_of(project) == before
 
 
@@ -165,7 +166,7 @@ def test_unknown_revisions_and_a_folder_outside_git_are_refused(
     project: Path, snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for revision in ("nowhere", "--help", "", "HEAD:train.py"):
-        with pytest.raises(BadInput, match="no such git revision; wanted a commit, branch or tag, or"):
+        with pytest.raises(BadInput, match="no such git revision; pass a commit, branch or tag, or"):
             snapshots.tree_of(revision)
     monkeypatch.setattr(checkout, "ROOT", tmp_path)
     with pytest.raises(BadInput, match="not a git repository"), Snapshots():

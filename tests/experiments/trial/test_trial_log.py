@@ -29,7 +29,7 @@ def test_a_trial_keeps_its_rule_and_the_next_one_counts_it(tmp_path: Path) -> No
 
 def test_other_pairs_than_those_begun_with_are_refused(tmp_path: Path) -> None:
     begin(tmp_path, "one", 4, {})
-    with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; their number is stated"):
+    with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; the number of"):
         begin(tmp_path, "one", 6, {})
 
 
@@ -58,7 +58,8 @@ def test_a_bad_line_is_left_out_counted_and_named(
     number, rule = begin(tmp_path, "two", 4, {})
     assert (number, rule.level) == (3, keep_level(3, 0))  # the line may have begun a trial
     path = tmp_path / TRIALS
-    assert f"{path}: left out as damaged: 1 line, from line 2 on; each counts as a trial" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"{path}: left out as damaged: 1 line, from line 2 on; each of them counts as a trial" in shown
     assert [line.number for line in read_trials(tmp_path).lines] == [1, 3]
 
 
@@ -77,4 +78,4 @@ def test_only_the_first_verdict_on_a_begun_trial_counts_as_kept(tmp_path: Path) 
     lines = [("one", "worse"), ("one", "better"), ("two", "better"), ("two", "better"), ("never begun", "better")]
     with (tmp_path / TRIALS).open("a") as file:
         file.writelines(json.dumps({"trial": name, "verdict": verdict}) + "\n" for name, verdict in lines)
-    assert read_trials(tmp_path).kept == 1
+    assert read_trials(tmp_path).gains == 1

@@ -68,8 +68,8 @@ def test_nothing_is_told_from_one_pair_or_from_seeds_that_change_no_loss(rule: T
         rule.judge([0.0] * rule.looks[0]),
     ]
     assert [one.text for one in judged if one] == [
-        "cannot tell: one pair tells no difference from luck; the difference is -0.5000",
-        "cannot tell: the seeds change no loss; the difference is -0.5000",
+        "cannot tell: one pair cannot separate a difference from luck; the mean difference is -0.5000",
+        "cannot tell: all pairs have the same difference; the mean difference is -0.5000",
         "no difference found: all pairs have equal losses",
     ]
 
@@ -108,12 +108,12 @@ def test_a_verdict_names_its_assumption() -> None:
     rule = TrialRule.of(LEVEL, 8)
     judged = rule.judge(differences(-9.0, 8))
     assert judged is not None and judged.text.endswith(f", {assumption(8)}")
-    assert assumption(8).startswith("if differences are about normal: what happens in up to 31% of runs")
+    assert assumption(8).startswith("if differences are roughly normal; what happens in up to 31% of runs")
     trial = Trial(revisions={"base": "a", "candidate": "b"}, trees={}, run=Path("runs/x"), sections={})
     pairs = [[(1.0, 0.1, 1e6), (1.0 + more / 9, 0.1, 1e6)] for more in differences(-9.0, 8)]
     table = TrialTable(trial=trial, notes=[], number=1, rule=rule, pairs=pairs)
     table = attrs.evolve(table, judgement=table.judge())
-    assert table.record()["assumption"] == assumption(8) and f"All intervals hold {assumption(8)}." in table.text()
+    assert table.record()["assumption"] == assumption(8) and f"All intervals are valid {assumption(8)}." in table.text()
 
 
 @pytest.mark.parametrize("pairs", [3, 8, 29])

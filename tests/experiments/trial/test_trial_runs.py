@@ -122,7 +122,7 @@ def test_a_candidate_that_measures_other_tokens_is_refused(project: Path) -> Non
 def test_what_changes_the_measured_tokens_breaks_training_or_is_no_revision_is_refused(project: Path) -> None:
     change(project, validation_sequences=8)
     status, _, said = trial(project, "HEAD", ".")
-    assert status == 1 and "validation_sequences: got 8, wanted 10, as the base has it: it changes the tokens" in said
+    assert status == 1 and "validation_sequences: the candidate has 8, but the base has 10; both need the" in said
     git(project, "checkout", "-q", "runs")
     (project / "model" / "loss.py").write_text("raise RuntimeError('broken')\n")
     status, _, said = trial(project, "HEAD", ".")
@@ -138,7 +138,7 @@ def test_same_bits_claims_no_step_that_was_not_compared(steps: int, short: int) 
         assert text.endswith(f" after the whole run of {steps} steps")
     else:
         assert (
-            f"in a run shortened to {short} steps; this run has {steps:,}, and what a program does only after" in text
+            f"in a run shortened to {short} steps; the full run has {steps:,}, and anything that a program does" in text
         )
 
 
@@ -170,7 +170,7 @@ def test_notes_name_other_tokens_and_another_precision(tmp_path: Path, monkeypat
         (directory / "resolved.json").write_text(json.dumps(record))
     assert list(describe_lengths(one, {"base": 9, "candidate": 9})) == [
         "Training tokens: base 1,000, candidate 2,000.",
-        "The loss of the base is measured in fp32, that of the candidate in bf16.",
+        "The loss of the base is measured in fp32, and the loss of the candidate in bf16.",
     ]
     assert recorded_number(directory / "resolved.json", "steps") == 9
     for name in ("accumulation", "model.context_length", "numerics.precision"):
