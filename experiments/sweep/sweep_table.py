@@ -28,7 +28,7 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import LOSS_DIGITS, with_count, show_results
+from experiments.shared.experiment_files import LOSS_DIGITS, show_results, with_count
 from experiments.sweep.sweep_file import Sweep, run_name
 from training.telemetry.metrics_log import SWEEP, result_files
 
@@ -71,9 +71,7 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
     While runs are missing, no variants are compared: looking at the results early would raise the error rate.
     """
-    missing = sum(
-        len(set(seeds) - set(variant.losses)) for variant in (base, *variants) if variant.stopped_at is None
-    )
+    missing = sum(len(set(seeds) - set(variant.losses)) for variant in (base, *variants) if variant.stopped_at is None)
     compared = [variant.runs for variant in variants if variant.stopped_at is None and not variant.diverged]
     reason = None
     if missing:
@@ -174,9 +172,7 @@ class SweepTable:
 
     def _deviation(self) -> tuple[float, int] | None:
         """Return the seed deviation behind the intervals, and its degrees of freedom. None if nothing was compared."""
-        compared = [
-            result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference
-        ]
+        compared = [result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
         return residual_deviation([result.runs for result in (self.results[0], *compared)], paired=True)

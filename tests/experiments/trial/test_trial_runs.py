@@ -174,5 +174,5 @@ def test_notes_name_other_tokens_and_another_precision(tmp_path: Path, monkeypat
     ]
     assert recorded_number(directory / "resolved.json", "steps") == 9
     for name in ("accumulation", "model.context_length", "numerics.precision"):
-        with pytest.raises(BadInput, match=rf"resolved.json: {name}: got .*, wanted a whole number above 0"):
+        with pytest.raises(BadInput, match=rf"resolved.json: {name}: got .*, expected a whole number above 0"):
             recorded_number(directory / "resolved.json", name)
