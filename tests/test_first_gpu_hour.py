@@ -73,9 +73,7 @@ def states(steps: list[HourStep], output: Path, minutes: float = 60) -> list[str
     return [outcome.state for _, outcome in outcomes_of(steps, output, minutes)]
 
 
-def test_a_step_that_fails_ends_no_other_and_what_is_done_is_skipped_unless_its_command_changes(
-    output: Path, scripts: dict[str, str]
-) -> None:
+def test_finished_steps_are_skipped_failed_ones_repeated(output: Path, scripts: dict[str, str]) -> None:
     steps = [step(name, scripts[name]) for name in ("fails", "works")]
     assert states(steps, output) == ["failed", "done"]
     assert (output / "fails.txt").read_text() == "measured half\nno luck\n"
@@ -90,7 +88,7 @@ def test_a_step_that_fails_ends_no_other_and_what_is_done_is_skipped_unless_its_
     assert read_outcome(output, "works", [scripts["works"]]).state == "not started"
 
 
-def test_at_its_limit_a_step_is_killed_with_all_below_it(tmp_path: Path, scripts: dict[str, str]) -> None:
+def test_a_step_is_killed_with_its_children(tmp_path: Path, scripts: dict[str, str]) -> None:
     for seconds in (2.0, 20.0, 200.0):  # on a busy machine an interpreter takes long to start
         outcome = run_limited(tmp_path, "hangs", [PYTHON, scripts["hangs"]], seconds)
         assert outcome.state == "timed out" and outcome.exit_status is None
@@ -99,7 +97,7 @@ def test_at_its_limit_a_step_is_killed_with_all_below_it(tmp_path: Path, scripts
     assert not is_running(int(child))
 
 
-def test_no_step_is_started_without_time_or_after_a_failed_preflight(
+def test_steps_need_time_and_a_good_preflight(
     tmp_path: Path, scripts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     works = step("works", scripts["works"])
@@ -108,7 +106,7 @@ def test_no_step_is_started_without_time_or_after_a_failed_preflight(
     assert capsys.readouterr().out.endswith("\nmeasured half\nno luck\n\n")
 
 
-def test_eight_gpus_finish_in_an_hour_and_a_step_gets_what_earlier_ones_left() -> None:
+def test_eight_gpus_finish_in_an_hour() -> None:
     assert sum(each.minutes for each in hour_steps(8)) <= 60
     first, later = step("first", "", 6), [step("second", "", 10), step("third", "", 20)]
     seconds = [limit_seconds(first, later, 60 * left) for left in (36, 40, 90, 20, 3)]
@@ -117,7 +115,7 @@ def test_eight_gpus_finish_in_an_hour_and_a_step_gets_what_earlier_ones_left() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_running_one(
+def test_page_and_tarball_are_written_after_each_step(
     tmp_path: Path, scripts: dict[str, str], number: signal.Signals
 ) -> None:
     steps = [(name, scripts[name]) for name in ("works", "hangs")]
@@ -170,7 +168,7 @@ def test_the_tarball_has_results_and_no_credentials(
 
 
 @pytest.mark.slow
-def test_steps_share_what_torch_and_triton_compile_and_it_is_not_packed(output: Path, scripts: dict[str, str]) -> None:
+def test_steps_share_the_compile_cache(output: Path, scripts: dict[str, str]) -> None:
     Path(scripts["works"]).write_text(
         "import os, torch._inductor.runtime.cache_dir_utils as cache\n"
         "for folder in (cache.cache_dir(), os.environ['TRITON_CACHE_DIR']):\n"
@@ -185,7 +183,7 @@ def test_steps_share_what_torch_and_triton_compile_and_it_is_not_packed(output: 
         assert not any("kernel" in name for name in tar.getnames())
 
 
-def test_every_step_names_a_page_and_a_script_that_exist() -> None:
+def test_every_step_names_an_existing_page_and_script() -> None:
     assert len({each.name for each in STEPS}) == len(STEPS)
     for each in STEPS:
         pages = re.findall(r"docs/\S+?\.md", each.fills)
@@ -198,7 +196,7 @@ def test_every_step_names_a_page_and_a_script_that_exist() -> None:
 
 
 @pytest.mark.parametrize("each", STEPS, ids=lambda each: each.name)
-def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
+def test_every_script_accepts_its_command(each: HourStep) -> None:
     for text in (each.command, each.dry_run):
         script, *words = re.search(r"\S+\.py.*", text.format(ranks=8))[0].split()
         if script == "find_batch_size.py":
@@ -210,7 +208,7 @@ def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
             bench.parser(main).parse_args([*words, "--nonsense"], exit_on_error=False, print_error=False)
 
 
-def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
+def test_page_and_tarball_describe_the_gpus(
     tmp_path: Path, output: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{NVIDIA_SMI}")
@@ -236,7 +234,7 @@ def test_idle_and_unreadable_samples_are_left_out() -> None:
     assert hour.summarize(samples[:1]) == ""
 
 
-def test_the_preflight_wants_room_for_the_largest_checkpoint(
+def test_the_preflight_needs_room_for_checkpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for free, status in ((20e9, 1), (21e9, 0)):
@@ -248,7 +246,7 @@ def test_the_preflight_wants_room_for_the_largest_checkpoint(
     assert re.search(problem, capsys.readouterr().out)
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+def test_bus_bandwidth_is_defined_as_in_nccl_tests() -> None:
     # nccl-tests, doc/PERFORMANCE.md: 8 GB in 1 s on 8 ranks
     found = {name: bus_bandwidth(name, 8 * 10**9, 1.0, 8) / 1e9 for name in TRANSFERS}
     assert found == {"all-reduce": 14.0, "all-gather": 7.0, "reduce-scatter": 7.0}
@@ -258,7 +256,7 @@ def trained(**keys: dict[int, object]) -> SmallResult:
     return SmallResult(**({"losses": {1: 5.0, 2: 4.0}, "hashes": {1: "a", 2: "b"}, "self_test": None} | keys))
 
 
-def test_a_comparison_fails_for_one_step_a_missing_one_and_a_loss_that_is_no_number() -> None:
+def test_one_bad_step_fails_a_comparison() -> None:
     same = trained()
     assert compare_step_losses("x", same, trained(losses={1: 5.0, 2: 4.001}), 0.01).held
     for losses in ({1: 5.0, 2: 4.1}, {1: 5.0}, {1: 5.0, 2: math.nan}, {}):
@@ -273,7 +271,7 @@ def test_a_comparison_fails_for_one_step_a_missing_one_and_a_loss_that_is_no_num
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", ["losses", "elastic", "resume"])
-def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
+def test_every_comparison_holds_on_a_cpu(part: str) -> None:
     steps = {"losses": "20", "elastic": "4", "resume": "16"}[part]
     options = ("--device", "cpu", "--tiny", "--ranks", "1", "2", "--steps", steps)
     done = execute(PYTHON, "benchmarks/correctness.py", part, *options)
@@ -282,7 +280,7 @@ def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
     assert outcomes == ["holds"] * {"losses": 5, "elastic": 6, "resume": 2}[part]
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_refused(tmp_path: Path) -> None:
     hour.check_output(tmp_path / "new")
     hour.check_output(tmp_path)
     (tmp_path / "scratch").mkdir()

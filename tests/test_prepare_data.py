@@ -19,7 +19,7 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
         ("x" * 300, "out", "bytes", "cannot be read: "),
     ],
 )
-def test_places_that_cannot_be_are_one_line_that_promises_nothing(
+def test_impossible_paths_are_one_honest_line(
     tmp_path: Path, source: str, output: str, tokenizer: str, said: str
 ) -> None:
     jsonl(tmp_path / "a.jsonl", ["text"] * 20)
@@ -28,7 +28,7 @@ def test_places_that_cannot_be_are_one_line_that_promises_nothing(
     assert said in done.stderr and "kept" not in done.stderr
 
 
-def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "docs\x1b[2J\udcff"
     folder.mkdir()
     jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
@@ -40,7 +40,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -
         assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
 
 
-def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:
+def test_bad_documents_are_reported(tmp_path: Path) -> None:
     for bad, status in ((1, 0), (6, 1)):
         source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
         done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
@@ -58,7 +58,7 @@ def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> Non
     assert not list((tmp_path / "fail").glob("[!.]*.safetensors"))
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_the_same_command_continues_after_a_full_disk(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
     options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000")
     for executor in (("--executor", "inline"), ("--workers", "2")):  # a worker may be the first, then

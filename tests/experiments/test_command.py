@@ -73,7 +73,7 @@ def kill(process: launch.Process, *, whole: bool) -> None:
     ("kind", "moments"),
     [("sweep", (0, 1, 25, 60, 100)), ("ladder", (0, 5, 40, 90, 140)), ("measure", (0, 1, 20, 40, 56))],
 )
-def test_killed_five_times_an_experiment_has_the_results_of_an_undisturbed_one(
+def test_five_kills_do_not_change_the_results(
     make_sweep: MakeSweep, make_ladder: MakeLadder, token_files: Path, kind: str, moments: tuple[int, ...]
 ) -> None:
     file = make_ladder() if kind == "ladder" else make_sweep(set=SHORT)
@@ -100,7 +100,7 @@ def test_killed_five_times_an_experiment_has_the_results_of_an_undisturbed_one(
     assert run(file, "--output", disturbed).stdout == last.stdout and steps(disturbed) == trained
 
 
-def test_what_is_done_is_not_trained_again_without_its_checkpoints_and_its_results_stay(make_sweep: MakeSweep) -> None:
+def test_finished_runs_are_not_trained_again(make_sweep: MakeSweep) -> None:
     file = make_sweep()
     output = file.with_suffix("")
     first = done(file)
@@ -118,7 +118,7 @@ def test_what_is_done_is_not_trained_again_without_its_checkpoints_and_its_resul
     assert results(output) == kept
 
 
-def test_the_job_of_a_killed_call_stops_with_a_checkpoint_and_the_next_call_goes_on_from_there(
+def test_the_next_call_continues_a_killed_calls_job(
     make_sweep: MakeSweep,
 ) -> None:
     file = make_sweep(set=LONG, seeds=1)
@@ -137,9 +137,7 @@ def test_the_job_of_a_killed_call_stops_with_a_checkpoint_and_the_next_call_goes
 
 
 @pytest.mark.parametrize(("number", "status"), [*slow((signal.SIGINT, 130)), (signal.SIGTERM, 75)])
-def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_meanwhile(
-    make_sweep: MakeSweep, number: int, status: int
-) -> None:
+def test_a_signal_stops_all_runs_with_checkpoints(make_sweep: MakeSweep, number: int, status: int) -> None:
     file = make_sweep(set=LONG, seeds=1)
     output, names = file.with_suffix(""), ("base-seed-42", "learning_rate=0.05-seed-42")
     process = start_until(file, 3, "--at-once", 2)
@@ -158,7 +156,7 @@ def test_a_signal_stops_all_runs_with_checkpoints_and_a_second_call_is_refused_m
 
 
 @pytest.mark.slow
-def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: MakeSweep) -> None:
+def test_a_budget_is_never_exceeded(make_sweep: MakeSweep) -> None:
     file = make_sweep(set=LONG)
     hours = 26 / 3600
     budget = ("--max-usd", 2 * hours, "--price-per-hour", 2.0, "--at-once", 2)
@@ -173,7 +171,7 @@ def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: Make
     assert run(file, *budget).returncode == 75  # and starts nothing
 
 
-def test_a_run_that_fails_stops_the_sweep_with_its_error_and_one_that_diverges_is_a_result(
+def test_failures_stop_a_sweep_divergence_does_not(
     make_sweep: MakeSweep,
 ) -> None:
     levers = {"wild": {"train.learning_rate": 1e30, "train.clipping_max_norm": None}}
@@ -188,7 +186,7 @@ def test_a_run_that_fails_stops_the_sweep_with_its_error_and_one_that_diverges_i
 
 
 @pytest.mark.slow
-def test_commands_printed_and_run_by_hand_give_the_same_table(make_sweep: MakeSweep) -> None:
+def test_printed_commands_give_the_same_table(make_sweep: MakeSweep) -> None:
     file = make_sweep(seeds=1)
     one, two = file.with_name("one"), file.with_name("two")
     done(file, "--output", one)
@@ -204,7 +202,7 @@ def test_commands_printed_and_run_by_hand_give_the_same_table(make_sweep: MakeSw
 
 
 @pytest.mark.slow
-def test_halving_stops_losers_at_the_rung_and_changes_nothing_else(make_sweep: MakeSweep) -> None:
+def test_halving_only_stops_losers(make_sweep: MakeSweep) -> None:
     levers = {"train.learning_rate": [0.01, 0.02, 1e-6, 2e-6]}
     file = make_sweep(levers=levers, halving={"factor": 3, "rungs": [0.375]}, set=SHORT)
     output, whole = file.with_suffix(""), file.with_name("whole")
@@ -220,7 +218,7 @@ def test_halving_stops_losers_at_the_rung_and_changes_nothing_else(make_sweep: M
 
 
 @pytest.mark.slow
-def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder, make_run: MakeRun) -> None:
+def test_a_failed_ladder_removes_the_old_forecast(make_ladder: MakeLadder, make_run: MakeRun) -> None:
     target = make_run("target", validation_interval=100, learning_rate=0.01)
     (target / "forecast.json").write_text('{"recipe": {}}')
     file = make_ladder(target=target, rates=[1e-9, 2e-9, 4e-9])
@@ -232,7 +230,7 @@ def test_a_best_rate_at_the_edge_ends_an_older_forecast(make_ladder: MakeLadder,
     assert not (target / "forecast.json").exists() and not earlier.exists()
 
 
-def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_left(make_sweep: MakeSweep) -> None:
+def test_results_that_cannot_be_written_are_printed(make_sweep: MakeSweep) -> None:
     file = make_sweep()
     content = file.read_bytes()
     absent, taken = run(file, "--collect"), run(file, "--output", file.parent)
@@ -245,7 +243,7 @@ def test_results_that_cannot_be_written_are_printed_and_files_of_the_user_are_le
     assert "Missing: base-seed-42, base-seed-43, " in shown.stdout
 
 
-def test_a_dry_run_writes_nothing_and_says_what_it_would_train(make_sweep: MakeSweep, make_ladder: MakeLadder) -> None:
+def test_a_dry_run_writes_nothing(make_sweep: MakeSweep, make_ladder: MakeLadder) -> None:
     file, ladder = make_sweep(seeds=3, set={"train.dataset": "/nope"}), make_ladder()
     dry = run(file, "--dry-run", "--at-once", "3", "--ranks", "2", "--max-hours", "5")
     shown = dry.stdout

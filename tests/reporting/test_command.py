@@ -38,12 +38,12 @@ from training.telemetry.metrics_log import METRICS, REPORT
         (__file__, "is a file, not a directory; for a sweep or a ladder, pass "),
     ],
 )
-def test_what_would_do_nothing_is_a_usage_error(words: str, problem: str) -> None:
+def test_options_without_effect_are_usage_errors(words: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         parse("report.py", ReportCommand, words.split())
 
 
-def test_the_report_is_written_again_when_a_run_has_grown_and_last_when_its_job_has_ended(tmp_path: Path) -> None:
+def test_watch_rewrites_the_report_until_the_job_ends(tmp_path: Path) -> None:
     held = take_run_lock(tmp_path)
     assert held.file is not None and is_locked(tmp_path)
     written: list[str] = []
@@ -60,7 +60,7 @@ def test_the_report_is_written_again_when_a_run_has_grown_and_last_when_its_job_
     assert not is_locked(tmp_path)
 
 
-def test_a_run_that_nobody_trains_is_reported_once(tmp_path: Path) -> None:
+def test_a_run_without_a_job_is_reported_once(tmp_path: Path) -> None:
     calls = itertools.count()
     watch(lambda: [tmp_path, tmp_path / "absent"], lambda: next(calls) and None, 0.01)
     assert next(calls) == 1
@@ -84,7 +84,7 @@ def test_a_sweep_of_nine_runs_and_an_archive_are_opened(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(make_run: MakeRun) -> None:
+def test_watch_samples_a_run_until_it_ends(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=120 * 8 * 32, checkpoint_interval=30, keep_checkpoints=1, validation_interval=30)
     training = start(run, 1, SLOW_STEP=0.2)
     wait_until(lambda: is_locked(run), training)
@@ -98,7 +98,7 @@ def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(mak
 
 
 @pytest.mark.slow
-def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: MakeRun) -> None:
+def test_ctrl_c_ends_a_watch_and_keeps_the_report(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=400 * 8 * 32, checkpoint_interval=30)
     training = start(run, 1, SLOW_STEP=0.05)
     wait_until(lambda: is_locked(run), training)

@@ -43,7 +43,7 @@ def problem(run: Path, reference: Path) -> str:
     )
 
 
-def test_a_run_of_the_recipe_is_compared_and_a_setting_that_differs_is_named(tmp_path: Path) -> None:
+def test_a_run_is_compared_and_differences_are_named(tmp_path: Path) -> None:
     first = reference_in(tmp_path)[0]
     other = finished_run(tmp_path / "high", 9, loss=4.0, train={"microbatch_size": 4})
     assert (
@@ -73,7 +73,7 @@ def stream_of(place: Path, name: str, source: str) -> dict[str, object]:
     return STREAM | {"directory": str(folder), "sha256": [name]}
 
 
-def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_spans_three(tmp_path: Path) -> None:
+def test_three_token_files_make_a_reference_for_others(tmp_path: Path) -> None:
     def on(name: str, source: str = "stdlib") -> dict[str, object]:
         return stream_of(tmp_path, name, source)
 
@@ -87,7 +87,7 @@ def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_sp
 
 
 @pytest.mark.parametrize("recorded", ["owner/words", "hf:owner/words", "hf:owner/words:small"])
-def test_hub_tokens_prepared_again_count(tmp_path: Path, recorded: str) -> None:
+def test_hub_tokens_may_be_prepared_again(tmp_path: Path, recorded: str) -> None:
     """Manifests and references of earlier versions name a dataset of the hub with or without hf:."""
     named = [recorded, recorded, f"hf:{recorded.removeprefix('hf:')}"]
     runs = [
@@ -105,7 +105,7 @@ def test_hub_tokens_prepared_again_count(tmp_path: Path, recorded: str) -> None:
         assert said == "no reference for these tokens" if name == "other/words" else said.startswith("band ")
 
 
-def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:
+def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:
     first, second, third = reference_in(tmp_path)
     with pytest.raises(BadInput, match="or other tokens; got 2 runs"):
         write_reference([first, second], first)
@@ -120,7 +120,7 @@ def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:
             write_reference([first, second, third, finished_run(tmp_path / name, 4, **broken)], first)
 
 
-def test_training_says_that_it_does_not_compare_and_its_bits_stay(finished: Path, make_run: MakeRun) -> None:
+def test_a_damaged_reference_changes_no_bits(finished: Path, make_run: MakeRun) -> None:
     run = make_run()
     (run / "reference.json").write_text("{")
     note = f"NOTE: {run / 'reference.json'}: the loss is not compared: not JSON at line 1, column 2"
@@ -129,7 +129,7 @@ def test_training_says_that_it_does_not_compare_and_its_bits_stay(finished: Path
     assert (run / last).read_bytes() == (finished / last).read_bytes()
 
 
-def test_a_reference_that_is_replaced_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replacing_a_reference_prints_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = reference_in(tmp_path)
     path = runs[0] / "reference.json"
     size = f"{path.stat().st_size:,} bytes"

@@ -48,7 +48,7 @@ def _page(*runs: Path) -> str:
     return report_page(runs, [read_history(run) for run in runs], {})
 
 
-def test_names_and_details_are_shown_as_text_and_commands_are_quoted(tmp_path: Path) -> None:
+def test_names_are_escaped_and_commands_are_quoted(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, training()) for name in ("one", "two", HOSTILE)]
     (runs[0] / EVALUATIONS).write_text("{}\n")
     page = _page(*runs)
@@ -67,7 +67,7 @@ def _sampled(names: Sequence[str], checkpoints: int) -> dict[str, Markup]:
     return {title: html for title, html in parts.items() if html}
 
 
-def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) -> None:
+def test_time_table_has_each_part_and_the_total(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", training())
     history = read_history(run)
     assert list(ledger_rows(history)) == [
@@ -84,7 +84,7 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> None:
+def test_the_largest_page_is_below_its_size_limit(tmp_path: Path) -> None:
     steps = np.arange(1.0, 100_001.0)
     noise = np.random.default_rng(0).normal(size=len(steps))
     run = read_history(write_run(tmp_path / "run", training(10)))
@@ -98,9 +98,7 @@ def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.json", ".", "pipe"])
-def test_a_file_that_is_no_earlier_report_is_refused_in_one_line(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_never_replaces_another_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda _: None)
     run = write_run(tmp_path / "run", training())
     os.mkfifo(run / "pipe")
@@ -118,7 +116,7 @@ def loss_result(model: str) -> dict[str, Any]:
     return {"evaluation": "loss", "model": model, "time": "t", "range": span, "groups": groups, **values}
 
 
-def test_it_has_curves_samples_log_probabilities_evaluations_and_differences(tmp_path: Path) -> None:
+def test_the_page_has_all_its_sections(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, training()) for name in "ab"]
     (runs[0] / SAMPLES).write_text("".join(json.dumps(attrs.asdict(sample(at, 2.0))) + "\n" for at in (4, 8)))
     (runs[0] / EVALUATIONS).write_text(json.dumps(loss_result("a step-00000008")) + "\n")
@@ -135,7 +133,7 @@ def test_it_has_curves_samples_log_probabilities_evaluations_and_differences(tmp
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
 @pytest.mark.parametrize("count", [1, 8])
-def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Path, count: int) -> None:
+def test_a_browser_shows_the_page_everywhere(tmp_path: Path, count: int) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     runs = [write_run(tmp_path / f"{LONG}{number}-{HOSTILE}", training()) for number in range(count)]
     file = tmp_path / "report.html"
@@ -184,7 +182,7 @@ def written(directory: Path, name: str, record: Any) -> str:
     return str(experiment_results(directory) or "")
 
 
-def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_law_and_forecast(tmp_path: Path) -> None:
+def test_results_of_every_experiment_are_drawn(tmp_path: Path) -> None:
     page = written(tmp_path, "sweep", {"variants": VARIANTS})
     assert page.count("<circle") == 2 and "no difference found" in page
     assert "&lt;b&gt;" in page and "# &lt;i&gt;words" in page and "<b>" not in page
@@ -199,14 +197,14 @@ def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_l
     assert page.count('class="dots') == 2 and 'data-name="law' not in page
 
 
-def test_a_sweep_without_its_table_names_the_command_that_writes_it(tmp_path: Path) -> None:
+def test_a_missing_sweep_table_names_its_command(tmp_path: Path) -> None:
     (tmp_path / "account.jsonl").touch()
     assert "--collect" in (experiment_results(tmp_path) or "")
     assert experiment_results(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize("record", [{}, {"variants": 3}, {"variants": [{"name": "a"}]}, {"variants": [VARIANTS[0], 3]}])
-def test_a_damaged_result_is_refused_by_name(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_errors_name_a_damaged_result(tmp_path: Path, record: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"sweep.json: .*; damaged or edited; rerun the experiment"):
         written(tmp_path, "sweep", record)
     with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; rerun the experiment"):
@@ -214,7 +212,7 @@ def test_a_damaged_result_is_refused_by_name(tmp_path: Path, record: dict[str, A
         written(tmp_path, "ladder", record)
 
 
-def test_text_that_is_not_unicode_is_shown_escaped(tmp_path: Path) -> None:
+def test_invalid_unicode_is_escaped(tmp_path: Path) -> None:
     records = [start(), step(1), {"event": "stopped", "step": 1, "reason": "half a surrogate \ud83d"}]
     run = write_run(tmp_path / "run", records)
     replace_file(tmp_path / "page.html", _page(run))

@@ -11,7 +11,7 @@ from experiments.ladder.law_posterior import Observations, explaining_laws
 @pytest.mark.parametrize(
     "shape", [pytest.param(shape, marks=() if shape == "4 sizes" else pytest.mark.slow) for shape in SHAPES]
 )
-def test_new_runs_lie_in_the_interval(shape: str) -> None:
+def test_new_runs_are_inside_the_interval(shape: str) -> None:
     done = [simulate("exact law", truth, shape, seed) for seed in range(7) for truth in EXACT]
     assert sum(one.inside for one in done) / len(done) >= 0.8
 
@@ -19,7 +19,7 @@ def test_new_runs_lie_in_the_interval(shape: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.002, 0.0133])
 @pytest.mark.parametrize("shared", [0.0, 0.8, 0.95])
-def test_of_the_forecasts_that_are_given_the_ninety_percent_interval_covers_85_to_96_percent(
+def test_ninety_percent_intervals_cover_85_to_96_percent(
     monkeypatch: pytest.MonkeyPatch, noise: float, shared: float
 ) -> None:
     monkeypatch.setattr(forecast_coverage, "NOISES", (noise,))
@@ -34,7 +34,7 @@ def test_of_the_forecasts_that_are_given_the_ninety_percent_interval_covers_85_t
 
 
 @pytest.mark.slow
-def test_a_law_of_exponents_below_the_tested_ones_is_refused() -> None:
+def test_exponents_below_the_grid_give_no_forecast() -> None:
     done = [
         simulate("outside of the prior", truth, "4 sizes, 2 horizons, 3 seeds", seed)
         for truth in forecast_coverage.OUTSIDE
@@ -43,7 +43,7 @@ def test_a_law_of_exponents_below_the_tested_ones_is_refused() -> None:
     assert np.mean([one.refused for one in done]) >= 0.8  # a fifth without the rule
 
 
-def test_laws_are_positive_and_far_exponents_win_where_the_points_speak_for_them() -> None:
+def test_laws_are_positive_and_unusual_exponents_possible() -> None:
     sizes, tokens = (values.ravel() for values in np.meshgrid(np.linspace(-2, 2, 5), np.linspace(-2, 2, 5)))
     losses = 0.5 + np.exp(-0.8 * sizes) + np.exp(-0.7 * tokens)
     trunks = sizes[:, None] == sizes[None, :]

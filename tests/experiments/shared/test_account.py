@@ -30,7 +30,7 @@ def earlier(directory: Path) -> float:
     return Account(directory, PRICED).earlier.seconds
 
 
-def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp_path: Path) -> None:
+def test_calls_are_charged_until_their_end(tmp_path: Path) -> None:
     path = call_before(tmp_path, seconds_ago=4000, ended=True)
     before = path.read_bytes()
     Account(tmp_path, PRICED).close()
@@ -41,7 +41,7 @@ def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp
     assert 1000 < earlier(tmp_path) <= 1000 + job_seconds()  # the second call counts as well, with its process
 
 
-def test_a_killed_call_counts_as_long_as_its_jobs_may_have_lived_or_to_now(tmp_path: Path) -> None:
+def test_killed_calls_are_charged_while_jobs_may_run(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=30 + job_seconds(), ended=False)
     assert earlier(tmp_path) == pytest.approx(1030, abs=5)
     path = call_before(tmp_path, seconds_ago=50_000, ended=False)
@@ -76,14 +76,14 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, capsys: pytest.Cap
         earlier(tmp_path)
 
 
-def test_no_edited_line_makes_the_totals_smaller(tmp_path: Path) -> None:
+def test_edited_lines_never_lower_the_totals(tmp_path: Path) -> None:
     path = call_before(tmp_path, seconds_ago=4000, ended=True)
     first, last = path.read_text().splitlines()
     path.write_text(f"{first}\n{last}\n{last.replace('1000', '5')}\n")
     assert earlier(tmp_path) == 1000
 
 
-def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tmp_path: Path) -> None:
+def test_each_call_is_charged_at_its_price(tmp_path: Path) -> None:
     for price, usd in ((1.0, 1000 / 3600), (None, 2000 / 3600)):
         call_before(tmp_path, seconds_ago=4000, ended=True, price=price)
         account = Account(tmp_path, PRICED)
@@ -94,7 +94,7 @@ def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tm
         account.close()
 
 
-def test_a_call_of_another_machine_is_timed_by_the_disk(tmp_path: Path) -> None:
+def test_calls_of_other_machines_use_the_disks_clock(tmp_path: Path) -> None:
     path = call_before(tmp_path, seconds_ago=50_000, ended=False)  # by that machine's clock
     text = path.read_text().replace('"ended": false}', '"ended": false, "machine": "another"}')
     path.write_text(text)

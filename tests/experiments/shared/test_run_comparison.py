@@ -66,7 +66,7 @@ def test_a_folder_that_was_prepared_again_is_named(tmp_path: Path, split: str) -
 
 
 @pytest.mark.parametrize("record", [{}, {"model": 1, "train": [], "sources": "x", "train_stream": 3, "numerics": None}])
-def test_an_odd_record_is_read_as_one_without_values(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_invalid_record_values_count_as_missing(tmp_path: Path, record: dict[str, Any]) -> None:
     run = recorded(tmp_path / "odd", record)
     assert "absent" in run.measure.values() and run.train_tokens is None
     with pytest.raises(BadInput, match="'absent', but base has"):
@@ -76,7 +76,7 @@ def test_an_odd_record_is_read_as_one_without_values(tmp_path: Path, record: dic
 
 
 @pytest.mark.parametrize("structure", ["{}", "x", "[]", '{"added_tokens": [1]}'])
-def test_a_damaged_structure_is_one_clear_line(tmp_path: Path, structure: str) -> None:
+def test_a_damaged_tokenizer_structure_is_an_error(tmp_path: Path, structure: str) -> None:
     tokenizer = {**RECORD["tokenizer"], "structure": structure}
     with pytest.raises(BadInput, match=r"resolved\.json: tokenizer: structure: got .*, wanted JSON text of an object"):
         recorded(tmp_path / "run", RECORD | {"tokenizer": tokenizer})

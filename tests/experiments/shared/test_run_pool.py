@@ -31,7 +31,7 @@ LONG = {"min_train_tokens": STEPS * 8 * 32, "max_epochs": 100_000}
 
 
 @pytest.mark.slow
-def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(make_run: MakeRun, tmp_path: Path) -> None:
+def test_two_paused_ranks_reach_the_losses_of_one(make_run: MakeRun, tmp_path: Path) -> None:
     two, one = make_run("two"), make_run("one")
     with RunPool(tmp_path, PoolOptions(device="cpu", ranks=2)) as pool:
         pool.train({two: 3})
@@ -44,7 +44,7 @@ def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(make_run: M
     assert read_progress(one).losses[8] == read_progress(two).losses[8]
 
 
-def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_jobs_have_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_jobs, "_gpus", lambda _: ["2", "5", "7"])
     devices = training_jobs.PoolDevices.of(PoolOptions(ranks=1, at_once=2))
     assert devices.free([]) == ["2"] and devices.free([["2"]]) == ["5"] and devices.free([["2"], ["5"]]) is None
@@ -54,7 +54,7 @@ def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_signal_that_comes_while_a_job_starts_reaches_it(
+def test_a_signal_reaches_a_job_that_is_starting(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SignalledAtStart(TrainingProcess):
@@ -71,9 +71,7 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
 
 
 @pytest.mark.slow
-def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl_c_or_the_end_of_the_budget(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_runs_of_the_user_are_not_stopped(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("run", **LONG)
     job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
     try:
@@ -96,7 +94,7 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_delays_no_other(
+def test_jobs_of_a_killed_call_keep_their_devices(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
 ) -> None:
     held, other = make_run("held"), make_run("other")
@@ -122,7 +120,7 @@ def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_de
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
-def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None:
+def test_jobs_get_sigterm_when_the_experiment_is_killed(tmp_path: Path) -> None:
     job = "import signal; print(signal.sigwait({signal.SIGTERM}), flush=True)"
     start = (
         "import pathlib, signal, time; from training.supervision.training_process import TrainingProcess; "
@@ -137,14 +135,14 @@ def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None
     assert "15" in log.read_text() or "SIGTERM" in log.read_text()
 
 
-def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
+def test_a_killed_job_is_reported_as_killed(tmp_path: Path) -> None:
     process = TrainingProcess(tmp_path, ["-c", "import os; os.kill(os.getpid(), 9)"], {})
     launch.wait_until(lambda: process.end() is not None)
     assert process.end() == JobEnd(1, None, "killed by SIGKILL (out of memory?)")
 
 
 @pytest.mark.parametrize("clock", [-5000, 5000])
-def test_a_jobs_record_is_known_by_its_name(tmp_path: Path, clock: float) -> None:
+def test_a_jobs_record_is_found_by_its_name(tmp_path: Path, clock: float) -> None:
     """The disk's clock is slow or fast; another job's record counts for nothing, whatever its time is."""
     path, fail = tmp_path / EXIT_FILE, "raise SystemExit(1)"
     record = {"status": 75, "outcome": "stopped", "final": True}
@@ -164,7 +162,7 @@ def test_a_jobs_record_is_known_by_its_name(tmp_path: Path, clock: float) -> Non
     assert status_of() == 1  # that record is still there
 
 
-def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(tmp_path: Path) -> None:
+def test_a_job_log_must_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / JOB_LOG)
     with pytest.raises(BadInput, match="is a pipe"):
         TrainingProcess(tmp_path, ["-c", ""], {})
@@ -175,9 +173,7 @@ def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(t
     assert process.end() == JobEnd(1, None, "it printed nothing")
 
 
-def test_a_failure_names_keys_as_the_experiments_file_has_them(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_names_keys_of_the_file(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = "from common.launch import setting; raise SystemExit('keep fewer with ' + setting(keep_checkpoints=1))"
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
@@ -208,7 +204,7 @@ def write_end(run: Path, status: int, reason: str | None) -> list[str]:
         ((1, "of a later version"), "training failed: a problem; see its output in"),
     ],
 )
-def test_the_reason_of_a_job_decides_and_no_line_that_it_printed(
+def test_a_jobs_reason_decides_not_its_output(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: tuple[int, str | None], said: str
 ) -> None:
     run = make_run("run")
@@ -219,9 +215,7 @@ def test_the_reason_of_a_job_decides_and_no_line_that_it_printed(
 
 
 @pytest.mark.parametrize("seconds", [1, 10])
-def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
-    make_run: MakeRun, tmp_path: Path, seconds: float
-) -> None:
+def test_a_call_without_budget_spends_nothing(make_run: MakeRun, tmp_path: Path, seconds: float) -> None:
     runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
     said = r"^\d+ s of the budget are left, but a job needs 18 s: 0 of 1 runs are done; unfinished: run"

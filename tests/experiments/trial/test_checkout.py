@@ -48,9 +48,7 @@ def objects_of(project: Path) -> list[Path]:
     return sorted((project / ".git" / "objects").rglob("*"))
 
 
-def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(
-    project: Path, snapshots: Snapshots
-) -> None:
+def test_a_checkout_has_new_files_and_tokens(project: Path, snapshots: Snapshots) -> None:
     base, candidate = snapshots.tree_of("HEAD"), snapshots.tree_of(".")
     assert base == git(project, "rev-parse", "HEAD^{tree}") != candidate == snapshots.tree_of(".")
     assert snapshots.changed_files(base, candidate) == ["neü.py", "train.py"]
@@ -64,7 +62,7 @@ def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(
     ]  # what a trial writes is ignored, and nothing is staged
 
 
-def test_a_trial_adds_no_object_to_the_repository(project: Path) -> None:
+def test_a_trial_adds_nothing_to_the_repository(project: Path) -> None:
     before = objects_of(project)
     with Snapshots() as snapshots:
         tree = snapshots.tree_of(".")
@@ -72,7 +70,7 @@ def test_a_trial_adds_no_object_to_the_repository(project: Path) -> None:
     assert objects_of(project) == before and (project / "trials" / "code" / tree / "neü.py").exists()
 
 
-def test_an_unrelated_new_file_changes_no_candidate(project: Path, snapshots: Snapshots) -> None:
+def test_unrelated_new_files_do_not_change_the_candidate(project: Path, snapshots: Snapshots) -> None:
     candidate = snapshots.tree_of(".")
     (project / "runs" / "mine").mkdir(parents=True)
     for name in ("runs/mine/train.json", "notes.txt", "scratch.py", "large.bin"):
@@ -118,7 +116,7 @@ def check_out(project: Path) -> Path:
     return script
 
 
-def test_a_checkout_that_was_killed_is_made_again(project: Path, snapshots: Snapshots, check_out: Path) -> None:
+def test_a_killed_checkout_is_repeated(project: Path, snapshots: Snapshots, check_out: Path) -> None:
     folder = project / "code" / "base"
     killed = launch.run(KILLED, str(check_out), str(project), str(folder), environment={"KILL_AT": str(folder)})
     assert killed.returncode == -signal.SIGKILL
@@ -141,7 +139,7 @@ def test_a_full_disk_leaves_no_checkout(project: Path, check_out: Path) -> None:
     assert [*folder.parent.iterdir()] == []
 
 
-def test_of_two_trials_that_check_out_one_tree_the_second_uses_the_firsts(project: Path, snapshots: Snapshots) -> None:
+def test_trials_share_checkouts(project: Path, snapshots: Snapshots) -> None:
     tree, folder = snapshots.tree_of("HEAD"), project / "code" / "base"
     with partial_directory(folder, "taken") as partial:  # the first trial
         second = threading.Thread(target=snapshots.check_out, args=(tree, folder))
@@ -154,7 +152,7 @@ def test_of_two_trials_that_check_out_one_tree_the_second_uses_the_firsts(projec
     assert [path.name for path in folder.parent.iterdir()] == ["base"]
 
 
-def test_json_of_a_tree_is_read_without_a_checkout(project: Path, snapshots: Snapshots) -> None:
+def test_json_is_read_without_a_checkout(project: Path, snapshots: Snapshots) -> None:
     (project / "train.py").write_text('{"a": 1}')
     assert snapshots.read_json(snapshots.tree_of("."), "train.py") == {"a": 1}
     assert snapshots.read_json(snapshots.tree_of("HEAD"), "nowhere/train.json") is None

@@ -41,7 +41,7 @@ def test_a_new_file_that_nothing_names_is_not_needed(tmp_path: Path, new: str) -
     assert chosen(tmp_path, TRACKED, {new: ""}) == []
 
 
-def test_new_files_may_need_others(tmp_path: Path) -> None:
+def test_new_files_may_need_other_new_files(tmp_path: Path) -> None:
     new = {"model/deep.py": "open('model/deep.json')", "model/deep.json": "", "model/extra.py": "from . import deep"}
     assert chosen(tmp_path, TRACKED, new) == []
     tracked = TRACKED | {"train.py": "from model.extra import value"}

@@ -10,7 +10,7 @@ from experiments.trial.trial_log import TRIALS, begin, finish, read_trials, rule
 from experiments.trial.trial_rule import keep_level
 
 
-def test_a_trial_keeps_its_rule_and_the_next_one_counts_it(tmp_path: Path) -> None:
+def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
     number, rule = begin(tmp_path, "one", None, {"run": "runs/quickstart"})
     assert (number, rule.level) == (1, keep_level(1, 0))
     finish(tmp_path, "same", "same bits", "")  # needs no test, and counts for none
@@ -27,7 +27,7 @@ def test_a_trial_keeps_its_rule_and_the_next_one_counts_it(tmp_path: Path) -> No
     ]
 
 
-def test_other_pairs_than_those_begun_with_are_refused(tmp_path: Path) -> None:
+def test_the_number_of_pairs_cannot_change(tmp_path: Path) -> None:
     begin(tmp_path, "one", 4, {})
     with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; the number of"):
         begin(tmp_path, "one", 6, {})
@@ -48,7 +48,7 @@ LINE = {"trial": "two", "number": 2, "level": 0.001, "looks": [4]}
         {"level": None, "number": None, "looks": None},
     ],
 )
-def test_a_bad_line_is_left_out_counted_and_named(
+def test_a_damaged_line_is_counted_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
 ) -> None:
     begin(tmp_path, "one", 4, {})
@@ -63,7 +63,7 @@ def test_a_bad_line_is_left_out_counted_and_named(
     assert [line.number for line in read_trials(tmp_path).lines] == [1, 3]
 
 
-def test_no_bad_line_makes_a_level_larger(tmp_path: Path) -> None:
+def test_damaged_lines_never_raise_a_level(tmp_path: Path) -> None:
     for name in ("one", "two"):
         begin(tmp_path, name, 4, {})
     path = tmp_path / TRIALS
@@ -72,7 +72,7 @@ def test_no_bad_line_makes_a_level_larger(tmp_path: Path) -> None:
     assert [line.number for line in read_trials(tmp_path).lines] == [2, 4]
 
 
-def test_only_the_first_verdict_on_a_begun_trial_counts_as_kept(tmp_path: Path) -> None:
+def test_only_the_first_verdict_of_a_trial_counts(tmp_path: Path) -> None:
     for name in ("one", "two"):
         begin(tmp_path, name, 4, {})
     lines = [("one", "worse"), ("one", "better"), ("two", "better"), ("two", "better"), ("never begun", "better")]

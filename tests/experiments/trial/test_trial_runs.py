@@ -69,7 +69,7 @@ def change(project: Path, **train: Any) -> None:
 
 
 @slow
-def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -> None:
+def test_a_refactoring_needs_no_pairs(project: Path) -> None:
     with (project / "training" / "step.py").open("a") as file:
         file.write("\n\ndef unused() -> None:\n    pass\n")
     change(project, log_interval=3)
@@ -83,7 +83,7 @@ def test_a_refactoring_has_the_same_bits_and_no_pair_is_trained(project: Path) -
 
 
 @slow
-def test_a_change_is_judged_by_pairs_and_kills_and_a_budget_leave_the_same_table(project: Path) -> None:
+def test_kills_do_not_change_the_verdict(project: Path) -> None:
     change(project, learning_rate=1e-6)
     (project / "requirements.txt").write_text("torch==0\n")
     words, folder = ("HEAD", ".", "--pairs", "3"), project / "trials"
@@ -119,7 +119,7 @@ def test_a_candidate_that_measures_other_tokens_is_refused(project: Path) -> Non
 
 
 @slow
-def test_what_changes_the_measured_tokens_breaks_training_or_is_no_revision_is_refused(project: Path) -> None:
+def test_unusable_candidates_are_errors(project: Path) -> None:
     change(project, validation_sequences=8)
     status, _, said = trial(project, "HEAD", ".")
     assert status == 1 and "validation_sequences: the candidate has 8, but the base has 10; both need the" in said
@@ -131,7 +131,7 @@ def test_what_changes_the_measured_tokens_breaks_training_or_is_no_revision_is_r
 
 
 @pytest.mark.parametrize(("steps", "short"), [(1, 1), (16, 16), (17, 16), (40_000, 16)])
-def test_same_bits_claims_no_step_that_was_not_compared(steps: int, short: int) -> None:
+def test_same_bits_claims_only_compared_steps(steps: int, short: int) -> None:
     text = describe_same_bits(short_steps(steps), steps)
     assert short_steps(steps) == short and text.startswith("same bits: equal weights, moments and validation losses ")
     if short == steps:
@@ -143,7 +143,7 @@ def test_same_bits_claims_no_step_that_was_not_compared(steps: int, short: int) 
 
 
 @pytest.mark.parametrize("name", ["probe", "seed-7"])
-def test_both_sides_of_a_trial_recorded_one_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_both_sides_measure_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(trial_module, "FOLDER", tmp_path)
     keys = {"base": "b" * 40, "candidate": "c" * 40}
     one = Trial(revisions=keys, trees=keys, run=Path("runs/x"), sections={side: {"train": {}} for side in keys})

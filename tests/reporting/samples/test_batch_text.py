@@ -89,7 +89,7 @@ def mixture(token_files: Path, folder: Path) -> list[dict[str, Any]]:
         (3, {"shuffle": True, "global_batch_size": 10, "min_train_tokens": 8 * 10 * 32}),  # uneven
     ],
 )
-def test_a_batch_is_what_the_ranks_were_fed(
+def test_look_shows_the_batch_that_ranks_read(
     make_run: Make, token_files: Path, recording: Path, ranks: int, changes: dict[str, Any]
 ) -> None:
     if changes.pop("of_two", False):
@@ -99,7 +99,7 @@ def test_a_batch_is_what_the_ranks_were_fed(
     assert_is_what_was_fed(run, ranks, 8, changes.get("global_batch_size", 8))
 
 
-def test_growing_tokens_are_shown_as_far_as_they_go(make_run: Make, tmp_path: Path, recording: Path) -> None:
+def test_look_works_with_growing_tokens(make_run: Make, tmp_path: Path, recording: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}: {number**3}" for number in range(600)])
     fixed = ("--tokenizer", "bytes", "--executor", "inline", "--unit-bytes", "400", "--validation-fraction", "0.1")
     preparation = (source, "--output", tmp_path / "tokens", *fixed)
@@ -123,7 +123,7 @@ def test_documents_are_counted_across_blocks(token_files: Path, monkeypatch: pyt
     assert ends_before(stream, 256, np.array([], np.int64)).tolist() == []
 
 
-def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before(make_run: Make) -> None:
+def test_look_shows_the_losses_of_training(make_run: Make) -> None:
     run = make_run(checkpoint_interval=1, keep_checkpoints=8, tensor_shards=2)
     for options in (("tensor_parallel=2", "--max-steps", "2"), ("tensor_parallel=1",)):
         complete(run, "--set", *options, ranks=2)
@@ -138,7 +138,7 @@ def test_losses_are_those_of_training_where_the_checkpoint_is_of_the_step_before
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_conversations_are_shown_with_the_losses_of_the_tokens_that_count(make_run: Make, answers: Path) -> None:
+def test_conversations_show_losses_of_answers(make_run: Make, answers: Path) -> None:
     run = make_run(dataset=str(answers), objective="answers", checkpoint_interval=1, keep_checkpoints=8)
     complete(run, "--max-steps", "2")
     for step, loss in metrics(run, "train_loss").items():
@@ -146,7 +146,7 @@ def test_conversations_are_shown_with_the_losses_of_the_tokens_that_count(make_r
         assert float(done.stdout.split("mean ")[1].split()[0]) == pytest.approx(loss, abs=2e-4)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named(copied: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_named(copied: Path) -> None:
     weights = copied / "checkpoints" / "step-00000004" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     done = train(copied, "--look", "8", "--rank", "0")
@@ -181,7 +181,7 @@ def test_errors_name_the_accepted_values(copied: Path, token_files: Path, tmp_pa
         rebuilt(copied, 8, other)
 
 
-def test_keys_that_are_gone_are_ignored(copied: Path) -> None:
+def test_removed_keys_are_ignored(copied: Path) -> None:
     record = read_record(copied)
     assert record is not None
     for text in ("on_spike=skip", "train.spike_window=9", "spike_zscore=3", "minibatch_size=4", "on_spike=null"):
@@ -195,7 +195,7 @@ def test_keys_that_are_gone_are_ignored(copied: Path) -> None:
         check_overrides(load_run(copied, ["minibatch_size=1"]), record, ["minibatch_size=1"])
 
 
-def test_a_fine_tuning_begins_with_the_logged_loss(make_run: Make, finished: Path, tmp_path: Path) -> None:
+def test_look_shows_the_first_loss_of_fine_tuning(make_run: Make, finished: Path, tmp_path: Path) -> None:
     talk = [[("user", f"q{number} what"), ("assistant", f"answer {number}")] for number in range(80)]
     lines = [{"messages": [{"role": role, "content": said} for role, said in one]} for one in talk]
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -50,9 +50,7 @@ def write_samples(run: Path, *samples: CheckpointSample) -> Path:
         {"held_out": {"tokens": ["\u20ac"] * 14}},
     ],
 )
-def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_invalid_lines_are_left_out_and_counted(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = write_samples(tmp_path / "run", sample(4, 2.0))
     damaged = attrs.asdict(sample(8, 2.0))
     for key, value in changes.items():
@@ -67,7 +65,7 @@ def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
 
 
 @pytest.mark.parametrize("source", ["/home/me/tokens/code: validation, tokens 0 to 512", "tokens/code: validation"])
-def test_the_text_is_named_by_its_dataset_without_the_folders_around_it(tmp_path: Path, source: str) -> None:
+def test_the_source_has_no_parent_folders(tmp_path: Path, source: str) -> None:
     held_out = sample(4, 2.0).held_out
     assert held_out is not None
     run = write_samples(tmp_path / "run", sample(4, 2.0, held_out=attrs.evolve(held_out, source=source)))
@@ -75,14 +73,14 @@ def test_the_text_is_named_by_its_dataset_without_the_folders_around_it(tmp_path
     assert found.held_out is not None and found.held_out.source.startswith("code: validation")
 
 
-def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_pipe_does_not_block(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints" / "step-00000004"
     checkpoint.mkdir(parents=True)
     os.mkfifo(checkpoint / "manifest.json")
     assert weights_on_disk(tmp_path) == {}
 
 
-def test_special_tokens_are_spelled_by_the_tokenizer(tmp_path: Path) -> None:
+def test_special_tokens_have_the_tokenizers_names(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
     message = [Message(USER, "a<|end|>")]
     ids = TEMPLATES["turns"].prompt(tokenizer, message)
@@ -93,7 +91,7 @@ def test_special_tokens_are_spelled_by_the_tokenizer(tmp_path: Path) -> None:
     assert [one["text"] for one in shown if "end" in one["classes"]] == ["<|user|>", "<|end|>", "<|assistant|>"]
 
 
-def test_a_chat_model_is_asked_in_its_template(tmp_path: Path) -> None:
+def test_chat_models_are_prompted_with_their_template(tmp_path: Path) -> None:
     tokenizer, template = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS), TEMPLATES["turns"]
     record = record_of(tokenizer, ranks=False, template=template.text).as_json()
     (tmp_path / "resolved.json").write_text(json.dumps({"tokenizer": record}))
@@ -104,7 +102,7 @@ def test_a_chat_model_is_asked_in_its_template(tmp_path: Path) -> None:
     assert prompt.text == "<|user|>what<|end|><|assistant|>"
 
 
-def test_samples_ask_held_out_questions_as_trained(answers: Path) -> None:
+def test_prompts_have_the_ids_of_training(answers: Path) -> None:
     trained: Any = SimpleNamespace(decode=str)
     stream = open_split(answers, "validation")
     prompts = held_out_prompts(trained, Range(directory=answers, split="validation", start=0, count=9))

@@ -50,9 +50,7 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
-    tracker: Tracker, tmp_path: Path, after: bool
-) -> None:
+def test_a_killed_replay_is_completed_without_duplicates(tracker: Tracker, tmp_path: Path, after: bool) -> None:
     name, read = tracker
     kills = 0
     for call in range(100):
@@ -70,7 +68,7 @@ def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
 
 
 @pytest.mark.slow
-def test_steps_that_a_resumed_run_supersedes_have_its_values(tracker: Tracker, tmp_path: Path) -> None:
+def test_repeated_steps_have_the_new_values(tracker: Tracker, tmp_path: Path) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 25)
     assert replay(tmp_path / "run", name) == (25, 25)
@@ -85,9 +83,7 @@ def test_steps_that_a_resumed_run_supersedes_have_its_values(tracker: Tracker, t
 
 
 @pytest.mark.slow
-def test_values_are_those_of_the_file_and_the_newest_step_waits_while_a_job_trains(
-    tracker: Tracker, tmp_path: Path
-) -> None:
+def test_the_newest_step_waits_while_a_job_trains(tracker: Tracker, tmp_path: Path) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 12)
     job = take_run_lock(tmp_path / "run")
@@ -104,7 +100,7 @@ def test_values_are_those_of_the_file_and_the_newest_step_waits_while_a_job_trai
     assert found["dollars"][10] == pytest.approx(11 * 3.6 / 3600)
 
 
-def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refused(tmp_path: Path) -> None:
+def test_missing_runs_and_second_replays_are_errors(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard"), pytest.importorskip("trackio")
     with pytest.raises(BadInput, match="no such run directory"):
         module.TrackerSync(tmp_path / "absent", "tensorboard", "tests")
@@ -123,7 +119,7 @@ def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refus
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_path: Path) -> None:
+def test_rerunning_completes_a_replay_after_a_full_disk(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
     append_steps(run, 1, 40)
@@ -133,7 +129,7 @@ def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_
     assert_holds_losses(from_tensorboard(run), run)
 
 
-def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
+def test_event_files_of_the_user_are_not_touched(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
     append_steps(run, 1, 5)
@@ -149,7 +145,7 @@ def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
     assert len(files) == 1
 
 
-def test_numbers_too_large_are_left_out_and_text_that_is_not_unicode_is_escaped(tmp_path: Path) -> None:
+def test_huge_numbers_are_dropped_and_bad_text_escaped(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in ODD))
     lines = read_counted(tmp_path).records
     [row] = tracked_rows(lines, current_records(lines))

@@ -35,7 +35,7 @@ def send(*runs: Path, **environment: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_path: Path) -> None:
+def test_an_offline_run_has_each_row_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     append_steps(run, 1, 25)
     killed = launch.start(ROOT / "report.py", str(run), "--to", "wandb", environment=OFFLINE)
@@ -52,7 +52,7 @@ def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_p
     assert (events[21], events[30]) == ("step 20: checkpoint", "step 30: checkpoint")
 
 
-def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again(tmp_path: Path) -> None:
+def test_a_run_with_a_missing_file_is_sent_again(tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     for number, run in enumerate(runs):
         append_steps(run, 1, 25, loss=2.0 + number)
@@ -66,9 +66,7 @@ def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again
         assert_holds_losses(from_wandb(run)[0], run)
 
 
-def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_their_own(
-    tmp_path: Path, server: WandbServer
-) -> None:
+def test_changed_steps_become_a_new_online_run(tmp_path: Path, server: WandbServer) -> None:
     run, user = tmp_path / "run", online(server.address, tmp_path)
     append_steps(run, 1, 25)
     killed = launch.start(ROOT / "report.py", str(run), "--to", "wandb", environment=user)
@@ -94,9 +92,7 @@ def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_thei
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_replay(
-    tmp_path: Path, server: WandbServer
-) -> None:
+def test_rows_that_the_server_rejected_are_sent_again(tmp_path: Path, server: WandbServer) -> None:
     run, user = tmp_path / "run", online(server.address, tmp_path)
     append_steps(run, 1, 25)
     assert send(run, **user)[0] == 0
@@ -111,7 +107,7 @@ def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_repla
     assert_holds_losses(server.values(name), run)
 
 
-def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: MakeRun) -> None:
+def test_a_dead_server_does_not_disturb_the_run(make_run: MakeRun) -> None:
     train = {"min_train_tokens": 60 * 8 * 32, "checkpoint_interval": 20}
     alone, beside = make_run("alone", **train), make_run("beside", **train)
     start(alone, 1, "--hash-every", "1").communicate(120)
