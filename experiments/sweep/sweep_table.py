@@ -136,8 +136,8 @@ class SweepTable:
         """Print the table, and write sweep.md and sweep.json unless they have results of runs that no longer exist."""
         if removed_runs := self._removed_runs(output):
             table_file, _ = result_files(output, SWEEP)
-            kept = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
-            show(*self.text().split("\n"), "", kept + ", ".join(removed_runs))
+            note_text = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
+            show(*self.text().split("\n"), "", note_text + ", ".join(removed_runs))
         else:
             show_results(self.text, self.record, output, SWEEP, str(self.sweep.base))
 

@@ -1,4 +1,4 @@
-"""Curves of runs: every run is visible, lines, axes and events are named, and outliers flatten nothing."""
+"""Charts of runs: every run is visible, lines, axes and events have names, and outliers do not flatten curves."""
 
 import re
 from pathlib import Path
@@ -126,8 +126,8 @@ def test_a_moving_average_skips_gaps() -> None:
 
 def visible(values: np.ndarray, top: float) -> float:
     """Return the share of a run's finite values that a chart shows."""
-    known = values[np.isfinite(values)]
-    return float((known <= top).mean())
+    finite = values[np.isfinite(values)]
+    return float((finite <= top).mean())
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def visible(values: np.ndarray, top: float) -> float:
 def test_outlier_rules_never_hide_a_run(levels: tuple[float, ...]) -> None:
     runs = [curve(level + np.linspace(0.1, 0.0, 60)) for level in levels]
     top = common_top(runs, losses=True)
-    assert min(visible(one.values, top) for one in runs) >= 0.25
-    holes = [Curve(one.steps, np.where(one.steps % 3 == 0, np.nan, one.values)) for one in runs]
+    assert min(visible(run.values, top) for run in runs) >= 0.25
+    holes = [Curve(run.steps, np.where(run.steps % 3 == 0, np.nan, run.values)) for run in runs]
     holes[0].values[:2] = np.inf
-    assert min(visible(one.values, common_top(holes, losses=True)) for one in holes) >= 0.25
+    assert min(visible(run.values, common_top(holes, losses=True)) for run in holes) >= 0.25
 
 
 def test_a_lone_run_with_huge_first_losses_is_visible() -> None:

@@ -1,4 +1,4 @@
-"""History of a run keeps what counts of its log, whatever is damaged or missing."""
+"""The history of a run has everything that can be read, even if some files or lines are damaged or missing."""
 
 import math
 import shutil
@@ -22,7 +22,7 @@ def test_lost_steps_leave_curves_but_not_costs(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path / "run", killed + resumed))
     assert history.curves["train_loss"].steps.tolist() == [10, 20, 30]
     assert history.curves["train_loss"].last == 2.0
-    # 30 s at a cent a second; from there 20 s, of which the first 10 are the second job's start, at two cents
+    # 30 s at one cent per second, then 20 s at two cents; the first 10 of these are the start of the second job.
     assert history.usd == pytest.approx(0.30 + 0.40)
     assert history.axes["dollars"].last == pytest.approx(0.70)
     assert [(mark.step, mark.kind) for mark in history.marks] == [(20, "restart")]
@@ -81,9 +81,8 @@ def test_damaged_lines_do_not_affect_the_rest(tmp_path: Path) -> None:
         f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"
     ]
     job = take_run_lock(run)
-    assert (
-        job.file is not None and "damaged: 3 lines" in read_history(run).notes[0].text
-    )  # the last one is being written
+    assert job.file is not None
+    assert "damaged: 3 lines" in read_history(run).notes[0].text  # the last line may be in the middle of being written
     job.file.close()
     assert history.curves["train_loss"].values.tolist() == pytest.approx([4.0, math.nan, 2.0], nan_ok=True)
     assert math.isnan(history.curves["tokens_per_second"].values[1])

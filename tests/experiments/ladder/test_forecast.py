@@ -1,4 +1,4 @@
-"""Forecast of a target run: its lines, and the file that --plan reads back."""
+"""The forecast of a target run: its lines, and the file that --plan reads."""
 
 import json
 from pathlib import Path

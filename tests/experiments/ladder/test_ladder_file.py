@@ -1,4 +1,4 @@
-"""Ladder file: what it becomes, what is refused by its name, and rules of batch and rate."""
+"""The ladder file: its contents, its errors, and the rules for batch and learning rate."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def test_sizes_are_sorted(make_ladder: MakeLadder) -> None:
 )
 def test_errors_name_the_key(make_ladder: MakeLadder, make_run: MakeRun, keys: dict[str, Any], message: str) -> None:
     if isinstance(keys.get("target"), dict):
-        keys = {"target": make_run("lacking", **keys["target"])}
+        keys = {"target": make_run("incomplete", **keys["target"])}
     with pytest.raises(BadInput, match=message):
         read_ladder(make_ladder(**keys))
 

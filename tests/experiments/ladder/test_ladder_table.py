@@ -1,4 +1,4 @@
-"""Conclusion of a ladder from the losses in its run directories, here written by a known law."""
+"""The results of a ladder, with losses in its run directories that were computed by a known law."""
 
 import json
 from collections.abc import Callable
@@ -24,13 +24,15 @@ def clean(parameters: float, tokens: float) -> float:
     return float(1.5 + 9 / parameters**0.3 + 20 / tokens**0.35)
 
 
-def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd: float | None = None) -> LadderTable:
+def concluded(
+    file: Path, output: Path, loss_law: Law, rates: dict[float, float], usd: float | None = None
+) -> LadderTable:
     ladder = read_ladder(file, output)
     trunks = size_trunks(ladder, 0.01)
     for trunk in trunks:
         for horizon in trunk.horizons:
             write_run_directory(horizon.directory, horizon.sections)
-            loss = law(matmul_parameter_count(trunk.size), horizon.plan.train_tokens)
+            loss = loss_law(matmul_parameter_count(trunk.size), horizon.plan.train_tokens)
             loss *= 1 + 0.004 * ((trunks.index(trunk) + trunk.horizons.index(horizon)) % len(ladder.seeds))
             line = {"step": horizon.plan.steps, "validation_loss": loss}
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -58,8 +60,8 @@ def test_the_table_and_the_check_average_over_seeds(make_ladder: MakeLadder, tmp
     table = concluded(make_ladder(tokens_per_parameter=[5, 10, 20], seeds=3), tmp_path / "out", clean, INSIDE)
     assert table.refused is None and len(table.forecast.fit.points) == 36
     held_out = table.forecast.held_out
-    wanted = [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
-    assert [point.loss for point in held_out.points] == pytest.approx(wanted)
+    expected = [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
+    assert [point.loss for point in held_out.points] == pytest.approx(expected)
     assert 0.0025 < table.forecast.fit.noise < 0.006  # 0.4 % over the seeds
     assert "means over the seeds 42, 43, 44" in table.text()
     largest = held_out.points[-1]

@@ -1,4 +1,4 @@
-"""Loss law: what a ladder's law predicts, and when it refuses to."""
+"""The loss law of a ladder: its predictions, and when there is no forecast."""
 
 import math
 
@@ -50,8 +50,8 @@ def test_intervals_widen_with_distance_and_with_noise() -> None:
 def test_a_forecast_does_not_depend_on_the_unit_of_the_loss() -> None:
     bits = [attrs.evolve(point, loss=point.loss / math.log(2)) for point in points()]
     forecast, in_bits = fit_law(points()).predict(*TARGET), fit_law(bits).predict(*TARGET)
-    wanted = [one / math.log(2) for one in (forecast.value, forecast.low or 0, forecast.high or 0)]
-    assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(wanted, rel=1e-9)
+    expected = [nats / math.log(2) for nats in (forecast.value, forecast.low or 0, forecast.high or 0)]
+    assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(expected, rel=1e-9)
 
 
 def test_short_runs_are_not_mistaken_for_long_ones() -> None:
@@ -73,8 +73,8 @@ def test_the_largest_size_is_held_out() -> None:
 
 def test_held_out_losses_do_not_affect_their_prediction() -> None:
     ladder = points(sizes=5, noise=0.001)
-    other = [attrs.evolve(point, loss=2 * point.loss) if point.parameters > 3e8 else point for point in ladder]
-    assert hold_out_largest(other).predicted == hold_out_largest(ladder).predicted
+    changed = [attrs.evolve(point, loss=2 * point.loss) if point.parameters > 3e8 else point for point in ladder]
+    assert hold_out_largest(changed).predicted == hold_out_largest(ladder).predicted
 
 
 def test_a_held_out_miss_above_one_percent_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Trunk and branches: a branch is bit-identical to a run that was trained alone, and pauses leave no trace."""
+"""Trunks and branches: a branch is bit-identical to a run that was trained alone, whatever the pauses."""
 
 import os
 from pathlib import Path
@@ -98,8 +98,8 @@ def test_continuing_a_ladder_with_other_ranks_is_refused(make_ladder: MakeLadder
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     (trunk.directory / "metrics.jsonl").touch()
-    said = r"begun with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
-    with pytest.raises(BadInput, match=said):
+    problem = r"begun with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
+    with pytest.raises(BadInput, match=problem):
         trunks_of(attrs.evolve(ladder, ranks=8), ladder.sizes[0], 0.01)
     with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of world size 1"):
         trunks_of(attrs.evolve(ladder, train=ladder.train | {"tensor_parallel": 2}), ladder.sizes[0], 0.01)

@@ -1,4 +1,4 @@
-"""Plan of a ladder, and tuning of the rate, with losses by a formula in the place of training."""
+"""The plan of a ladder, and the choice of its learning rate, with losses from a formula instead of training."""
 
 import json
 import math
@@ -21,7 +21,7 @@ Tune = Callable[..., dict[float, float]]
 
 @pytest.fixture(name="tune")
 def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Return a function that tunes the rate, given the loss as a function of the rate and the seed."""
+    """Return a function that chooses the rate, given the loss as a function of the rate and the seed."""
     ladder = read_ladder(make_ladder())
 
     def tune(loss: Callable[[float, int], float], seeds: tuple[int, ...] = (42,)) -> dict[float, float]:
@@ -38,14 +38,14 @@ def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
     return tune
 
 
-def least_at(best: float) -> Callable[[float, int], float]:
-    """Return losses that are least at a rate; at an infinite one all are infinite."""
+def minimum_at(best: float) -> Callable[[float, int], float]:
+    """Return a loss function with its minimum at `best`. If that is infinite, all losses are infinite."""
     return lambda rate, _: 3 + abs(math.log(rate) - math.log(best))
 
 
 def test_rates_are_added_only_beyond_an_edge(tune: Tune) -> None:
-    assert list(tune(least_at(0.011))) == [0.005, 0.01, 0.02]
-    assert list(tune(least_at(0.0024))) == [0.00125, 0.0025, 0.005, 0.01, 0.02]
+    assert list(tune(minimum_at(0.011))) == [0.005, 0.01, 0.02]
+    assert list(tune(minimum_at(0.0024))) == [0.00125, 0.0025, 0.005, 0.01, 0.02]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_rates_are_added_only_beyond_an_edge(tune: Tune) -> None:
 )
 def test_a_best_rate_at_the_edge_ends_the_ladder(tune: Tune, best: float, problem: str) -> None:
     with pytest.raises(BadInput, match=problem):
-        tune(least_at(best))
+        tune(minimum_at(best))
 
 
 def test_the_best_rate_has_the_lowest_mean_loss(tune: Tune) -> None:

@@ -1,4 +1,4 @@
-"""Run directories of an experiment: written once, refused where they changed under results."""
+"""The run directories of an experiment are written once, and may not change once they have results."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ def test_only_runs_that_have_not_begun_are_rewritten(tmp_path: Path, capsys: pyt
     write_run_directory(run, {"model": {"n_layers": 2}, "train": {}})
     size = (run / "model.json").stat().st_size
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
-    said = f"NOTE: {run / 'model.json'}: replaced ({size} bytes), because the experiment's settings have changed\n"
-    assert capsys.readouterr().err == said
+    note = f"NOTE: {run / 'model.json'}: replaced ({size} bytes), because the experiment's settings have changed\n"
+    assert capsys.readouterr().err == note
     assert read_json(run / "model.json") == {"n_layers": 3}
     (run / "metrics.jsonl").touch()
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})

@@ -1,4 +1,4 @@
-"""Comparison of runs by their records: whatever decides on the measured tokens is named, other things are not."""
+"""Comparison of runs by their records: only differences in the measured tokens are errors."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_verdicts_compare_what_the_runs_recorded(tmp_path: Path, name: str) -> N
             BadInput, match=rf"candidate/resolved.json: {name}: {changed!r}, but base has .*: the losses"
         ):
             check_same_measure([base, recorded(tmp_path / "candidate", RECORD | {section: values})])
-    without = {other: value for other, value in RECORD[section].items() if other != key}
+    without = {setting: value for setting, value in RECORD[section].items() if setting != key}
     with pytest.raises(BadInput, match=f"{name}: 'absent', but base has"):
         check_same_measure([base, recorded(tmp_path / "candidate", RECORD | {section: without})])
 
@@ -58,9 +58,9 @@ def test_levers_and_folders_may_differ(tmp_path: Path) -> None:
 def test_a_folder_that_was_prepared_again_is_named(tmp_path: Path, split: str) -> None:
     base = recorded(tmp_path / "base", RECORD)
     for changed in (STREAM | {"sha256": ["2" * 64]}, [STREAM, STREAM | {"tokens": 999}]):
-        other = recorded(tmp_path / "candidate", RECORD | {f"{split}_stream": changed})
+        candidate = recorded(tmp_path / "candidate", RECORD | {f"{split}_stream": changed})
         with pytest.raises(BadInput, match=rf"tokens: {split} tokens: '\S+ tokens, sha256 \d+', but base has"):
-            check_same_tokens([base, other])
+            check_same_tokens([base, candidate])
     growing = {"directory": "tokens", "tokens": None, "sha256": [], "plan": "3" * 64}
     check_same_tokens([recorded(tmp_path / name, RECORD | {f"{split}_stream": growing}) for name in ("a", "b")])
 

@@ -1,4 +1,4 @@
-"""Measure of a sweep: one text for all variants, in their own tokens, kept; sources that hold it are refused."""
+"""The key `measure` of a sweep: the same text for all variants, stored results, and errors for trained-on text."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ TEXTS = [f"Document {number} is encoded again, whole: {number * number}.\n" * 9 
 
 @pytest.fixture(scope="session")
 def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens of another tokenizer, two of twelve documents held out."""
+    """Token files with another tokenizer. Two of the twelve documents are held out."""
     folder = tmp_path_factory.mktemp("characters")
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     options = ("--tokenizer", "chars", "--split", "tail", "--validation-fraction", "0.2", "--executor", "inline")
@@ -68,11 +68,11 @@ def test_training_on_the_measured_text_is_refused(copied: Path, token_files: Pat
     assert measure is not None
     with pytest.raises(BadInput, match=r"its training tokens contain 100\.0% of the measured text .*, in sequences"):
         check_unseen(measure, [train])
-    other = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
-    assert other is not None
-    check_unseen(other, [train])
+    other_measure = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
+    assert other_measure is not None
+    check_unseen(other_measure, [train])
     with pytest.raises(BadInput, match="its training tokens contain"):
-        check_unseen(other, [trained_on(train, characters)])
+        check_unseen(other_measure, [trained_on(train, characters)])
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def test_seeds_are_a_list_or_a_number(make_sweep: MakeSweep) -> None:
     assert read_sweep(make_sweep(base=file.with_name("base"), seeds=[7, 3])).seeds == (7, 3)
 
 
-@pytest.mark.parametrize(("factor", "lost"), [(3, ["c", "d"]), (2, ["c", "d"]), (1.3, []), (100, ["a", "c", "d"])])
-def test_at_least_one_variant_survives_a_rung(factor: float, lost: list[str]) -> None:
+@pytest.mark.parametrize(("factor", "losers"), [(3, ["c", "d"]), (2, ["c", "d"]), (1.3, []), (100, ["a", "c", "d"])])
+def test_at_least_one_variant_survives_a_rung(factor: float, losers: list[str]) -> None:
     means = {"a": 3.1, "b": 3.0, "c": 3.2, "d": float("inf")}
-    assert Halving(factor=factor, rungs=(0.5,)).losers(means) == lost
+    assert Halving(factor=factor, rungs=(0.5,)).losers(means) == losers
 
 
 @pytest.mark.parametrize(

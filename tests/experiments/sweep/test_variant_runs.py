@@ -1,4 +1,4 @@
-"""Runs of a sweep: ordinary run directories; a changed recipe over results is refused."""
+"""The runs of a sweep are ordinary run directories, whose recipe cannot change once they have results."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ WSD = {"train.schedule_learning_rate": "warmup_stable_decay", "train.decay_perio
 
 
 @pytest.mark.parametrize(
-    ("levers", "variant", "other"),
+    ("levers", "variant", "earlier"),
     [
         ({"train.clipping_max_norm": [2, 2.0]}, "clipping_max_norm=2.0", "clipping_max_norm=2"),
         ({"train.learning_rate": [0.02], "fast": {"train.learning_rate": 0.02}}, "fast", "learning_rate=0.02"),
@@ -68,12 +68,12 @@ WSD = {"train.schedule_learning_rate": "warmup_stable_decay", "train.decay_perio
     ],
 )
 def test_variants_that_train_the_same_are_refused(
-    make_sweep: MakeSweep, levers: dict[str, object], variant: str, other: str
+    make_sweep: MakeSweep, levers: dict[str, object], variant: str, earlier: str
 ) -> None:
     sweep = read_sweep(file := make_sweep(levers=levers))
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs_of(sweep, file.with_suffix(""), 1), "cpu")
-    place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{other}'; ")
+    place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{earlier}'; ")
     plumbing = "train.log_interval does not change results, so it cannot be a lever; put it into 'set', for all runs"
     assert (place, advice) == (f"{file}: levers: ", plumbing if "log_interval" in variant else "leave one out")
 
@@ -81,7 +81,7 @@ def test_variants_that_train_the_same_are_refused(
 def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(file := make_sweep(levers={"train.precision": ["fp32", "bf16"]}))
     runs = runs_of(sweep, file.with_suffix(""), 1)
-    check_variants(sweep, runs, None)  # of other machines: nothing here knows what auto is there
+    check_variants(sweep, runs, None)  # for other machines, where "auto" is unknown
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs, "cpu")
     assert str(error.value) == (
@@ -93,7 +93,7 @@ def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSwe
 
 
 def record_of(run: Path, **changes: object) -> None:
-    """Write what a run of a sweep would have recorded, with changes of its train.json or of the whole record."""
+    """Write the record of a trained run, with changes of its train.json or of the record."""
     train = load_run(run, ()).train.flat()
     stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["1" * 64]}
     record = {
@@ -198,4 +198,4 @@ def test_runs_of_other_ranks_are_collected(make_sweep: MakeSweep, make_run: Make
         (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert runs[0].plan.steps == 32
     losses = [final_losses(sweep, run, None) for run in runs]
-    assert [dict(one.losses) for one in results_of(sweep, runs, losses)] == [{42: 4.5}, {42: 4.5}]
+    assert [dict(variant.losses) for variant in results_of(sweep, runs, losses)] == [{42: 4.5}, {42: 4.5}]

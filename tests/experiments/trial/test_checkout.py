@@ -1,4 +1,4 @@
-"""Checkouts: commits, the working tree with the new files that it needs, and what git says of neither."""
+"""Checkouts: commits, the working tree with the new files that it needs, and errors for anything else."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit and two changes in its working tree, one of them a new file that the other needs."""
+    """A repository with one commit and two changes in its working tree: a changed file, and a new file it needs."""
     project = tmp_path / "project"
     (project / "token_files").mkdir(parents=True)
     (project / "train.py").write_text("first")
@@ -59,7 +59,7 @@ def test_a_checkout_has_new_files_and_tokens(project: Path, snapshots: Snapshots
     assert (code / "candidate" / "token_files").resolve() == project / "token_files"
     assert snapshots.tree_of(".") == candidate and git(project, "status", "--porcelain").splitlines() == [
         *("M train.py", '?? "ne\\303\\274.py"')
-    ]  # what a trial writes is ignored, and nothing is staged
+    ]  # git ignores the files of the trial, and nothing is staged
 
 
 def test_a_trial_adds_nothing_to_the_repository(project: Path) -> None:
@@ -82,7 +82,7 @@ def test_unrelated_new_files_do_not_change_the_candidate(project: Path, snapshot
     (note,) = checkout.describe_left_out(snapshots.left_out)
     assert note.startswith("4 new files in the working tree are not part of the trial")
     assert "and 1 more. To include" in note
-    git(project, "add", "notes.txt")  # a staged file is part of it, whoever names it
+    git(project, "add", "notes.txt")  # a staged file is always part of the snapshot
     assert "notes.txt" in snapshots.changed_files(candidate, snapshots.tree_of("."))
 
 

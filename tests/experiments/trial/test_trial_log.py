@@ -1,4 +1,4 @@
-"""Log of trials: a trial keeps the rule it began with, each new one gets a smaller level, a gain gives some back."""
+"""The log of trials: a trial keeps its rule, each new trial gets a smaller level, and a gain raises the level again."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,10 @@ from experiments.trial.trial_rule import keep_level
 def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
     number, rule = begin(tmp_path, "one", None, {"run": "runs/quickstart"})
     assert (number, rule.level) == (1, keep_level(1, 0))
-    finish(tmp_path, "same", "same bits", "")  # needs no test, and counts for none
+    finish(tmp_path, "same", "same bits", "")  # has no statistical test, so it does not count as a trial
     assert begin(tmp_path, "two", 4, {})[1].level == keep_level(2, 0)
     finish(tmp_path, "one", "better", "better by 0.1")
-    finish(tmp_path, "one", "worse", "said twice")
+    finish(tmp_path, "one", "worse", "a second verdict")
     assert begin(tmp_path, "one", None, {}) == (1, rule)
     assert begin(tmp_path, "three", None, {})[1].level == keep_level(3, 1)
     finish(tmp_path, "two", "better", "")
@@ -56,7 +56,7 @@ def test_a_damaged_line_is_counted_and_named(
     with (tmp_path / TRIALS).open("a") as file:
         file.write(json.dumps(bad) + "\n")
     number, rule = begin(tmp_path, "two", 4, {})
-    assert (number, rule.level) == (3, keep_level(3, 0))  # the line may have begun a trial
+    assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the beginning of a trial
     path = tmp_path / TRIALS
     shown = capsys.readouterr().err
     assert f"{path}: left out as damaged: 1 line, from line 2 on; each of them counts as a trial" in shown

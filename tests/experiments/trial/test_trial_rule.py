@@ -1,4 +1,4 @@
-"""Rule of a trial: levels that add up to the stated error, looks, verdicts of planted and of equal losses."""
+"""The rule of a trial: levels that add up to the stated error, looks, and verdicts on planted and equal losses."""
 
 import math
 from pathlib import Path
@@ -21,9 +21,9 @@ def rule() -> TrialRule:
 
 
 def differences(mean: float, pairs: int, seed: int = 0) -> list[float]:
-    """Return differences with this mean and the deviation 1, exactly."""
-    drawn = np.random.default_rng(seed).standard_normal(pairs)
-    return list((drawn - drawn.mean()) / drawn.std(ddof=1) + mean)
+    """Return differences whose mean is exactly `mean`, and whose deviation is exactly 1."""
+    sample = np.random.default_rng(seed).standard_normal(pairs)
+    return list((sample - sample.mean()) / sample.std(ddof=1) + mean)
 
 
 def test_levels_of_all_trials_sum_to_the_error() -> None:
@@ -60,12 +60,12 @@ def test_a_medium_difference_needs_the_last_look(rule: TrialRule) -> None:
 
 
 def test_one_pair_or_constant_differences_prove_nothing(rule: TrialRule) -> None:
-    judged = [
+    verdicts = [
         TrialRule.of(LEVEL, 1).judge([-0.5]),
         rule.judge([-0.5] * rule.looks[0]),
         rule.judge([0.0] * rule.looks[0]),
     ]
-    assert [one.text for one in judged if one] == [
+    assert [verdict.text for verdict in verdicts if verdict] == [
         "cannot tell: one pair cannot separate a difference from luck; the mean difference is -0.5000",
         "cannot tell: all pairs have the same difference; the mean difference is -0.5000",
         "no difference found: all pairs have equal losses",
@@ -74,15 +74,15 @@ def test_one_pair_or_constant_differences_prove_nothing(rule: TrialRule) -> None
 
 def test_differences_are_found_with_the_stated_probability() -> None:
     level, pairs = 0.001, 8
-    drawn = np.random.default_rng(1).standard_normal((4000, pairs)) - detectable(level, pairs)
-    judged = [TrialRule(level=level, looks=(pairs,)).judge(row.tolist()) for row in drawn]
-    better = [one is not None and one.verdict == "better" for one in judged]
+    samples = np.random.default_rng(1).standard_normal((4000, pairs)) - detectable(level, pairs)
+    verdicts = [TrialRule(level=level, looks=(pairs,)).judge(row.tolist()) for row in samples]
+    better = [verdict is not None and verdict.verdict == "better" for verdict in verdicts]
     assert 0.88 < np.mean(better) < 0.92  # four standard errors
 
 
 def test_a_trials_seeds_are_unique_and_stable() -> None:
-    one, again, other = ([*seeds_of(name)][:50] for name in ("run-1-2", "run-1-2", "run-1-3"))
-    assert one == again and not {*one} & {*other}
+    first, again, another_trial = ([*seeds_of(name)][:50] for name in ("run-1-2", "run-1-2", "run-1-3"))
+    assert first == again and not {*first} & {*another_trial}
 
 
 def test_rounding_does_not_give_a_verdict(rule: TrialRule) -> None:

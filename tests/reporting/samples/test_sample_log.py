@@ -1,4 +1,4 @@
-"""Sample log: a damaged line is left out and counted, and no folder of a machine is shown."""
+"""The sample log: damaged lines are left out and counted, and no folders of the machine are shown."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from training.telemetry.metrics_log import SAMPLES
 
 def write_samples(run: Path, *samples: CheckpointSample) -> Path:
     write_run(run, training())
-    (run / SAMPLES).write_text("".join(json.dumps(attrs.asdict(each)) + "\n" for each in samples))
+    (run / SAMPLES).write_text("".join(json.dumps(attrs.asdict(one_sample)) + "\n" for one_sample in samples))
     return run
 
 
@@ -58,7 +58,7 @@ def test_invalid_lines_are_left_out_and_counted(tmp_path: Path, changes: dict[st
     with (run / SAMPLES).open("a") as file:
         file.write(json.dumps(damaged) + "\n")
     samples, log = read_samples(run)
-    assert [each.step for each in samples] == [4] and log.damaged == [2]
+    assert [valid.step for valid in samples] == [4] and log.damaged == [2]
     sections, notes = sample_sections([run], record=False)
     assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: left out as damaged: 1 line, from line 2 on"]
     assert "Log-probabilities" in sections
@@ -69,8 +69,8 @@ def test_the_source_has_no_parent_folders(tmp_path: Path, source: str) -> None:
     held_out = sample(4, 2.0).held_out
     assert held_out is not None
     run = write_samples(tmp_path / "run", sample(4, 2.0, held_out=attrs.evolve(held_out, source=source)))
-    [found] = read_samples(run)[0]
-    assert found.held_out is not None and found.held_out.source.startswith("code: validation")
+    [stored] = read_samples(run)[0]
+    assert stored.held_out is not None and stored.held_out.source.startswith("code: validation")
 
 
 def test_a_manifest_that_is_a_pipe_does_not_block(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_special_tokens_have_the_tokenizers_names(tmp_path: Path) -> None:
     assert "".join(tokens) == "<|user|>a<|end|><|end|><|assistant|>"
     text = HeldOutText(source="", ids=ids, tokens=tokens, window=8, special=special)
     shown = [cell(text, at, []) for at in range(len(ids))]
-    assert [one["text"] for one in shown if "end" in one["classes"]] == ["<|user|>", "<|end|>", "<|assistant|>"]
+    assert [token["text"] for token in shown if "end" in token["classes"]] == ["<|user|>", "<|end|>", "<|assistant|>"]
 
 
 def test_chat_models_are_prompted_with_their_template(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_prompts_have_the_ids_of_training(answers: Path) -> None:
     assert prompts
     for prompt in prompts:
         starts = [start for row, start in rows.items() if list(row[: len(prompt.ids)]) == prompt.ids]
-        firsts = []  # the first token of each such row that counts
+        firsts = []  # in each such row, the first token that adds to the loss
         for start in starts:
             weights = np.empty(32, np.uint8)
             stream.read_weights_into(weights, start)

@@ -1,4 +1,4 @@
-"""Recording of samples: each checkpoint of a real run is asked and measured once, and nothing ends the report."""
+"""Recording samples: each checkpoint of a real run is sampled and measured once, and problems do not end the report."""
 
 import errno
 import json
@@ -32,12 +32,16 @@ def test_each_checkpoint_is_recorded_once_newest_first(copied: Path, token_files
     assert record_samples(copied) == []
     first, last = read_samples(copied)[0]
     assert (first.step, last.step, last.name, len(lines(copied))) == (4, 8, "step-00000008", 2)
-    prompts = [one.prompt for one in last.said[::2]]
-    assert [(one.prompt, one.temperature) for one in last.said] == [(text, way) for text in prompts for way in (0, 1)]
+    prompts = [answer.prompt for answer in last.said[::2]]
+    assert [(answer.prompt, answer.temperature) for answer in last.said] == [
+        (text, way) for text in prompts for way in (0, 1)
+    ]
     assert len({*prompts}) == 6 and max(map(len, prompts)) <= 32
-    whole = bytes(number for number in open_split(token_files, "validation").read(0, 1 << 16).tolist() if number < 256)
-    assert all(text.encode() in whole for text in prompts)
-    assert all(one.text for one in last.said) and first.said != last.said
+    text_bytes = bytes(
+        number for number in open_split(token_files, "validation").read(0, 1 << 16).tolist() if number < 256
+    )
+    assert all(text.encode() in text_bytes for text in prompts)
+    assert all(answer.text for answer in last.said) and first.said != last.said
     assert last.held_out is not None and last.log_probabilities is not None
     ids = open_split(token_files, "validation").read(0, recording.TEXT_TOKENS + 1)
     assert last.held_out.ids == ids.tolist()
@@ -85,12 +89,12 @@ def test_deleted_checkpoints_are_skipped_damaged_ones_are_named(copied: Path, mo
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    listed = recording.weights_on_disk
+    weights_on_disk = recording.weights_on_disk
 
     def then_delete(directory: Path) -> dict[str, str]:
-        found = listed(directory)
+        digests = weights_on_disk(directory)
         shutil.rmtree(directory / "checkpoints" / "step-00000008", ignore_errors=True)
-        return found
+        return digests
 
     monkeypatch.setattr(recording, "weights_on_disk", then_delete)
     [note] = record_samples(copied)
@@ -135,8 +139,8 @@ def test_a_diverged_model_is_recorded_once_with_its_problem(copied: Path) -> Non
 
 
 def test_only_one_report_records_samples_at_a_time(copied: Path) -> None:
-    with (copied / SAMPLES).open("w") as other:
-        lock(other, copied / SAMPLES, "")
+    with (copied / SAMPLES).open("w") as file:
+        lock(file, copied / SAMPLES, "")
         [note] = record_samples(copied)
         assert "another report.py is recording samples" in note
     assert lines(copied) == []

@@ -1,4 +1,4 @@
-"""Sections on checkpoints: continuations in order of step; a heat map of the samples' values, every token legible."""
+"""Sections on checkpoints: continuations in the order of steps, and a heat map in which every token is legible."""
 
 import re
 
@@ -55,8 +55,8 @@ def test_every_token_is_legible(token: bytes, text: str, kind: str) -> None:
 def test_a_cell_has_its_log_probability_and_difference() -> None:
     page = heat_map([("run", [sample(4, 1.5), sample(8, 0.5)])])
     assert page is not None
-    first, second, *_ = found = CELL.findall(page)
-    assert "".join(text for *_, text in found) == "cafC3A9·&lt;b&gt;↵\n·&amp;·x"
+    first, second, *_ = cells = CELL.findall(page)
+    assert "".join(text for *_, text in cells) == "cafC3A9·&lt;b&gt;↵\n·&amp;·x"
     assert first[0] == "" and first[1].endswith("not predicted: no token comes before it")
     assert second == (
         "w p3 a4",
