@@ -1,4 +1,4 @@
-"""Benchmarks, as far as they go without a GPU."""
+"""Tests of benchmarks that need no GPU."""
 
 import math
 import os
@@ -44,7 +44,7 @@ def test_kernels_are_classified_by_name() -> None:
 
 
 def test_benchmarks_configure_the_allocator_as_the_scripts_do() -> None:
-    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # since they were imported
+    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # the import of the benchmarks has set it
 
 
 def test_benchmarks_work_without_kernel_profiles() -> None:
@@ -52,8 +52,8 @@ def test_benchmarks_work_without_kernel_profiles() -> None:
 
 
 def test_gpu_profiles_count_only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def event(name: str, seconds: float, kind: DeviceType = DeviceType.CUDA, **others: object) -> SimpleNamespace:
-        return SimpleNamespace(key=name, device_type=kind, self_device_time_total=1e6 * seconds, **others)
+    def event(name: str, seconds: float, kind: DeviceType = DeviceType.CUDA, **details: object) -> SimpleNamespace:
+        return SimpleNamespace(key=name, device_type=kind, self_device_time_total=1e6 * seconds, **details)
 
     events = [
         event("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 3.0),
@@ -67,10 +67,10 @@ def test_gpu_profiles_count_only_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     seconds = kernels.kernel_seconds(lambda: None)
     assert seconds == {"matmul": 3.0, "communication": 1.0}
-    first, second, *others = table(seconds, GPT2_SIZES["124M"], known_gpus()["h100-80gb"]).splitlines()[2:]
+    first, second, *more_lines = table(seconds, GPT2_SIZES["124M"], known_gpus()["h100-80gb"]).splitlines()[2:]
     assert first.split()[:3] == ["matmul", "3,000.0", "75.0%"]
     assert second.split() == ["communication", "1,000.0", "25.0%", "-"]
-    assert {line.split()[0] for line in others} == {"attention", "elementwise", "loss"}
+    assert {line.split()[0] for line in more_lines} == {"attention", "elementwise", "loss"}
 
 
 def test_a_slow_trainer_is_killed_at_the_deadline(tmp_path: Path) -> None:
