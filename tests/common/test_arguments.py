@@ -63,7 +63,7 @@ def test_a_command_line_becomes_its_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "NAME is missing: one or more; see --help"),
         (["a", "--cuont=1"], "--cuont: unknown option; did you mean --count?; see --help"),

@@ -296,7 +296,7 @@ def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("error_text", "beginning"),
     [
         ("Generic S3 error: " + "x" * 200, "the request failed; check the network and the credentials"),
         (

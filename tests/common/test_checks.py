@@ -15,7 +15,7 @@ ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not a float, or its square
 
 
 @pytest.mark.parametrize(
-    ("check", "good", "bad", "wanted"),
+    ("check", "good", "bad", "accepted_values"),
     [
         (checks.integer(1, 8000), [1, 8], [0, 8001, True, 1.0, "1", None], "an integer of at least 1, at most 8,000"),
         (checks.number(0.0), [0, 0.5, 1e38], [-1, True, *ODD, "0"], "a number from 0"),
@@ -39,7 +39,7 @@ def test_values_are_accepted_or_refused(
 
 
 @pytest.mark.parametrize(
-    ("check", "good", "bad", "wanted"),
+    ("check", "good", "bad", "accepted_values"),
     [
         (checks.integer(1), {"8": 8}, ["0", "1.5", "1e3", "many", ""], r"an integer of at least 1, at most 2\^53"),
         (checks.number(0), {"0": 0.0}, ["-1", "nan", "inf", "1e999", "x"], "a number from 0"),
@@ -79,7 +79,7 @@ def test_values_keep_their_types_and_defaults_fill_missing_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"parts": {"a": {"tokens": "3"}}}, "parts['a'].tokens: got '3', wanted an integer"),
         ({"parts": {"a": {"tokens": True}}}, "parts['a'].tokens: got True, wanted an integer"),

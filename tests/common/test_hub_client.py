@@ -54,7 +54,7 @@ def test_offline_mode_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         (
             "quickstart",

@@ -15,7 +15,7 @@ TOO_DEEP = b'{"a": ' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"{", "not JSON"),
         (b"[1]", "wanted an object"),

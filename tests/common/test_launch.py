@@ -58,7 +58,7 @@ def joined(ranks: int, of_this_node: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "refused"),
+    ("environment", "message"),
     [
         (
             {"SLURM_JOB_NUM_NODES": "2"},

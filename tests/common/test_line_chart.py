@@ -64,7 +64,7 @@ def test_titles_mention_hidden_values_and_logarithmic_axes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"), [([], (0, 1)), ([0.0], (0, 1)), ([np.nan, 2.0], (1.8, 2.2)), ([3.0, 1.0], (1, 3))]
+    ("values", "expected_range"), [([], (0, 1)), ([0.0], (0, 1)), ([np.nan, 2.0], (1.8, 2.2)), ([3.0, 1.0], (1, 3))]
 )
 def test_a_range_has_two_different_ends(values: list[float], expected_range: tuple[float, float]) -> None:
     assert value_range([np.array(values)]) == pytest.approx(expected_range)

@@ -40,7 +40,7 @@ def test_modes_refuse_unused_options(words: str, problem: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("option_values", "problem"),
     [
         ({"--to": ["wandb"], "--project": ["x"]}, None),
         ({"--to": ["disk"], "--project": ["x"]}, "--project needs --to wandb or --to trackio"),

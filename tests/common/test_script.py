@@ -27,7 +27,7 @@ def test_missing_packages_are_explained(script: str) -> None:
     assert line.endswith("source .venv/bin/activate")
 
 
-@pytest.mark.parametrize("own", [None, *ALLOCATOR_SETTINGS])
+@pytest.mark.parametrize("setting", [None, *ALLOCATOR_SETTINGS])
 def test_the_allocator_uses_expandable_segments(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     environment = {} if setting is None else {setting: "max_split_size_mb:512"}
     monkeypatch.setattr(os, "environ", dict(environment))

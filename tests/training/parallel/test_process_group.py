@@ -1,4 +1,4 @@
-"""Process groups: what ranks are told of each other, alone and as two processes."""
+"""Process groups: values and errors that ranks exchange, in a single process and in two."""
 
 import json
 import socket
@@ -26,13 +26,13 @@ def fail_on_rank_1():
 def missing():
     return open("/nonexistent/file") if ranks.rank == 0 else None
 
-told = {"ranks": gather(ranks, ranks.rank), "first": from_coordinator(ranks, lambda: f"from {ranks.rank}")}
+report = {"ranks": gather(ranks, ranks.rank), "first": from_coordinator(ranks, lambda: f"from {ranks.rank}")}
 for name, work in (("refused", fail_on_rank_1), ("system", missing)):
     try:
         together(ranks, work)
     except BadInput as error:
-        told[name] = str(error)
-open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(told))
+        report[name] = str(error)
+open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(report))
 stop()
 """
 
@@ -70,12 +70,12 @@ def test_errors_without_a_file_are_not_user_errors(alone: process_group.Ranks) -
 def test_bad_input_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     script = tmp_path / "member.py"
     script.write_text(MEMBER)
-    done = launch.run(script, str(tmp_path), ranks=2)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert told[0] == told[1]
-    assert told[0].pop("system").startswith("/nonexistent/file: ")
-    assert told[0] == {"ranks": [0, 1], "first": "from 0", "refused": "rank 1 cannot"}
+    process = launch.run(script, str(tmp_path), ranks=2)
+    assert process.returncode == 0, process.stderr
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert reports[0] == reports[1]
+    assert reports[0].pop("system").startswith("/nonexistent/file: ")
+    assert reports[0] == {"ranks": [0, 1], "first": "from 0", "refused": "rank 1 cannot"}
 
 
 def test_too_many_ranks_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Step clock: own seconds of steps, without those of waiting for other ranks and outside steps."""
+"""The step clock counts own work in steps, without waits for other ranks and without the time between steps."""
 
 import torch
 
