@@ -120,7 +120,7 @@ def needs(largest: Size) -> PreflightRequirements:
     wanted = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
         directory=Path(tempfile.gettempdir()),
-        what=f"a checkpoint of {largest} and compiled kernels",
+        contents=f"a checkpoint of {largest} and compiled kernels",
         least_bytes=wanted,
         total_bytes=wanted,
         advice="free some, or name a larger one with --output",

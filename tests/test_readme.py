@@ -126,7 +126,7 @@ def test_the_set_up_refuses_an_old_driver_before_it_downloads_packages(clone: Pa
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, the torch of requ")
+    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, but the torch in ")
     assert not (clone / ".venv").exists()
 
 
@@ -136,5 +136,5 @@ def test_the_set_up_calls_no_gpu_usable_that_is_not(clone: Path, tmp_path: Path)
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     assert done.stderr == "setup_lambda.sh: this machine cannot train yet: see the problem above\n"
-    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, CUDA can use none: " in done.stdout
+    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, but CUDA can use none: " in done.stdout
     assert "usable" not in done.stdout and "ready" not in done.stdout

@@ -22,9 +22,9 @@ LONG_NAME = "n" * 5000
         (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (1, ["--set", "model.vocab_size=256"], "got 256, wanted at least 257, the vocabulary of tokenizer bytes"),
         (1, ["--set", "model.emb_dim=262144"], "wanted 99.0 TB for 5 checkpoints"),
-        (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
-        (1, ["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
-        (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
+        (1, ["--set", "dataset=token_files/absent"], "is not a directory here; prepare it with prepare_data.py SOURCE"),
+        (1, ["--set", f"dataset={LONG_NAME}"], "is not a directory here; prepare it with"),
+        (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is not a directory here"),
         (2, ["--token-files", "/absent"], "/absent: no train tokens"),
         (1, ["--token-files", LONG_NAME], ": File name too long"),
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
@@ -70,7 +70,7 @@ def test_memory_that_does_not_suffice_is_one_line(make_run: MakeRun, tmp_path: P
     )
     run = make_run()
     line = one_line(train(run, "--set", "model.emb_dim=262144", script=script))
-    assert "rank 0: this machine's memory does not hold microbatch_size 2; try --set" in line
+    assert "rank 0: this machine's memory is too small for microbatch_size 2; try --set" in line
     ended = read_exit(run)
     assert ended is not None and ended.reason == "out-of-memory" and ended.problem == line.removeprefix("train.py: ")
 

@@ -61,7 +61,9 @@ RunDirectory = Annotated[
 Overrides = Annotated[
     tuple[str, ...], option("override a key of train.json or model.json; may be repeated", "KEY=VALUE", name="--set")
 ]
-Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda if a GPU is visible, otherwise cpu")]
+Device = Annotated[
+    Literal["cuda", "cpu"] | None, option("device to use; default: cuda if a GPU is visible, otherwise cpu")
+]
 
 
 @Parameter(name="*")
@@ -124,9 +126,9 @@ class Options:
         str | None,
         option(
             "run this shell command after the job has ended and its last checkpoint is saved and uploaded, to stop "
-            "paying for the machine. In a RunPod container: 'runpodctl stop pod $RUNPOD_POD_ID' (storage is billed "
-            "until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google Cloud, "
-            "but not at Lambda or Azure: terminate those by hand. See docs/rented-machines.md",
+            "paying for the machine. For a container of RunPod, use 'runpodctl stop pod $RUNPOD_POD_ID' (storage is "
+            "billed until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google "
+            "Cloud, but not at Lambda or Azure: terminate those by hand. See docs/rented-machines.md",
             "COMMAND",
         ),
     ] = None

@@ -34,7 +34,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, AUTOCAST_DTYPES[precision])
 
 
-def kept_casts(device: torch.device) -> AbstractContextManager[object]:
+def cached_casts(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which a CPU casts each weight only once. The weights must not change inside it.
 
     torch keeps the cast weights of an `autocast` region until the outermost region ends; this context is that outermost

@@ -15,7 +15,7 @@ from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import idle_micro_steps, microbatch_index
 from training.grad_norm import global_grad_norm, mean_over_ranks
 from training.parallel.mesh import local_tensor
-from training.precision import autocast, kept_casts
+from training.precision import autocast, cached_casts
 from training.schedule import learning_rate
 from training.state import StepSettings, TrainState
 
@@ -62,7 +62,7 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
     """
     layout, rank, scale = settings.layout, state.parallel.data_parallel.rank, state.loss_scale.scale
     losses = []
-    with kept_casts(scale.device):
+    with cached_casts(scale.device):
         for micro_step in range(layout.accumulation):
             batch = next_batch()
             if state.parallel.network.config.drop_rate > 0:

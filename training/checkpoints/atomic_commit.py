@@ -63,9 +63,9 @@ def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) ->
         os.fsync(opened.fileno())
 
 
-def write_state_and_manifest(path: Path, state: SavedState, written: Mapping[str, Sequence[WrittenBytes]]) -> None:
-    """Read both tensor files of a hidden checkpoint, compare them with `written`, and add state and manifest."""
-    files = {file: _read_back(partial_of(path) / file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
+def write_state_and_manifest(path: Path, state: SavedState, pieces: Mapping[str, Sequence[WrittenBytes]]) -> None:
+    """Read back both tensor files of a hidden checkpoint and compare them with their pieces; add state and manifest."""
+    files = {file: _read_back(partial_of(path) / file, pieces[file]) for file in (WEIGHTS, OPTIMIZER)}
     digests = {file: entry.sha256 for file, entry in files.items()}
     state = attrs.evolve(state, state_sha256=combined_sha256(state.position.step, digests))
     text = state.text().encode()

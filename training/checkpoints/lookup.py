@@ -202,7 +202,7 @@ def _find_named(directory: Path, name: str) -> Path:
         problem = f"{checkpoint}: no such checkpoint"
         if target is not None:
             problem = f"{directory / name}: refers to {target}, which does not exist"
-        raise BadInput(f"{problem}; there are {', '.join(names_in(directory)) or 'none'}")
+        raise BadInput(f"{problem}; existing ones: {', '.join(names_in(directory)) or 'none'}")
     if target is not None and checkpoint.parent.resolve() != directory.resolve():
         raise BadInput(f"{directory / name}: refers to {target}, in another folder; copy it here")
     if damage := verify(checkpoint):

@@ -32,7 +32,7 @@ def test_a_dataset_that_is_nowhere_is_refused_where_even_the_number_of_steps_nee
     file = Path("sweep.json")
     assert missing_tokens(file, load_run(make_run("here"), ()).train) is None
     line = missing_tokens(file, load_run(make_run("nowhere", dataset="/nope"), ()).train)
-    assert line is not None and line.startswith("sweep.json: ") and "/nope is no directory here" in line
+    assert line is not None and line.startswith("sweep.json: ") and "/nope is not a directory here" in line
     unknown = load_run(make_run("unknown", dataset="/nope", min_train_tokens=None), ()).train
-    with pytest.raises(BadInput, match=r"/nope is no directory here; .*or set min_train_tokens"):
+    with pytest.raises(BadInput, match=r"/nope is not a directory here; .*or set min_train_tokens"):
         missing_tokens(file, unknown)

@@ -61,7 +61,7 @@ def train_and_validate(config: ModelConfig, kind: str, compiled: bool | str = Tr
 SLOW = pytest.mark.slow
 
 
-def test_these_networks_have_every_option_between_them() -> None:
+def test_these_networks_cover_every_option() -> None:
     for field in attrs.fields(ModelConfig):
         assert any(getattr(config, field.name) != field.default for config in NETWORKS.values()), field.name
 
@@ -85,9 +85,7 @@ def test_blocks_of_all_layers_share_a_graph(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_compiled_as_one_graph_has_one_to_train_and_one_to_validate(
-    graphs: list[torch.fx.GraphModule], name: str
-) -> None:
+def test_single_graph_networks_compile_two_graphs(graphs: list[torch.fx.GraphModule], name: str) -> None:
     with as_rank(0, of=1):
         train_and_validate(NETWORKS[name], "ddp", "model")
     assert len(graphs) == 2

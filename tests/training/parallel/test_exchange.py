@@ -26,7 +26,7 @@ from training.parallel.sum_tree import step_tree
     [(1, 1), (1, 3), (1, 4), (2, 2), (3, 2), *slow((1, 2), (1, 5), (1, 7), (2, 3), (2, 4), (3, 4))],
 )
 @pytest.mark.parametrize(("piece", "length"), [(10, 1), (7, 23), *slow((10, 24), (1000, 23))])
-def test_every_rank_gets_the_sum_of_one_process_to_the_bit_on_one_level_or_two_in_pieces_of_any_length(
+def test_all_ranks_get_the_bits_of_one_process(
     nodes: int, size: int, piece: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "PIECE", piece)
@@ -69,7 +69,7 @@ def test_a_rank_gets_its_part_of_the_sum() -> None:
     assert torch.equal(torch.cat(on_threads(work, 3)), tree_sum(list(parts), 1))
 
 
-def test_where_ranks_divide_the_tree_each_sends_one_partial_sum() -> None:
+def test_equal_subtrees_need_one_partial_sum_per_rank() -> None:
     four, three = (Levels(inside=RankGroup(rank=0, size=size, group=0)) for size in (4, 3))
     [even] = exchanges(step_tree("elastic", 8, 4), rank_shares(8, 4), four)
     assert (even.counts, even.received_elements(40)) == ([1, 1, 1, 1], 40)
@@ -94,7 +94,7 @@ def partial_sums(parts: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
-def test_a_step_sends_no_more_between_nodes_than_it_must(make_run: MakeRun, tmp_path: Path, parallel: str) -> None:
+def test_traffic_between_nodes_is_minimal(make_run: MakeRun, tmp_path: Path, parallel: str) -> None:
     model = {"emb_dim": 128, "n_layers": 4}
     parameters = parameter_count(ModelConfig(**TINY_MODEL | model))
     sent: dict[int, int] = {}

@@ -46,7 +46,7 @@ def run_pass(parallel: Parallel, precision: str, *, last: bool) -> None:
 @pytest.mark.parametrize(
     ("size", "groups", "length"), [("124M", 4, 3), ("350M", 12, 2), ("774M", 18, 2), ("1.5B", 48, 1)]
 )
-def test_small_blocks_share_a_group_and_large_ones_have_their_own(size: str, groups: int, length: int) -> None:
+def test_only_small_blocks_share_a_group(size: str, groups: int, length: int) -> None:
     with torch.device("meta"):
         blocks: list[torch.nn.Module] = [Block(GPT2_SIZES[size], layer) for layer in range(GPT2_SIZES[size].n_layers)]
     found = block_groups(blocks)
@@ -74,7 +74,7 @@ class LiveBytes:
 
 
 @pytest.mark.parametrize("determinism", ["off", "elastic"])
-def test_a_rank_never_holds_more_than_its_shard_and_one_whole_tensor(determinism: str) -> None:
+def test_ranks_hold_one_shard_and_one_full_tensor(determinism: str) -> None:
     config = ModelConfig(**TINY_MODEL | SIX_LAYERS | {"emb_dim": 256})
     whole = {name: value for name, value in GPT(config).state_dict().items()}
     network_bytes, largest = (take(value.nbytes for value in whole.values()) for take in (sum, max))
@@ -95,7 +95,7 @@ def test_a_rank_never_holds_more_than_its_shard_and_one_whole_tensor(determinism
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_what_autocast_would_cast_is_gathered_so_and_shards_stay_fp32(precision: str) -> None:
+def test_gathered_matrices_have_autocasts_precision(precision: str) -> None:
     with as_rank(0, of=2):
         parallel = wrapped(precision)
         tokens = torch.zeros(2, 32, dtype=torch.int64)
@@ -115,7 +115,7 @@ def test_what_autocast_would_cast_is_gathered_so_and_shards_stay_fp32(precision:
     ("precision", "recompute_blocks", "gathers"),
     [("bf16", False, 1 + 3), ("bf16", True, 1 + 3 * 2 * 3), ("fp32", False, 1 + 3 * 2 * 3)],
 )
-def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
+def test_blocks_are_gathered_once_if_memory_allows(
     determinism: str, precision: str, recompute_blocks: bool, gathers: int
 ) -> None:
     with as_rank(0, of=2):
@@ -136,7 +136,7 @@ def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
             assert gathered == []  # an update is of shards
 
 
-def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(make_run: MakeRun) -> None:
+def test_fsdp_and_ddp_agree_on_two_ranks(make_run: MakeRun) -> None:
     # A sum of two has one order; the norm has not, so nothing is clipped.
     hashes = []
     for parallel in ("ddp", "fsdp"):
@@ -151,7 +151,7 @@ def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(m
     assert len(set(hashes[0].values())) == 3
 
 
-def test_the_optimizer_updates_plain_tensors_in_the_memory_of_the_shards() -> None:
+def test_the_optimizer_updates_local_shards_in_place() -> None:
     with as_rank(0, of=2):
         parallel = wrapped("bf16")
         parameters = parallel.named_parameters()

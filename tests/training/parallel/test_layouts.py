@@ -192,7 +192,7 @@ def numbers_of(run: Path) -> Numbers:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("variant", "layout"), CASES)
-def test_a_layout_has_the_numbers_of_one_process(
+def test_layouts_give_the_results_of_one_process(
     write: WriteVariant, reference: Callable[[str], Numbers], variant: str, layout: str
 ) -> None:
     run = write(variant, "laid-out")
@@ -204,7 +204,7 @@ def test_a_layout_has_the_numbers_of_one_process(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("variant", HANDOVERS)
-def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
+def test_killed_runs_give_the_results_of_one_process(
     write: WriteVariant, reference: Callable[[str], Numbers], variant: str
 ) -> None:
     run, (first, *others) = write(variant, "handed-on"), HANDOVERS[variant]
@@ -241,7 +241,7 @@ resume.load_checkpoint = tell
 
 
 @pytest.mark.slow
-def test_a_checkpoint_loads_with_the_same_bits_on_any_number_of_tensor_shards(
+def test_checkpoints_load_with_any_number_of_tensor_shards(
     write: WriteVariant, reference: Callable[[str], Numbers], changed_train: Callable[[str], Path]
 ) -> None:
     variant = "Llama in 4 shards, fp32"
@@ -259,7 +259,7 @@ def test_a_checkpoint_loads_with_the_same_bits_on_any_number_of_tensor_shards(
     ("variant", "tolerance"),
     [("plain bf16", 0.02), *slow(("plain fp16", 0.02), ("compiled", 1e-5), ("compiled as one graph", 1e-5))],
 )
-def test_a_network_compiled_or_in_lower_precision_trains_nearly_like_the_plain_one(
+def test_compiled_and_low_precision_runs_train_similarly(
     reference: Callable[[str], Numbers], variant: str, tolerance: float
 ) -> None:
     losses, plain = reference(variant)[1], reference("plain")[1]
@@ -268,7 +268,7 @@ def test_a_network_compiled_or_in_lower_precision_trains_nearly_like_the_plain_o
 
 
 @pytest.mark.slow
-def test_determinism_run_has_the_bits_of_the_number_of_ranks_resumed_or_not(write: WriteVariant) -> None:
+def test_determinism_run_repeats_with_the_same_ranks(write: WriteVariant) -> None:
     # DDP regroups its buckets after the first step of a process; a sum whose order followed them would show it.
     seen = []
     for layout, stops in (("1x3 ddp", "4"), ("1x3 ddp", "24"), ("1x3 fsdp", "4"), ("3x1 hsdp", "4")):
@@ -281,7 +281,7 @@ def test_determinism_run_has_the_bits_of_the_number_of_ranks_resumed_or_not(writ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["2x2 hsdp", *UNEVEN[:2]])
-def test_without_determinism_a_layout_trains_as_well(
+def test_layouts_also_train_without_determinism(
     write: WriteVariant, reference: Callable[[str], Numbers], layout: str
 ) -> None:
     run = write("fp32", "off")
@@ -291,7 +291,7 @@ def test_without_determinism_a_layout_trains_as_well(
 
 
 @pytest.mark.slow
-def test_without_elastic_the_number_of_ranks_shows(write: WriteVariant) -> None:
+def test_without_elastic_the_number_of_ranks_matters(write: WriteVariant) -> None:
     # The equality of other tests is therefore not a property of a small model.
     hashes = []
     for layout in ("1x1 ddp", "1x4 ddp"):

@@ -9,7 +9,7 @@ from model.axes import Axes, Axis, shard_cut
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import MakeGroup, on_threads
 from training.optimizers.muon import matrices_of
-from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, deal
+from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, make_rounds
 from training.parallel.mesh import ON_ONE_RANK, HeldPiece, Spread, within
 from training.parallel.process_group import RankGroup
 
@@ -39,10 +39,10 @@ def cost(matrix: Matrix) -> int:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 8))
-def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(heights: list[int], ranks: int) -> None:
+def test_matrices_are_divided_evenly_among_ranks(heights: list[int], ranks: int) -> None:
     named = {str(index): axes([Axis("embed", rows)], Axis("embed", 3)) for index, rows in enumerate(heights)}
     given_matrices = matrices(named)
-    rounds = deal(given_matrices, cost, ranks)
+    rounds = make_rounds(given_matrices, cost, ranks)
     assert sorted(str(matrix) for dealt in rounds for matrix in dealt) == sorted(map(str, given_matrices))
     assert {len(dealt) for dealt in rounds[:-1]} <= {ranks}
     costs = [cost(matrix) for matrix in given_matrices]
@@ -51,7 +51,7 @@ def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(he
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) -> None:
+def test_matrix_shards_are_rows_in_rank_order(size: int) -> None:
     for matrix in matrices(AXES, Spread(ranks=RankGroup(rank=0, size=size), row_shards=size)):
         assert len(matrix.pieces) == size
         rows = [row for pieces in matrix.pieces for piece in pieces for row in piece.rows]
@@ -61,7 +61,7 @@ def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) ->
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("replicas", "spread"), [*REPLICATED, *((1, spread) for spread in SPREADS)])
-def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
+def test_all_ranks_get_the_result_for_the_full_matrix(
     replicas: int, spread: tuple[int, int, int], kind: torch.dtype
 ) -> None:
     row_shards, tensor_size, shards = spread
@@ -74,20 +74,20 @@ def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
         shard = rank % tensor_size * local + int(path[1] if path else 0)
         part = part_of(parameters[name], shard_cut(AXES[name], shards, shard))
         own = RankGroup(rank=rank // tensor_size, size=row_shards)
-        return within(part[own.first_row(len(part)) :][: own.chunk(len(part))], piece.held, None)
+        return within(part[own.first_row(len(part)) :][: own.chunk(len(part))], piece.local_rows, None)
 
     def function(matrix: torch.Tensor) -> torch.Tensor:
         return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
 
     laid_out = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
     pieces = [piece for matrix in matrices(AXES) for [piece] in matrix.pieces]
-    values = [within(parameters[piece.parameter], piece.held, None) for piece in pieces]
+    values = [within(parameters[piece.parameter], piece.local_rows, None) for piece in pieces]
     wholes = dict(zip(matrices(AXES, laid_out), values, strict=True))
 
     def compute_on(rank: int, make_group: MakeGroup) -> Results:
         own = make_group("all", rank, size)
         compute, place = (compute_sharded, rank) if laid_out.sharded else (compute_replicated, 0)
-        rounds = deal(list(wholes), cost, size)
+        rounds = make_rounds(list(wholes), cost, size)
         return [each for dealt in rounds for each in compute(dealt, own, function, lambda piece: held(place, piece))]
 
     for rank, of_rank in enumerate(on_threads(compute_on, size)):

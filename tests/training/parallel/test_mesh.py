@@ -30,7 +30,7 @@ ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(make_run: MakeRun, parallel: str) -> None:
+def test_ranks_that_share_batches_keep_the_loss_curve(make_run: MakeRun, parallel: str) -> None:
     # With determinism "run" the bits are those of the number of ranks that divide the batch.
     curves = {}
     for name, ranks, tensor_parallel in (("two", 2, 1), ("sharing", 4, 2), ("four", 4, 1)):
@@ -42,7 +42,7 @@ def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(mak
     assert curves["sharing"] == curves["two"] != curves["four"]
 
 
-def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks() -> None:
+def test_mesh_has_one_level_or_two() -> None:
     with as_rank(5, of=8):
         ranks = default_ranks()
         mesh = make_mesh(ranks, 4)
@@ -70,12 +70,12 @@ def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks()
         ("ddp", [6, 6], 1, ("ddp", 6)),
         ("hsdp", [6, 6], 1, ("fsdp", 6)),
         ("ddp", [4, 2], 1, ("ddp", None)),
-        ("hsdp", [4, 2], 1, 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted as many on each'),
+        ("hsdp", [4, 2], 1, 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted the same number on each'),
         ("hsdp", [4, 4], 2, ("fsdp", 2)),
         ("ddp", [2, 2], 2, ("ddp", None)),
     ],
 )
-def test_levels_follow_from_the_nodes(
+def test_levels_depend_on_the_nodes(
     parallel: str, nodes: list[int], sharing: int, chosen: tuple[str, int | None] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [(size, sum(nodes[:node])) for node, size in enumerate(nodes) for _ in range(size)]
@@ -97,7 +97,7 @@ def whole(rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
+def test_each_row_of_a_replica_is_written_once(rows: int) -> None:
     parts = []
     for rank in range(SIZE):
         node = RankGroup(rank=rank, size=SIZE)
@@ -110,7 +110,7 @@ def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> None:
+def test_ranks_hold_and_write_their_shards_rows(rows: int, rank: int) -> None:
     with as_rank(rank, of=SIZE):
         mesh = make_mesh(default_ranks())
         sharded = distribute_tensor(whole(rows), mesh, [Shard(0)], src_data_rank=None)
@@ -125,7 +125,7 @@ def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> 
         assert not len(checkpoint_rows(sharded, node, replica=True, shard=False)[1])  # another node writes
 
 
-def test_the_sharded_dimension_of_a_mesh_counts_whatever_the_others_are() -> None:
+def test_only_the_sharded_mesh_dimension_counts() -> None:
     with as_rank(6, of=8):  # of two replicas, each of four shards: the third shard of the second one
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replica", "shard"))
         value = DTensor.from_local(whole(2), mesh, [Replicate(), Shard(0)], run_check=False)

@@ -29,7 +29,7 @@ def tree_sum(parts: list[Any], run: int, add: Callable[[Any, Any], Any] = torch.
     return level[0]
 
 
-def test_a_sum_keeps_one_partial_sum_a_level_and_can_be_used_again() -> None:
+def test_leaf_sums_are_small_and_reusable() -> None:
     total = LeafSum(SumTree(24, 3), range(12))
     for _ in range(2):
         held = []
@@ -41,7 +41,7 @@ def test_a_sum_keeps_one_partial_sum_a_level_and_can_be_used_again() -> None:
         assert apart == [] and [float(earlier[0][0]) for earlier in joined] == [21.0, 24.0, 21.0]
 
 
-def test_the_gradients_of_one_rank_are_summed_in_the_tree() -> None:
+def test_one_ranks_gradients_are_summed_in_the_tree() -> None:
     parameters, tree = [nn.Parameter(torch.zeros(33)), nn.Parameter(torch.zeros(2))], SumTree(6, 3)
     gradients = OrderedGradients(parameters, tree, range(6), exchanges(tree, [range(6)], Levels(inside=ALONE)))
     parts = leaves(6, 0)

@@ -32,7 +32,7 @@ MINUTE = timedelta(minutes=1)
         (("own name", "good"), "a"),  # a loopback address on the first node itself
     ],
 )
-def test_nodes_meet_whatever_their_names_are(
+def test_nodes_connect_whatever_their_names(
     make_run: MakeRun, machines: tuple[Machine, Machine], hosts: tuple[Hosts, Hosts], master: str
 ) -> None:
     alone, together = make_run("alone"), make_run("together")
@@ -56,7 +56,7 @@ print([interface_with(address_towards(host)) for host in sys.argv[1:]])
 """
 
 
-def test_a_node_finds_its_interface_by_the_route(machines: tuple[Machine, Machine]) -> None:
+def test_the_route_determines_the_interface(machines: tuple[Machine, Machine]) -> None:
     hosts = ["10.77.0.1", "a", machines[1].address, "10.9.9.9", "no-such-name", "127.0.0.1", "::1"]
     process = machines[1].start(sys.executable, "-c", INTERFACES, *hosts)
     output, errors = process.communicate(timeout=SECONDS)
@@ -73,7 +73,7 @@ def test_a_node_finds_its_interface_by_the_route(machines: tuple[Machine, Machin
         (["10.77.0.1", ""], "NCCL_SOCKET_IFNAME=ib0", ("eth7", None)),
     ],
 )
-def test_all_ranks_learn_of_an_address_that_other_nodes_reach(
+def test_all_ranks_learn_a_reachable_address(
     addresses: list[str],
     configured: str,
     chosen: tuple[str | None, str | None],
@@ -111,7 +111,7 @@ def agree(store: Any, world_size: int, draw: random.Random) -> list[str]:
         return list(threads.map(come, range(world_size), delays))
 
 
-def test_generations_in_one_store_have_a_name_each() -> None:
+def test_each_generation_has_its_own_name() -> None:
     draw, store = random.Random(5), dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
     names = []
     for world_size in (4, 4, 2, 4, 3, 1):  # nodes come and go; none removes what it has written
@@ -120,7 +120,7 @@ def test_generations_in_one_store_have_a_name_each() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_missing_rank_is_an_error_in_time() -> None:
+def test_missing_ranks_cause_a_timely_error() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
-    with pytest.raises(dist.DistStoreError, match="not all of 2 ranks have met within 0:00:01"):
+    with pytest.raises(dist.DistStoreError, match="not all of the 2 ranks have connected within 0:00:01"):
         rendezvous.agree_on_generation(store, 0, 2, timedelta(seconds=1))

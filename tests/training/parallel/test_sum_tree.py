@@ -38,7 +38,7 @@ def sum_of_share(tree: SumTree, share: range) -> tuple[list[range], list[Sum]]:
 
 @pytest.mark.parametrize("determinism", ["elastic", "run"])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_every_number_of_ranks_and_nodes_makes_the_additions_of_one_process(determinism: str, nodes: int) -> None:
+def test_all_layouts_add_like_one_process(determinism: str, nodes: int) -> None:
     for leaves in range(1, 65):
         for size in range(1, leaves // nodes + 1):
             if determinism == "run" and leaves % (nodes * size):
@@ -55,7 +55,7 @@ def test_every_number_of_ranks_and_nodes_makes_the_additions_of_one_process(dete
             assert finish(tree, of_nodes, sums) == [whole], (leaves, size)
 
 
-def test_a_range_has_a_partial_sum_of_each_of_its_largest_subtrees() -> None:
+def test_ranges_have_partial_sums_of_largest_subtrees() -> None:
     def partial_sums(leaves: int, begin: int, end: int) -> list[tuple[int, int]]:
         sums = step_tree("elastic", leaves, 1).partial_sums(map(leaf, range(begin, end)))
         return [(part.start, part.stop) for part in sums]
@@ -66,7 +66,7 @@ def test_a_range_has_a_partial_sum_of_each_of_its_largest_subtrees() -> None:
     assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
 
 
-def test_one_partial_sum_is_held_a_level() -> None:
+def test_each_tree_level_holds_one_partial_sum() -> None:
     assert [most_held_sums("elastic", 8 * ranks, ranks) for ranks in (1, 2, 8)] == [3, 3, 3]
     assert [most_held_sums("run", 8 * ranks, ranks) for ranks in (1, 2, 3, 8)] == [1, 1, 1, 1]
     assert most_held_sums("elastic", 12, 1) == 3  # one of 6, one of 3 and one in progress

@@ -48,7 +48,7 @@ CPU = torch.device("cpu")
 ALONE = Ranks(rank=0, world_size=1, device=CPU, control=None, download=None)
 
 
-def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_on_any_number_of_ranks() -> None:
+def test_copies_share_their_gradient_and_count_once() -> None:
     network = meta_network(CONFIG)
     wanted = {name: whole_gradient(name) for name, _ in network.named_parameters()}
 
@@ -79,15 +79,15 @@ def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_
 
 
 @pytest.mark.parametrize(("optimizer", "made"), [("adamw", 0), ("muon", 1)])
-def test_only_a_shared_update_makes_its_group(monkeypatch: pytest.MonkeyPatch, optimizer: str, made: int) -> None:
+def test_only_shared_updates_make_a_process_group(monkeypatch: pytest.MonkeyPatch, optimizer: str, made: int) -> None:
     """FSDP with tensor shards: AdamW's update exchanges nothing, so its ranks need no process group."""
     groups: list[Tensor] = []
 
-    def own_group(places: Tensor) -> RankGroup:
+    def make_subgroup(places: Tensor) -> RankGroup:
         groups.append(places)
         return RankGroup(rank=0, size=4)
 
-    monkeypatch.setattr("training.parallel.tensor_shards.own_group", own_group)
+    monkeypatch.setattr("training.parallel.tensor_shards.make_subgroup", make_subgroup)
     pair = RankGroup(rank=0, size=2)
     ranks = Ranks(rank=0, world_size=4, data_parallel=pair, tensor=pair, device=CPU, control=None, download=None)
     network = meta_network(CONFIG)

@@ -41,7 +41,7 @@ def test_one_rank_needs_no_wrapper(kind: str, determinism: str) -> None:
 
 
 @pytest.mark.parametrize("determinism", ["off", "run", "elastic"])
-def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) -> None:
+def test_step_gradients_are_those_of_the_global_batch(determinism: str) -> None:
     batch = torch.randint(CONFIG.vocab_size, (6, CONFIG.context_length + 1), generator=torch.Generator().manual_seed(0))
     parallel, whole = wrap("ddp", determinism), GPT(CONFIG)
     initialize(whole, 0)
@@ -56,9 +56,7 @@ def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) ->
     assert parallel.gradients() == []
 
 
-def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
-    alone: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_last_micro_batch_is_reduced(alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     network = GPT(CONFIG)
     initialize(network, 0)
     reduction, clock = BucketSum(dist.group.WORLD), StepClock(alone.device)
@@ -94,7 +92,7 @@ def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
         assert torch.equal(ours, theirs)
 
 
-def test_blocks_head_and_loss_are_compiled_as_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_head_and_loss_are_separate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
     def noting(function: Any, **options: Any) -> Any:

@@ -28,7 +28,7 @@ def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, statu
     return texts[0]
 
 
-def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_step_does_not_hide_others(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = finished / "checkpoints"
     first, *_, newest = steps_in(directory)
 
@@ -44,9 +44,7 @@ def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 1), ("hsdp", 2)])
-def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
-    make_run: MakeRun, machines: Machines, parallel: str, ranks: int
-) -> None:
+def test_every_node_has_complete_checkpoints(make_run: MakeRun, machines: Machines, parallel: str, ranks: int) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
     alone, run = make_run("alone", **keys), make_run("run", **keys)
     other = machines[1].disk
@@ -81,7 +79,7 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run: MakeRun, machines: Machines) -> None:
+def test_checkpoints_of_another_run_are_archived(make_run: MakeRun, machines: Machines) -> None:
     keys = {"checkpoint_interval": 2, "keep_checkpoints": 1}
     other_run, run = make_run("other", **keys | {"random_seed": 7}), make_run("run", **keys)
     disk = machines[1].disk
@@ -95,12 +93,12 @@ def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run:
     complete(other_run)
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     _, errors = train_on(machines, run, status=1)
-    assert "step-00000008: nodes have different ones, with state_sha256" in errors
+    assert "step-00000008: the nodes have different checkpoints of this name" in errors
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
+def test_blank_nodes_download_and_the_first_uploads(
     make_run: MakeRun, machines: Machines, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}

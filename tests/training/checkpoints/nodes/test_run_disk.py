@@ -11,7 +11,7 @@ from tests.training.checkpoints.nodes.test_node_copies import train_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_nodes_apart_cannot_do_is_one_line(make_run: MakeRun, machines: Machines) -> None:
+def test_impossible_node_setups_give_one_line(make_run: MakeRun, machines: Machines) -> None:
     run = make_run()
     disk = machines[1].disk
     _, errors = train_on(machines, run, "--set", "parallel=fsdp", status=1)
