@@ -1,4 +1,4 @@
-"""The files that people expect of a project: versions, requirements, the Dockerfile, and GitHub's workflows and forms."""
+"""The project's own files: versions, requirements, the Dockerfile, and GitHub's workflows and forms."""
 
 import os
 import re

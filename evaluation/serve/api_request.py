@@ -159,7 +159,9 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
         for key, check in (IGNORED | neutral).items():
             if key in body and not check.holds(value := body.pop(key)):
                 unsupported = "not supported by this server; " if key in neutral else ""
-                problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.accepted_values}; you may leave it out"
+                problem = (
+                    f"{key}: {unsupported}got {quoted(value)}, wanted {check.accepted_values}; you may leave it out"
+                )
                 raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in neutral else None)
         parsed = checked(ChatBody, body) if chat else checked(CompletionBody, body)
         if parsed.model != served.name:

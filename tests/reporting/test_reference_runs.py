@@ -103,7 +103,9 @@ def test_hub_tokens_may_be_prepared_again(tmp_path: Path, recorded: str) -> None
         stream = stream_of(tmp_path, f"again-{number}", name)
         again = finished_run(tmp_path / f"again-run-{number}", 1, train_stream=stream)
         message = problem(again, runs[0])
-        assert message == "the reference is not for these tokens" if name == "other/words" else message.startswith("band ")
+        assert (
+            message == "the reference is not for these tokens" if name == "other/words" else message.startswith("band ")
+        )
 
 
 def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ class TensorShards:
         return {
             name: Sharded(
                 local_shards=[
-                    (self._cuts[name][shard], part) for shard, part in zip(self.exchange.local_shards, parts, strict=True)
+                    (self._cuts[name][shard], part)
+                    for shard, part in zip(self.exchange.local_shards, parts, strict=True)
                 ],
                 cuts=self._cuts[name],
                 all_gather=self.exchange.all_gather,

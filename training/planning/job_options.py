@@ -79,7 +79,8 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
             effect = f"changes nothing, because the run ends after step {plan.steps:,}"
         elif intervals.is_done(position):
             out_of_patience = intervals.out_of_patience(position)
-            effect = f"trains nothing: {nothing_to_do(run.directory, plan.steps, position, out_of_patience=out_of_patience)}"
+            reason = nothing_to_do(run.directory, plan.steps, position, out_of_patience=out_of_patience)
+            effect = f"trains nothing: {reason}"
         yield f"--max-steps {options.max_steps}: {effect}"
     # --resume never archives the metrics, so the job counts time and cost from zero.
     earlier = Earlier() if options.resume == "never" else read_earlier(run.directory, position.elapsed_seconds)
