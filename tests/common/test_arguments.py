@@ -337,8 +337,8 @@ def test_a_sweep_limits_only_its_own_machine() -> None:
     assert problem("--max-usd") == "--max-usd needs --price-per-hour: the price of the machine"
     for name in ("--max-hours", "--max-usd"):
         refused_with = f"{name} goes with training or --dry-run, not with"
-        other_required = "it bounds what this machine trains, not other machines"
-        assert problem("--print-commands", name) == f"{refused_with} --print-commands: {other_required}"
+        others = "it limits training on this machine, not on others"
+        assert problem("--print-commands", name) == f"{refused_with} --print-commands: {others}"
         assert problem("--collect", name) == f"{refused_with} --collect"
 
 

@@ -62,7 +62,7 @@ def test_foreign_names_have_one_meaning() -> None:
             "evaluate.py",
             "--batch_size",
             "8",
-            "; use python train.py RUN --set train.microbatch_size=VALUE (sequences",
+            "; use python train.py RUN --set train.microbatch_size=VALUE (the sequ",
         ),
         ("train.py", "--zzz", "", ""),
     ],

@@ -52,7 +52,7 @@ PLAIN = (
     "git@github.com:owner/name",
     "--set start_val_token=50000000 --token-files DIR --tokenizer gpt2",
     "runs/x/train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?",
-    "OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server",
+    "OPENAI_API_KEY: not set; set it to your OpenAI API key, or pass --base-url for another server",
     "--set: got 'a', wanted KEY=VALUE",
     "special token: <|end|>",
 )

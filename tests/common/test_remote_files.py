@@ -96,7 +96,7 @@ def test_a_url_names_a_file_a_folder_or_a_glob(texts: Bucket, web: FileServer) -
         assert paths(f"{root}/[!ab].t?t") == everything[2:3]
         assert paths(f"{root}/**/*.gz") == everything[3:]
         assert paths(f"{root}/d.txt") == everything[2:3]
-        with pytest.raises(BadInput, match=r"notes\.bin: holds token ids, no documents"):
+        with pytest.raises(BadInput, match=r"notes\.bin: contains token ids, not documents"):
             paths(f"{root}/notes.bin")
     assert paths("s3://runs/odd/[1] a?.txt") == ["s3://runs/odd/[1] a?.txt"]
     assert len(paths("s3://runs/texts")) == 4
@@ -130,9 +130,9 @@ def test_changed_and_missing_objects_are_named(texts: Bucket, corpus: Path, tmp_
         assert stream.read(10) == (corpus / kind).read_bytes()[:10]
     write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.write(kind, (corpus / kind).read_bytes() + b"\n")
-    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
+    with pytest.raises(BadInput, match=f"{url}: has changed since this preparation started; restore"):
         source.inputs[0].open()
-    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
+    with pytest.raises(BadInput, match=f"{url}: has changed since this preparation started; restore"):
         write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.delete([kind])
     with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; restore it, then rerun the same command"):

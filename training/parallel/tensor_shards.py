@@ -51,7 +51,8 @@ class TensorShards:
         return {
             name: Sharded(
                 local_shards=[
-                    (self._cuts[name][shard], part) for shard, part in zip(self.exchange.own, parts, strict=True)
+                    (self._cuts[name][shard], part)
+                    for shard, part in zip(self.exchange.local_shards, parts, strict=True)
                 ],
                 cuts=self._cuts[name],
                 all_gather=self.exchange.all_gather,
@@ -85,7 +86,7 @@ class TensorShards:
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
             gathered = self.exchange.all_gather(flat)
-            for shard, parts in zip(self.exchange.own, copies, strict=True):
+            for shard, parts in zip(self.exchange.local_shards, copies, strict=True):
                 first = shard // holders * holders
                 totals = ordered_sum(gathered[first : first + holders]).split([part.numel() for part in parts])
                 torch._foreach_copy_(parts, [total.view_as(part) for total, part in zip(totals, parts, strict=True)])
@@ -105,10 +106,10 @@ class TensorShards:
 
     def by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
         """Return the parameters of each of this rank's shards, with their names in the network and their cuts."""
-        local_shards: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.own]
+        local_shards: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.local_shards]
         for name, parameter in parameters.items():
             plain, place = plain_name(name), int(name.split(".", 2)[1])
-            local_shards[place].append((plain, self._cuts[plain][self.exchange.own[place]], parameter))
+            local_shards[place].append((plain, self._cuts[plain][self.exchange.local_shards[place]], parameter))
         return local_shards
 
 
@@ -126,7 +127,7 @@ def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLo
         dist.all_to_all_single(received, parts, group=group)
         return received
 
-    exchange = ShardExchange(shards=shards, own=range(tensor.rank * local, (tensor.rank + 1) * local))
+    exchange = ShardExchange(shards=shards, local_shards=range(tensor.rank * local, (tensor.rank + 1) * local))
     if size > 1:
         exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
     network = ShardedGPT(model.network.config, exchange)

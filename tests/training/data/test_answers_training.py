@@ -95,7 +95,7 @@ def test_runs_continue_after_steps_without_weight(make_run: MakeRun, tmp_path: P
     assert [losses[step] for step in range(3, 9)] == [0.0] * 6 and all(map(math.isfinite, losses.values()))
     assert metrics(run, "grad_norm")[8] == 0.0
     nothing = make_run("nothing", dataset=str(tmp_path), objective="answers", start_val_token=32 * CONTEXT)
-    assert "no token of 10 sequences counts; hold out more" in one_line(train(nothing))
+    assert "no token of the 10 validation sequences belongs to an answer" in one_line(train(nothing))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -83,7 +83,7 @@ def test_waiting_runs_stop_and_continue(make_run: MakeRun, tmp_path: Path, prepa
     wait_for("waiting for tokens", process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=180)
-    assert "stopped early; the same command continues" in output, errors
+    assert "stopped early; run the same command again to continue" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
         complete(run)
@@ -100,7 +100,7 @@ def test_tokens_prepared_differently_are_not_followed(
     source, _, _, *fixed_options = preparation
     assert command(PREPARE, source, "--output", tmp_path / "other", *fixed_options, "--split-seed", "1").returncode == 0
     line = one_line(train(run, "--token-files", str(tmp_path / "other")))
-    assert f"{tmp_path / 'other'}: its train tokens were prepared differently from those of" in line
+    assert f"{tmp_path / 'other'}: these train tokens were prepared differently from the tokens of" in line
 
 
 @pytest.mark.slow
@@ -121,4 +121,4 @@ def test_tokens_that_cannot_be_followed_are_refused(
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
-    assert "wanted enough for the run with max_epochs 1; lower min_train_tokens, or raise max_epochs" in errors
+    assert "but the run with max_epochs 1 needs more; lower min_train_tokens, or raise max_epochs" in errors

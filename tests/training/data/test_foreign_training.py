@@ -73,11 +73,11 @@ def test_unusable_token_files_are_named(make_run: MakeRun, token_files: Path, tm
     shard.write_bytes(good[:1024] + b"\x00\x02" + good[1026:])
     assert f"{shard}: token 0: got id 512, wanted less than vocab_size 257" in one_line(train(run))
     shard.write_bytes(good[:-2])
-    damaged = f"{shard}: cut short or damaged: got {len(good) - 2} bytes, wanted {len(good)};"
+    damaged = f"{shard}: truncated or damaged: got {len(good) - 2} bytes, wanted {len(good)};"
     for options in ((), ("--dry-run",)):
         assert damaged in one_line(train(run, *options))
     shard.rename(directory / "tiny_000003.bin")
-    assert f"{directory}/tiny_000003.bin: names no split, or two: name it train" in one_line(train(run))
+    assert f"{directory}/tiny_000003.bin: cannot tell its split; put exactly one of" in one_line(train(run))
 
 
 def test_runs_on_foreign_shards_notice_changes(
@@ -89,7 +89,7 @@ def test_runs_on_foreign_shards_notice_changes(
     shard = directory / "tiny_train_000002.npy"
     good = shard.read_bytes()
     shard.write_bytes(good[:-2] + b"\x01\x00")
-    assert f"{shard}: damaged, or another file than the one" in train(run).stderr
+    assert f"{shard}: damaged, or not the file that" in train(run).stderr
     shard.write_bytes(good)
     process = train(run, "--hash-every", "1")
     assert "resuming from" in process.stdout

@@ -88,8 +88,8 @@ def test_changed_numerics_are_refused_unless_allowed(make_run: MakeRun) -> None:
     run = make_run()
     complete(run, "--max-steps", "2")
     refused = one_line(train_run(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4"))
-    assert "made with other numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused
-    assert "pass --allow-numerics-drift, which the metrics will show" in refused
+    assert "made with different numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused
+    assert "pass --allow-numerics-drift, which is recorded in the metrics" in refused
     other_cpu = train_run(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
     assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in other_cpu.stderr
     allowed = complete(run, "--set", "cpu_threads=2", "--allow-numerics-drift", "--max-steps", "3")

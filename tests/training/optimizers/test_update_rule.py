@@ -58,12 +58,12 @@ def optimizer_of_a_weight() -> Optimizer:
 def test_undeclared_optimizer_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = UpdateRule(state={}, build=lambda parameters, _, __: torch.optim.SGD(parameters.values(), momentum=0.9))
     monkeypatch.setattr(adamw, "RULES", (rule,))
-    with pytest.raises(BadInput, match=r"SGD keeps momentum_buffer of weight, .* a resume would lose it"):
+    with pytest.raises(BadInput, match=r"SGD keeps momentum_buffer for weight, .* a resumed run would lose it"):
         optimizer_of_a_weight().step(torch.tensor(0.0))
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_one_rule_takes_each_parameter(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(adamw, "RULES", adamw.RULES * count)
-    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight, wanted one"):
+    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight; exactly one must"):
         optimizer_of_a_weight()

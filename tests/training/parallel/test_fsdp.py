@@ -15,7 +15,7 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, MakeRun, complete, metrics
 from tests.training.conftest import Watched
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
-from training.checkpoints.initial_weights import keep_rows
+from training.checkpoints.initial_weights import copy_local_rows
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
@@ -84,7 +84,7 @@ def test_ranks_hold_one_shard_and_one_full_tensor(determinism: str) -> None:
                 network = GPT(config)
             parallel = wrapped("bf16", determinism, network=network)
             for name, values in initial_weights(parallel.network, 3):
-                keep_rows(parallel.named_parameters()[name], values)
+                copy_local_rows(parallel.named_parameters()[name], values)
         shards = {name: local_tensor(value) for name, value in parallel.named_parameters().items()}
         assert sum(shard.nbytes for shard in shards.values()) < 0.3 * network_bytes
         assert live.most < 0.3 * network_bytes + 2 * largest < 0.6 * network_bytes

@@ -57,7 +57,7 @@ def test_copies_share_their_gradient_and_count_once() -> None:
         shards = TensorShards(config=CONFIG, exchange=sharded.exchange, ranks=ALONE, row_ranks=None)
         parameters, places = {}, {}
         for name, parameter in sharded.named_parameters():
-            places[name] = plain_name(name), sharded.exchange.own[int(name.split(".")[1])]
+            places[name] = plain_name(name), sharded.exchange.local_shards[int(name.split(".")[1])]
             parameters[name] = nn.Parameter(torch.empty(parameter.shape))
             parameters[name].grad = gradient(*places[name])
         shards.add_shared(parameters)
