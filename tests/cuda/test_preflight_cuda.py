@@ -42,7 +42,7 @@ REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
     ("script", "ranks", "variables", "line"),
     [*REFUSED, *(pytest.param(*case, marks=pytest.mark.oldest_torch) for case in REFUSED_ON_OLDEST_TORCH)],
 )
-def test_gpus_that_cannot_be_used_are_one_line_before_tokens_are_read(
+def test_unusable_gpus_are_one_early_line(
     make_small_run: MakeRun, script: Path, ranks: int, variables: dict[str, str], line: str
 ) -> None:
     run = make_small_run(compile=True, dataset="nobody/has-this")
@@ -54,13 +54,13 @@ def test_gpus_that_cannot_be_used_are_one_line_before_tokens_are_read(
 
 
 @pytest.mark.parametrize("variables", [{}, {"FAKEGPU_OLD_DRIVER": "1"}], ids=["usable GPUs", "old driver"])
-def test_the_cpu_is_used_where_it_is_asked_for(make_small_run: MakeRun, variables: dict[str, str]) -> None:
+def test_the_cpu_is_used_on_request(make_small_run: MakeRun, variables: dict[str, str]) -> None:
     run = make_small_run()
     assert "2 x CPU, ddp, fp32, not compiled" in finished(emulated.train(run, "--device", "cpu", ranks=2, **variables))
     assert emulated.logged_steps(run) == [1, 2, 3, 4]
 
 
-def test_the_report_names_the_gpus_after_each_has_run_a_kernel(make_small_run: MakeRun) -> None:
+def test_the_report_names_gpus_that_ran_a_kernel(make_small_run: MakeRun) -> None:
     lines = finished(emulated.train(make_small_run(compile=True), "--preflight", FAKEGPU_COUNT="8")).splitlines()
     names = ["GPUs", "GPUs tried", "compiler", "disk", "shared memory", "open files"]
     assert [line[:15].strip() for line in lines] == names
@@ -70,7 +70,7 @@ def test_the_report_names_the_gpus_after_each_has_run_a_kernel(make_small_run: M
 
 
 @pytest.mark.oldest_torch
-def test_set_up_refuses_a_driver_older_than_torch_before_it_downloads_that() -> None:
+def test_setup_refuses_an_old_driver_before_downloading_torch() -> None:
     assert torch.version.cuda == TORCH_CUDA
     for old in ("0", "1"):
         done = emulated.run(Path("-m"), "training.hardware.driver", FAKEGPU_OLD_DRIVER=old)
@@ -78,7 +78,7 @@ def test_set_up_refuses_a_driver_older_than_torch_before_it_downloads_that() -> 
         assert ("the NVIDIA driver is too old: it supports CUDA 12.8, " in done.stderr) == (old == "1")
 
 
-def test_set_up_reports_an_old_driver_and_everything_else(make_small_run: MakeRun) -> None:
+def test_setup_reports_an_old_driver_and_other_facts(make_small_run: MakeRun) -> None:
     done = emulated.run(Path("-m"), "training.hardware.preflight", FAKEGPU_COUNT="2", FAKEGPU_OLD_DRIVER="1")
     assert done.returncode == 1
     first, *others = done.stdout.splitlines()

@@ -19,11 +19,12 @@ Stages = tuple[tuple[int, int | float], ...]
 
 _NAME = checks.text()
 _DATASET_ROW = KeyRow(
-    meaning="one dataset, in any form that dataset in train.json accepts except a list", wanted=_NAME.wanted
+    meaning="one dataset, in any form that dataset in train.json accepts except a list",
+    accepted_values=_NAME.accepted_values,
 )
 _WEIGHT_ROW = KeyRow(
     meaning="share of the sequences, relative to the other weights; with stages, it changes at the given steps",
-    wanted="a number above 0, or stages [[first step, weight], ...]",
+    accepted_values="a number above 0, or stages [[first step, weight], ...]",
 )
 
 
@@ -35,7 +36,7 @@ def _read_weight(value: Any) -> Stages:
     if is_number(value) and value > 0:
         return ((0, value),)
     if not isinstance(value, list):
-        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.wanted}")
+        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.accepted_values}")
     previous_step = -1
     for stage in value:
         pair = isinstance(stage, list) and len(stage) == 2

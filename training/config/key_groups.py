@@ -76,7 +76,7 @@ class DataOptions:
 
     dataset: str | Sequence[Mapping[str, Any]] = key_field(
         _check_dataset,
-        wanted=DATASET_VALUES,
+        accepted_values=DATASET_VALUES,
         converter=one_form_of_dataset,
         meaning="a directory of token files, a dataset on the Hugging Face Hub (OWNER/NAME or hf:OWNER/NAME), token "
         "files in a bucket (s3://BUCKET/PREFIX), or a weighted list of these; OWNER/NAME without hf: means a local "

@@ -6,7 +6,7 @@ from pathlib import Path
 from common.redaction import redacted
 from common.text import dollars, time_cost
 from training.build import make_intervals
-from training.checkpoints.directory import check_wanted, checkpoints_of
+from training.checkpoints.directory import check_resume_name, checkpoints_of
 from training.checkpoints.lookup import find_to_resume
 from training.checkpoints.saved_state import read_state
 from training.command import TrainCommand
@@ -25,7 +25,7 @@ def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
     `plan` is the plan of the run. Raises BadInput if --resume names a checkpoint that does not exist.
     """
     local, resume = run.train.checkpoints.checkpoints is None, command.options.resume
-    check_wanted(run.directory, resume, is_here=local)
+    check_resume_name(run.directory, resume, is_here=local)
     checkpoint = None if resume == "never" else find_to_resume(checkpoints_of(run.directory), resume)
     lines = [*_start(command, checkpoint, local=local), *_job(command), *_end(run, command, plan, checkpoint)]
     return [f"{LABEL if number == 0 else '':<13}{line}" for number, line in enumerate(lines)]
@@ -78,8 +78,9 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
         if options.max_steps >= plan.steps:
             effect = f"changes nothing, because the run ends after step {plan.steps:,}"
         elif intervals.is_done(position):
-            settled = intervals.out_of_patience(position)
-            effect = f"trains nothing: {nothing_to_do(run.directory, plan.steps, position, settled=settled)}"
+            out_of_patience = intervals.out_of_patience(position)
+            reason = nothing_to_do(run.directory, plan.steps, position, out_of_patience=out_of_patience)
+            effect = f"trains nothing: {reason}"
         yield f"--max-steps {options.max_steps}: {effect}"
     # --resume never archives the metrics, so the job counts time and cost from zero.
     earlier = Earlier() if options.resume == "never" else read_earlier(run.directory, position.elapsed_seconds)

@@ -141,7 +141,7 @@ def _write(path: Path, values: dict[str, Any], like: str, *, writes: bool) -> No
     if writes and is_first_on_machine():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep=True)
+            replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep_existing=True)
     stored = read_json(path) if path.exists() else values
     for key in {**stored, **values}:
         if stored.get(key, attrs.NOTHING) != values.get(key, attrs.NOTHING):

@@ -74,7 +74,7 @@ def test_keys_option_prints_every_key_in_80_columns() -> None:
     assert max(map(len, printed.splitlines())) <= 80
     text = " ".join(printed.split())
     for key, field in (KEYS["model"] | KEYS["train"] | DATASET_KEYS).items():
-        assert f"{key} {explanation(field)}; accepts {row_of(field).wanted}" in text
+        assert f"{key} {explanation(field)}; accepts {row_of(field).accepted_values}" in text
     clipping = "gradient clipping: largest global L2 norm of the gradient; null: no clipping; recommended: 1.0;"
     assert f"clipping_max_norm {clipping}" in text
     assert "older name: minibatch_size; accepts an integer of at least 1, at most 1,048,576 (required)" in text
@@ -151,5 +151,5 @@ def test_docs_name_older_names_and_recommended_keys() -> None:
     rows = KEY_ROWS["train"].values()
     assert all(f"`{row.older.name}`" in page for row in rows if row.older is not None)
     assert train_config.GOOD_RECIPE == {"shuffle": True, "schedule_learning_rate": True, "clipping_max_norm": 1.0}
-    note = page.partition("A NOTE names ")[2].partition(" where they are left out")[0]
+    note = page.partition("A NOTE names ")[2].partition(" if you leave them out")[0]
     assert {*re.findall(r"`(\w+)`", note)} == {*train_config.GOOD_RECIPE}

@@ -70,7 +70,7 @@ def test_dry_run_knows_where_the_job_starts(copied: Path, capsys: pytest.Capture
     assert "--max-hours 3: stops with a checkpoint before this limit; 0.5 hours used so far" in output
     assert "--max-usd 5: stops with a checkpoint before this limit; $1.00 spent so far" in output
     resumed = dry_run_output(capsys, copied, "--resume", "step-00000004", *limits)
-    assert f"--max-steps 3: trains nothing: {copied}: at step 4 of 8; --max-steps asks for no more" in resumed
+    assert f"--max-steps 3: trains nothing: {copied}: at step 4 of 8; --max-steps allows no more steps" in resumed
     restarted = dry_run_output(capsys, copied, "--resume", "never", *limits)  # this archives the metrics
     assert "--max-steps 3: stops after step 3 of 8 with a checkpoint" in restarted
     assert "0 hours used so far" in restarted and "$0.00 spent so far" in restarted
@@ -80,5 +80,5 @@ def test_dry_run_knows_where_the_job_starts(copied: Path, capsys: pytest.Capture
 
 def test_dry_run_refuses_a_missing_checkpoint(copied: Path) -> None:
     command = parse("train.py", TrainCommand, [str(copied), "--dry-run", "--resume", "step-00000003"])
-    with pytest.raises(BadInput, match="no such checkpoint; there are best, latest"):
+    with pytest.raises(BadInput, match="no such checkpoint; existing ones: best, latest"):
         dry_run(load_run(copied, ()), command, None)
