@@ -47,7 +47,7 @@ def test_unreadable_step_does_not_hide_others(finished: Path, monkeypatch: pytes
 def test_every_node_has_complete_checkpoints(make_run: MakeRun, machines: Machines, parallel: str, ranks: int) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
     alone, run = make_run("alone", **keys), make_run("run", **keys)
-    other = machines[1].disk
+    second_disk = machines[1].disk
     complete(alone, "--hash-every", "1")
 
     def continue_until(step: int) -> str:
@@ -55,9 +55,9 @@ def test_every_node_has_complete_checkpoints(make_run: MakeRun, machines: Machin
 
     continue_until(2)
     newest = "checkpoints/step-00000002"
-    assert (other / newest / MANIFEST).read_bytes() == (run / newest / MANIFEST).read_bytes()
-    assert (other / newest / WEIGHTS).read_bytes() == (run / newest / WEIGHTS).read_bytes()
-    names_1, names_2 = ({path.name for path in (disk / "checkpoints").iterdir()} for disk in (run, other))
+    assert (second_disk / newest / MANIFEST).read_bytes() == (run / newest / MANIFEST).read_bytes()
+    assert (second_disk / newest / WEIGHTS).read_bytes() == (run / newest / WEIGHTS).read_bytes()
+    names_1, names_2 = ({path.name for path in (disk / "checkpoints").iterdir()} for disk in (run, second_disk))
     assert names_1 == names_2
     with (run / newest / WEIGHTS).open("r+b") as damaged:
         damaged.seek(-1, 2)
@@ -65,7 +65,7 @@ def test_every_node_has_complete_checkpoints(make_run: MakeRun, machines: Machin
     assert "copying step-00000002 to 1 of 2 nodes" in continue_until(4)
     [archived] = run.glob("archive/*/checkpoints/step-00000002")
     assert (archived / WEIGHTS).read_bytes()[-1] == 0x55  # damaged, but not deleted
-    shutil.rmtree(other / "checkpoints")
+    shutil.rmtree(second_disk / "checkpoints")
     assert "copying step-00000004 to 1 of 2 nodes" in continue_until(6)
     shutil.rmtree(run / "checkpoints")
     assert "copying step-00000006 to 1 of 2 nodes" in continue_until(8)
