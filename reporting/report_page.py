@@ -226,9 +226,7 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
         compared = as_fragment(compare(distinct(rows))) if rows else None
     except BadInput as error:
         compared, problems = None, [*problems, f"No comparison: {error}."]
-    coverage = (
-        [f"{len(missing)} of {len(runs)} runs have no evaluations."] if compared is not None and missing else []
-    )
+    coverage = [f"{len(missing)} of {len(runs)} runs have no evaluations."] if compared is not None and missing else []
     return compared, " ".join(filter(None, [*problems, *coverage, advice])) or None
 
 

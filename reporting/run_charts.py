@@ -83,9 +83,7 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
     later_values = [
         curve.values[(curve.steps >= early_share * curve.steps[-1]) & np.isfinite(curve.values)] for curve in curves
     ]
-    later_values = [
-        values if len(values) else curve.known for values, curve in zip(later_values, curves, strict=True)
-    ]
+    later_values = [values if len(values) else curve.known for values, curve in zip(later_values, curves, strict=True)]
     if sum(map(len, later_values)) < FEWEST_VALUES:
         return np.inf
     tops = [float(np.quantile(values, ORDINARY_SHARE, method="lower")) for values in later_values]

@@ -51,7 +51,7 @@ def test_exported_text_and_run_change_nothing(folder: Path) -> None:
         assert "NOTE" not in plain.stderr
 
 
-def test_text_and_run_of_the_command_line_are_used(folder: Path) -> None:
+def test_text_and_run_come_from_the_command_line(folder: Path) -> None:
     done = make(folder, "TEXT=book.txt", RUN="other")
     assert "prepare_data.py book.txt --tokenizer bytes --output token_files/book " in done.stdout
     assert "train.py runs/book --like runs/quickstart" in done.stdout

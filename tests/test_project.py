@@ -1,4 +1,4 @@
-"""The files that people expect of a project: versions, requirements, the Dockerfile, and GitHub's workflows and forms."""
+"""The project's own files: versions, requirements, the Dockerfile, and GitHub's workflows and forms."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def test_version_and_date_agree_everywhere() -> None:
     assert citation["version"] == project()["version"]
 
 
-def test_pinned_versions_lie_in_the_declared_ranges() -> None:
+def test_pinned_versions_are_within_the_declared_ranges() -> None:
     ranges = {requirement.name: requirement for requirement in map(Requirement, project()["dependencies"])}
     lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
     pins = [Requirement(line) for line in lines if line]

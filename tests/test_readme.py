@@ -79,7 +79,7 @@ def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     assert "\ndisk           ok       " in done.stdout and "\n  source .venv/bin/activate\n" in done.stdout
 
 
-def test_an_old_python_is_told_in_one_line(clone: Path, tmp_path: Path) -> None:
+def test_an_old_python_is_one_line(clone: Path, tmp_path: Path) -> None:
     old = tmp_path / "python3.8"
     old.write_text('#!/bin/sh\ncase "$1" in --version) echo Python 3.8.18;; *) exit 1;; esac\n')
     old.chmod(0o755)
@@ -121,20 +121,20 @@ def set_up_with_a_driver(clone: Path, tools: Path) -> Any:
     return execute("./setup_lambda.sh", cwd=clone, **environment)
 
 
-def test_the_set_up_refuses_an_old_driver_before_it_downloads_packages(clone: Path, tmp_path: Path) -> None:
+def test_setup_refuses_an_old_driver_before_downloading(clone: Path, tmp_path: Path) -> None:
     (clone / ".venv").unlink()
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, the torch of requ")
+    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, but the torch in ")
     assert not (clone / ".venv").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
-def test_the_set_up_calls_no_gpu_usable_that_is_not(clone: Path, tmp_path: Path) -> None:
+def test_setup_reports_unusable_gpus(clone: Path, tmp_path: Path) -> None:
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     assert done.stderr == "setup_lambda.sh: this machine cannot train yet: see the problem above\n"
-    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, CUDA can use none: " in done.stdout
+    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, but CUDA can use none: " in done.stdout
     assert "usable" not in done.stdout and "ready" not in done.stdout

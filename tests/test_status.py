@@ -27,7 +27,7 @@ def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_each_promise_has_a_test_that_exists() -> None:
+def test_each_promise_has_an_existing_test() -> None:
     rows = promises()
     assert [f"{file}::{name}" for _, file, name in rows if name not in functions_of(ROOT / file)] == []
 

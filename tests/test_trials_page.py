@@ -68,7 +68,7 @@ def files_of(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
 
-def test_the_documented_loop_deletes_nothing_it_did_not_make(project: Path) -> None:
+def test_the_documented_loop_deletes_only_its_files(project: Path) -> None:
     before, head = files_of(project), git(project, "rev-parse", "HEAD")
     completed = run_loop(project)
     assert completed.returncode == 0, completed.stderr
@@ -83,7 +83,7 @@ def test_the_documented_loop_deletes_nothing_it_did_not_make(project: Path) -> N
     assert files_of(project) == before | counts
 
 
-def test_without_a_worktree_the_loop_does_nothing(project: Path) -> None:
+def test_the_loop_does_nothing_without_a_worktree(project: Path) -> None:
     (project.parent / "lockstep-loop").mkdir()
     (project.parent / "lockstep-loop" / "mine").write_text("mine")
     before = files_of(project.parent)

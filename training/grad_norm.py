@@ -76,7 +76,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
         gradients = in_row_order([parameter.grad for *_, parameter in shard_parameters if parameter.grad is not None])
         rows = _all_row_sums(gradients)
         gradient_names = tuple(names[id(gradient)] for gradient in gradients)
-        sums.append(rows[shards.counted(gradient_names, shard, rows.device)].sum())
+        sums.append(rows[shards.counted_rows(gradient_names, shard, rows.device)].sum())
     return shards.exchange.all_gather(torch.stack(sums)).sum().sqrt()
 
 

@@ -82,7 +82,7 @@ class CoreTask:
     questions: list[Question]
 
     def prompts(self, number: int) -> list[tuple[str, str]]:
-        """Return the prompts of a question, each as two texts: all before the continuation, and the continuation.
+        """Return the prompts of a question, each in two parts: the text before the continuation, and the continuation.
 
         The few-shot examples are other questions of the task, chosen by nanochat's random numbers.
         """
@@ -230,7 +230,7 @@ def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
         has_two_lists = len(question.contexts) > 1 and len(question.continuations) > 1
         pairs = question.pairs
         if has_two_lists or not 0 <= question.gold < len(pairs) or not all(map("".join, pairs)):
-            raise ValueError(f"got gold {question.gold}, wanted the number of one of {len(pairs)} texts, none empty")
+            raise ValueError(f"got gold {question.gold}, wanted the index of one of {len(pairs)} texts, none empty")
     for text in (*contexts, *continuations):
         check_text(text, where)
     return attrs.evolve(question, contexts=[text.strip() for text in contexts]) if trims else question

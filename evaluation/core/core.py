@@ -122,11 +122,11 @@ def describe(scores: dict[str, dict[str, Any]]) -> str:
 def answers(
     trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]
 ) -> list[tuple[bool, float, bool]]:
-    """Answer questions. For each, return whether the answer is correct, and two facts about the prompt.
+    """Answer questions of a task. For each question, return a tuple of three values.
 
-    These are the bits per byte of the gold answer, and whether a prompt was too long for the context and had to be cut.
-    `lengths`: number of bytes of each token (V,). `numbers`: which questions of the task. Raises BadInput for a loss
-    that is not finite.
+    They are whether the model's answer is correct, the bits per byte of the gold answer, and whether a prompt was too
+    long for the context and had to be cut. `lengths`: number of bytes of each token (V,). `numbers`: the numbers of the
+    questions. Raises BadInput for a loss that is not finite.
     """
     context_length, rows = trained.network.config.context_length, []
     questions = [choices_of(trained, task, lengths, number) for number in numbers]
@@ -156,11 +156,11 @@ def answers(
 def choices_of(
     trained: Trained, task: CoreTask, lengths: np.ndarray, number: int
 ) -> tuple[list[Choice], list[int], int]:
-    """Return a question's choices, how many tokens at the end of each are compared, and the gold answer's tokens.
+    """Return a question's choices, how many tokens at the end of each are compared, and the size of the gold answer.
 
     As in nanochat, choices with one context are compared by the tokens after their common prefix, and choices with one
     continuation by their common suffix. The gold answer is the complete continuation with the white space before it.
-    Its number of tokens is the smallest number that contains these bytes.
+    Its size is the smallest number of tokens at the end that contains these bytes.
     """
     prompts, gold = task.prompts(number), task.questions[number].gold
     rows = [[trained.begin_id, *trained.tokenizer.encode("".join(prompt)).tolist()] for prompt in prompts]
@@ -175,10 +175,10 @@ def choices_of(
 
 @torch.inference_mode()
 def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    """Return two arrays for each choice of each item: the losses of its scored tokens, and whether they are likeliest.
+    """Return two arrays for each choice of each item, with an entry for each scored token.
 
-    The losses are in nats, fp64; the second array tells whether the model considers no other token more likely. Logits
-    are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
+    The first array has the losses, in nats, fp64. The second one is True where the token is the model's likeliest one.
+    Logits are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
     """
     network, choices, arrays = trained.network, [*chain(*items)], dict[int, tuple[np.ndarray, np.ndarray]]()
     order = sorted(range(len(choices)), key=lambda number: -len(choices[number].tokens))
@@ -187,10 +187,10 @@ def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[l
         rows = [torch.from_numpy(choices[number].tokens.astype(np.int64)) for number in batch]
         counts = [choices[number].scored for number in batch]
         tokens = pad_sequence(rows, batch_first=True).to(next(network.parameters()).device)  # padding has no effect
-        places = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
-        targets = torch.cat([tokens[row, begin:end] for row, begin, end in places])  # (N,)
+        spans = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
+        targets = torch.cat([tokens[row, begin:end] for row, begin, end in spans])  # (N,)
         hidden: Any = network.hidden(tokens[:, :-1])  # (B, T, C)
-        hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in places])  # (N, C)
+        hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in spans])  # (N, C)
         logits = output_logits(hidden, network.output_weight(), network.head_options)  # (N, V)
         nats = token_losses(logits, targets).double().cpu()
         check_losses(trained, nats)

@@ -52,7 +52,7 @@ class Conversation:
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:
             raise BadInput(
-                f"{trained.place.path}: a system message needs a conversation template, which this model does not have"
+                f"{trained.location.path}: a system message needs a conversation template, but this model has none"
             )
         self._prompt(Message(USER, " "))
 
@@ -105,7 +105,7 @@ def run(command: ChatCommand) -> None:
         import readline
 
         readline.parse_and_bind("set enable-bracketed-paste on")  # several lines that are pasted form one message
-    show(conversation.trained.place.title)
+    show(conversation.trained.location.title)
     show("Ctrl-C ends an answer, Ctrl-D ends the program, and /help lists the commands.")
     while True:
         try:

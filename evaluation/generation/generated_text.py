@@ -82,7 +82,7 @@ class GeneratedText:
         assert not self.tokens, "this text has already been generated"
         prefix = self.prefix or Prefix(self.trained.network)
         decoder = TextDecoder(self.trained.spell)
-        with refusing(self.trained.place.path):
+        with refusing(self.trained.location.path):
             for choice in draw(prefix, self.prompt, self.count, self.sampling, self.stop):
                 if self.interrupted and choice.finish != "stop":
                     break

@@ -28,9 +28,9 @@ def run(command: SampleCommand) -> None:
 
 def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenStream]:
     """Open the train splits of token directories; without any, those of the model's run. Raises BadInput."""
-    directories = directories or trained.place.job.token_directories
+    directories = directories or trained.location.job.token_directories
     if not directories:
-        raise BadInput(f"{trained.place.path}: does not name a token directory; pass --against DIR")
+        raise BadInput(f"{trained.location.path}: does not name a token directory; pass --against DIR")
     return [open_comparable(directory, "train", trained.tokenizer) for directory in directories]
 
 

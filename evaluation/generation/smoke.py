@@ -69,7 +69,7 @@ def run(command: SmokeCommand) -> None:
         prompts = [AskedPrompt.of(trained, text) for text in command.prompt]
         continuations = smoke(trained, prompts, command.tokens, sampling, ranks)
         problems.extend(
-            f"{trained.place.path}: degenerate output: {continuation.problem}"
+            f"{trained.location.path}: degenerate output: {continuation.problem}"
             for continuation in continuations
             if continuation.problem
         )
@@ -78,8 +78,8 @@ def run(command: SmokeCommand) -> None:
         if (count := new_tokens(trained, command.tokens)) < REPEATED_TOKENS:
             show(
                 note(
-                    f"{trained.place.path}: continuations of {count} tokens are checked only for empty output, not for "
-                    f"repetitions; pass --tokens {REPEATED_TOKENS} or more to check both"
+                    f"{trained.location.path}: continuations of {count} tokens are checked only for empty output, not "
+                    f"for repetitions; pass --tokens {REPEATED_TOKENS} or more to check both"
                 ),
                 once=True,
             )

@@ -97,12 +97,12 @@ def _training_note(trained: Trained, span: Range) -> str:
 
     For a run, it explains why the loss differs from the one printed during training, which is of other tokens.
     """
-    if not trained.place.is_own:
+    if not trained.location.is_lockstep_checkpoint:
         return UNKNOWN
-    state = read_state(trained.place.path)
+    state = read_state(trained.location.path)
     origin = state.config.initial_weights
     start = "" if origin is None else UNKNOWN_START.format(source=printable(origin.source))
-    if not is_known_apart(trained.place, span):
+    if not is_known_apart(trained.location, span):
         return OTHER_FILES + start
     return _validation_note(trained, state, span) + start
 
@@ -175,6 +175,6 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
             or not shared.items() <= ours.special_tokens.items()
             or not is_recorded(ours, theirs, span.directory)
         ):
-            problem = f"its tokens are from tokenizer {theirs.name}, but {trained.place.path} uses {ours.name}"
+            problem = f"its tokens are from tokenizer {theirs.name}, but {trained.location.path} uses {ours.name}"
             raise BadInput(f"{span.directory}: {problem}; prepare the text with {ours.name}")
     stream.check_ids(span.start, span.count + 1, min(ids, ours.vocabulary_size if ours else ids))

@@ -50,7 +50,7 @@ def range_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
 
 def check_losses(trained: Trained, losses: Tensor) -> None:
     """Raise BadInput if any loss is not finite, so that no mean is computed and nothing is stored."""
-    with refusing(trained.place.path):
+    with refusing(trained.location.path):
         check_finite(losses, "its loss is")
 
 

@@ -24,7 +24,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # two streams are considered equal if this many tokens at their beginnings are
+COMPARED_TOKENS = 1 << 20  # two streams are considered the same if their first tokens, up to this number, are equal
 READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 
@@ -60,27 +60,27 @@ class Range:
         }
 
 
-def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
+def choose(command: LossCommand, locations: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
     """Return the range that a command line asks for, and its identity. Raises BadInput if a model has seen it."""
     if command.name is None:
         if command.tokens is None:
-            recorded = (place.job.token_directories for place in places)
+            recorded = (location.job.token_directories for location in locations)
             directories = next(filter(None, recorded), ())
         else:
             directories = (command.tokens,)
         if len(directories) != 1:
-            raise BadInput(f"{places[0].path}: does not name exactly one token directory; pass --tokens DIR")
-        span = choose_range(directories[0], command.split or "validation", command.start, command.count, places)
+            raise BadInput(f"{locations[0].path}: does not name exactly one token directory; pass --tokens DIR")
+        span = choose_range(directories[0], command.split or "validation", command.start, command.count, locations)
     else:
-        span = choose_named(command.name, command.tokens, places)
-    for place in places:
-        check_unseen(place, span)
+        span = choose_named(command.name, command.tokens, locations)
+    for location in locations:
+        check_unseen(location, span)
     show(str(span), *describe_missing_first(span.directory, open_split(span.directory, span.split).files))
     return span, span.identity()
 
 
 def choose_range(
-    directory: Path, split: str, start: int | None, count: int | None, places: list[ModelLocation]
+    directory: Path, split: str, start: int | None, count: int | None, locations: list[ModelLocation]
 ) -> Range:
     """Return the requested range. Raises BadInput if the split is too short for it.
 
@@ -94,7 +94,7 @@ def choose_range(
     if start is None:
         start = DEFAULT.start
         if length <= DEFAULT.start + 1:
-            ends = [end for place in places for _, _, end in _ranges_read(place, directory, split)]
+            ends = [end for location in locations for _, _, end in _ranges_read(location, directory, split)]
             start = max((end for end in ends if end < length), default=0)
     available = length - start - 1
     if available < 1 or (count is not None and count > available):
@@ -103,7 +103,7 @@ def choose_range(
     return Range(directory=directory, split=split, start=start, count=min(available, count or DEFAULT.count))
 
 
-def choose_named(name: RangeName, directory: Path | None, places: list[ModelLocation]) -> Range:
+def choose_named(name: RangeName, directory: Path | None, locations: list[ModelLocation]) -> Range:
     """Return a named range. Raises BadInput.
 
     Its tokens are read from `directory`, or, if that is None, downloaded without the tokens to train on.
@@ -115,32 +115,32 @@ def choose_named(name: RangeName, directory: Path | None, places: list[ModelLoca
     elif hub_name(directory) not in (None, named.dataset):
         advice = f"wanted {named.dataset} for --range {name}; leave out --tokens to download it"
         raise BadInput(f"{directory}: got dataset {hub_name(directory)}, {advice}")
-    return attrs.evolve(choose_range(directory, named.split, named.start, named.count, places), name=name)
+    return attrs.evolve(choose_range(directory, named.split, named.start, named.count, locations), name=name)
 
 
-def check_unseen(place: ModelLocation, span: Range) -> None:
+def check_unseen(location: ModelLocation, span: Range) -> None:
     """Raise BadInput if a model was trained or validated on tokens of a range.
 
     For a range that is meant for validation, the latter is only printed as a note.
     """
-    for how, begin, end in _ranges_read(place, span.directory, span.split):
+    for how, begin, end in _ranges_read(location, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name in VALIDATION_RANGES:
-                show(note(f"{place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
+                show(note(f"{location.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
-            problem = f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it"
+            problem = f"{span}: {location.path} was {how} on tokens {begin:,} to {end:,} of it"
             raise BadInput(f"{problem}; pass another --from, --count or --split")
 
 
-def is_known_apart(place: ModelLocation, span: Range) -> bool:
+def is_known_apart(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
     This is certain in the files that the run was trained or validated on, because their other parts were not read, and
     in the other splits of the same preparation. Any other files may contain the same documents.
     """
-    if not place.is_own:
+    if not location.is_lockstep_checkpoint:
         return False
-    config, manifest = read_state(place.path).config, read_manifest(span.directory)
+    config, manifest = read_state(location.path).config, read_manifest(span.directory)
     if manifest is not None:
         manifest_digests = {entry.sha256 for entry in manifest.files.values()}
         for stream in config.train_streams:
@@ -181,14 +181,14 @@ def _has_end(stream: TokenStream, begin: int, end: int, end_of_text_id: int) -> 
     return any((stream.read(start, min(READ_TOKENS, end - start)) == end_of_text_id).any() for start in starts)
 
 
-def _ranges_read(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
+def _ranges_read(location: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
     """Return the ranges of a stream that a run is known to have read.
 
     Each has the use, "trained" or "validated", the first token, and the end.
     """
-    if not place.is_own:
+    if not location.is_lockstep_checkpoint:
         return []
-    config = read_state(place.path).config
+    config = read_state(location.path).config
     train = config.train
     split_stream, ranges = open_split(directory, split), []
     # In a stream of conversations, the target after a row is the first token of the next row, which has no weight.

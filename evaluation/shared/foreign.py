@@ -24,7 +24,16 @@ from evaluation.shared.model_files import (
     inner_config,
     weight_files,
 )
-from model.config import GPT2, NANOGPT_KEYS, OUR_ACTIVATIONS, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, stock_keys
+from model.config import (
+    GPT2,
+    NANOGPT_KEYS,
+    OUR_ACTIVATIONS,
+    ROTARY,
+    STOCK_ACTIVATIONS,
+    UNGATED,
+    ModelConfig,
+    stock_keys,
+)
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock

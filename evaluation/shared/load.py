@@ -28,7 +28,7 @@ class Trained:
 
     network: GPT
     known_tokenizer: Tokenizer | None
-    place: ModelLocation
+    location: ModelLocation
     # The tokenizer of --tokenizer, or None if it gives the same ids as the model's own
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
@@ -37,7 +37,7 @@ class Trained:
         """The model's tokenizer. Raises BadInput if none is known."""
         if self.known_tokenizer is None:
             raise BadInput(
-                f"{self.place.path}: does not name the tokenizer of its tokens; put nanoGPT's meta.pkl next to the "
+                f"{self.location.path}: does not name the tokenizer of its tokens; put nanoGPT's meta.pkl next to the "
                 "tokens, or pass --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
             )
         return self.known_tokenizer
@@ -50,12 +50,12 @@ class Trained:
         answer than the run was trained with. For a model from another program, the prompt is taken from its files,
         because we do not know how it was trained.
         """
-        recorded = self.place.tokenizer
+        recorded = self.location.tokenizer
         if recorded is None or recorded.template is None:
-            return read_template(self.place.path)
+            return read_template(self.location.path)
         template = Template(recorded.template)
         with refusing(
-            f"{self.place.run}/{RESOLVED}",
+            f"{self.location.run}/{RESOLVED}",
             "prepare the tokens with the corrected template, and train on them",
             (BadInput,),
         ):
@@ -68,12 +68,12 @@ class Trained:
 
         Raises BadInput.
         """
-        ends = end_ids(self.place.path) | {self.tokenizer.end_of_text_id}
+        ends = end_ids(self.location.path) | {self.tokenizer.end_of_text_id}
         return ends if self.template is None else ends.union(self.template.ends(self.tokenizer))
 
     @property
     def begin_id(self) -> int:
-        """The id before the first one of a text: the end-of-text id, or 0 if the network's vocabulary lacks it."""
+        """The id that precedes a text: the end-of-text id, or 0 if the network's vocabulary lacks it."""
         end = self.tokenizer.end_of_text_id
         return end if end < self.network.config.vocab_size else 0
 
@@ -100,33 +100,33 @@ class Trained:
         return b"".join(map(self.spell, ids)).decode(errors="replace")
 
 
-def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
+def load(location: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model and its tokenizer. Raises BadInput, which names the damaged file.
 
     `tokenizer`: the name or file of a tokenizer that replaces the model's own, or None.
     """
-    network = load_network(place)
-    known_tokenizer = tokenizer_of(place, tokenizer, network.config)
+    network = load_network(location)
+    known_tokenizer = tokenizer_of(location, tokenizer, network.config)
     if tokenizer is None or known_tokenizer is None:
         replacement = None
     else:
-        replacement = given_tokenizer(place, known_tokenizer, network.config)
-    return Trained(network.to(device).eval(), known_tokenizer, place, given_tokenizer=replacement)
+        replacement = given_tokenizer(location, known_tokenizer, network.config)
+    return Trained(network.to(device).eval(), known_tokenizer, location, given_tokenizer=replacement)
 
 
-def load_network(place: ModelLocation) -> GPT:
+def load_network(location: ModelLocation) -> GPT:
     """Load a model without its tokenizer onto the CPU. Raises BadInput, which names the damaged file."""
-    if not place.is_own:
-        return load_foreign(place.path, place.run)
-    with refusing(place.path / STATE):
-        config = read_state(place.path).config.network_config()
-    with refusing(place.path / WEIGHTS, kinds=(OSError, ValueError)):  # for example, if it was deleted a moment ago
-        return with_parameters(config, load_file(place.path / WEIGHTS))
+    if not location.is_lockstep_checkpoint:
+        return load_foreign(location.path, location.run)
+    with refusing(location.path / STATE):
+        config = read_state(location.path).config.network_config()
+    with refusing(location.path / WEIGHTS, kinds=(OSError, ValueError)):  # for example, if it was deleted a moment ago
+        return with_parameters(config, load_file(location.path / WEIGHTS))
 
 
-def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
+def load_on_all(ranks: Ranks, location: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. If one rank fails, all raise BadInput."""
     loaded: list[Trained] = []
     # `together` sends what the function returns to all ranks; appending to a list keeps the model local.
-    together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))
+    together(ranks, lambda: loaded.append(load(location, tokenizer, ranks.device)))
     return loaded[0]

@@ -40,28 +40,28 @@ def measure_each(
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
     def prepare_all() -> tuple[list[ModelLocation], Prepared, list[Problem]]:
-        places, problems = accepted(options.models, partial(locate, name=options.checkpoint))
-        if not places:
+        locations, problems = accepted(options.models, partial(locate, name=options.checkpoint))
+        if not locations:
             raise BadInput(*problems)
-        return places, prepare(places), problems
+        return locations, prepare(locations), problems
 
-    def load_and_measure(place: ModelLocation) -> tuple[WeightsIdentity | None, tuple[dict[str, Any], str]]:
-        trained = load_on_all(ranks, place, options.tokenizer)
+    def load_and_measure(location: ModelLocation) -> tuple[WeightsIdentity | None, tuple[dict[str, Any], str]]:
+        trained = load_on_all(ranks, location, options.tokenizer)
         # The weights are hashed before the measurement, because that may change the network's layout for generation.
-        weights = identity_of(trained.network, place.path) if ranks.coordinates else None
+        weights = identity_of(trained.network, location.path) if ranks.coordinates else None
         values, text = measure(trained, prepared, ranks)
         if trained.given_tokenizer is not None:
             values = {GIVEN_TOKENIZER: trained.given_tokenizer.as_record(), **values}
         return weights, (values, text)
 
-    places, prepared, problems = from_coordinator(ranks, prepare_all)
-    for place in places:
-        results, new_problems = accepted([place], load_and_measure)
+    locations, prepared, problems = from_coordinator(ranks, prepare_all)
+    for location in locations:
+        results, new_problems = accepted([location], load_and_measure)
         problems += new_problems
         for weights, (values, text) in results:
             if ranks.coordinates:
-                append_result(place.home, place.title, kind, values, weights)
-            show(*f"{place.path}:{text}".split("\n"), once=True)
+                append_result(location.home, location.title, kind, values, weights)
+            show(*f"{location.path}:{text}".split("\n"), once=True)
     stop()
     if problems:
         raise BadInput(*problems)

@@ -32,7 +32,7 @@ class ModelLocation:
     home: Path  # directory of the results: the run, the model directory, or a folder in runs/ for a model on the hub
 
     @property
-    def is_own(self) -> bool:
+    def is_lockstep_checkpoint(self) -> bool:
         """True for a checkpoint of Lockstep, which has a record of its training, even if it is damaged."""
         marks = (STATE,) if self.run is None else (STATE, MANIFEST)
         return any(os.path.lexists(self.path / file) for file in marks)
@@ -75,13 +75,13 @@ def locate(reference: str, name: str | None) -> ModelLocation:
     elif (parent_run := _run_of(path)) is not None:
         path = parent_run / CHECKPOINTS / path.resolve().name
         run = home = parent_run
-    place = ModelLocation(path, run, home)
-    if place.is_own:
+    location = ModelLocation(path, run, home)
+    if location.is_lockstep_checkpoint:
         if problem := verify(path):
             raise BadInput(f"{problem}; choose another checkpoint")
     else:
         check_foreign(path, run)
-    return place
+    return location
 
 
 def home_of(reference: str) -> Path:

@@ -23,7 +23,7 @@ from training.checkpoints.run_record import RESOLVED
 GPT2_VOCABULARY_SIZE = 50_257
 
 
-def tokenizer_of(place: ModelLocation, requested: str | None, config: ModelConfig) -> Tokenizer | None:
+def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelConfig) -> Tokenizer | None:
     """Return the requested tokenizer; without a request, the one of the model's tokens, or None if that is unknown.
 
     Raises BadInput.
@@ -31,32 +31,32 @@ def tokenizer_of(place: ModelLocation, requested: str | None, config: ModelConfi
     if requested is not None:
         loaded: Tokenizer | None = load_tokenizer(requested)
     else:
-        loaded, recorded = read_tokenizer_files(place.path), place.tokenizer
+        loaded, recorded = read_tokenizer_files(location.path), location.tokenizer
         recorded_identity = None if recorded is None else recorded.identity
         if loaded is not None and recorded_identity is not None and identity(loaded) != recorded_identity:
-            problem = f"differs from the tokenizer that {place.run}/{RESOLVED} names for the run's tokens"
+            problem = f"differs from the tokenizer that {location.run}/{RESOLVED} names for the run's tokens"
             raise BadInput(
-                f"{place.path}: its tokenizer {problem}; move the tokenizer files out of it, or pass --tokenizer"
+                f"{location.path}: its tokenizer {problem}; move the tokenizer files out of it, or pass --tokenizer"
             )
-        loaded = loaded or _recorded_tokenizer(place, config)
+        loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:
         show(loaded.surrounding_note, once=True)
     # nanoGPT's models of characters have no id for the end of text, which the tokenizer counts as an additional id.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
-        problem = f"has {loaded.vocabulary_size} ids, but the model in {place.path} has {config.vocab_size}"
+        problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
         raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")
     return loaded
 
 
-def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
+def given_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
     """Return the record of a tokenizer given with --tokenizer, or None if it gives the same ids as the model's own."""
-    model_tokenizer, is_same = _own_tokenizer(place, tokenizer, config)
+    model_tokenizer, is_same = _own_tokenizer(location, tokenizer, config)
     if is_same:
         return None
     if model_tokenizer is not None:
         show(
             note(
-                f"{place.path}: --tokenizer {tokenizer.name} gives different ids from the model's own tokenizer, "
+                f"{location.path}: --tokenizer {tokenizer.name} gives different ids from the model's own tokenizer, "
                 f"{model_tokenizer}, so the model reads ids that it was not trained on; stored results name the given "
                 "tokenizer and are compared separately"
             ),
@@ -65,7 +65,7 @@ def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelCon
     return GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=model_tokenizer is not None)
 
 
-def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
+def _own_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
     """Return the name of the model's own tokenizer, and whether `tokenizer` gives the same ids.
 
     The name is None if the model does not name a tokenizer. A run's own tokenizer is the one of its tokens, even if
@@ -73,12 +73,12 @@ def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConf
     assumed to use GPT-2's tokenizer, as it is without --tokenizer.
     """
     with suppress(BadInput):  # damaged files are a reason to pass --tokenizer
-        if (recorded := place.tokenizer) is not None and place.run is not None:
+        if (recorded := location.tokenizer) is not None and location.run is not None:
             has_all = recorded.all_special_tokens.items() <= tokenizer.special_tokens.items()
-            return recorded.name, has_all and is_recorded(tokenizer, recorded, place.run)
+            return recorded.name, has_all and is_recorded(tokenizer, recorded, location.run)
     with suppress(BadInput):
-        model_tokenizer = read_tokenizer_files(place.path)
-        if model_tokenizer is None and (vocabulary := _nanogpt_vocabulary(place)) is not None:
+        model_tokenizer = read_tokenizer_files(location.path)
+        if model_tokenizer is None and (vocabulary := _nanogpt_vocabulary(location)) is not None:
             model_tokenizer = load_tokenizer(str(vocabulary))
         if model_tokenizer is not None:
             has_all = model_tokenizer.special_tokens.items() <= tokenizer.special_tokens.items()
@@ -86,33 +86,33 @@ def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConf
     return None, tokenizer.name == "gpt2" and config.vocab_size == GPT2_VOCABULARY_SIZE
 
 
-def _nanogpt_vocabulary(place: ModelLocation) -> Path | None:
+def _nanogpt_vocabulary(location: ModelLocation) -> Path | None:
     """Return the path of nanoGPT's meta.pkl next to a run's tokens, or None if there is none."""
-    directories = place.job.token_directories
+    directories = location.job.token_directories
     path = directories[0] / NANOGPT if len(directories) == 1 else None
     return path if path is not None and path.is_file() else None
 
 
-def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
+def _recorded_tokenizer(location: ModelLocation, config: ModelConfig) -> Tokenizer | None:
     """Return the tokenizer of a model without tokenizer files, or None if it is unknown.
 
     The sources are, in this order, the run's `resolved.json`, nanoGPT's meta.pkl next to the tokens, and the size of
     the vocabulary, which identifies GPT-2's tokenizer.
     """
-    if (recorded := place.tokenizer) is not None:
-        assert place.run is not None
-        loaded = recorded_tokenizer(recorded, place.run)
+    if (recorded := location.tokenizer) is not None:
+        assert location.run is not None
+        loaded = recorded_tokenizer(recorded, location.run)
         sizes, valid_identities = (loaded.vocabulary_size, loaded.end_of_text_id), (None, identity(loaded))
         if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.identity not in valid_identities:
             raise BadInput(
-                f"{place.run / RESOLVED}: tokenizer {loaded.name} gives different ids on this machine than when the "
+                f"{location.run / RESOLVED}: tokenizer {loaded.name} gives different ids on this machine than when the "
                 "run's tokens were prepared; install the same version of tiktoken, or pass --tokenizer"
             )
         return loaded
-    if (vocabulary := _nanogpt_vocabulary(place)) is not None:
+    if (vocabulary := _nanogpt_vocabulary(location)) is not None:
         return load_tokenizer(str(vocabulary))
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None
-    line = f"{place.path}: names no tokenizer; gpt2 is assumed, because the model has {config.vocab_size:,} ids"
+    line = f"{location.path}: names no tokenizer; gpt2 is assumed, because the model has {config.vocab_size:,} ids"
     show(note(line), once=True)
     return load_tokenizer("gpt2")

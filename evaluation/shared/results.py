@@ -181,10 +181,10 @@ class RunCost:
         return f"{dollars(self.dollars or 0)} at {' and '.join(prices)} an hour"
 
 
-def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
+def cost_of(location: "ModelLocation", position: "Position") -> RunCost:
     """Return the cost of training a run up to the position of a checkpoint."""
-    records = [] if place.run is None else read_counted(place.run).records
-    seconds = seconds_by_price(records, position.elapsed_seconds, place.job.price_per_hour)
+    records = [] if location.run is None else read_counted(location.run).records
+    seconds = seconds_by_price(records, position.elapsed_seconds, location.job.price_per_hour)
     return RunCost(
         tokens=position.tokens,
         hours=position.elapsed_seconds / 3600,
@@ -210,7 +210,7 @@ def seconds_by_price(
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Return whether a record names its model and evaluation and has no finite number that is too large to compute."""
+    """Return whether a record names its model and evaluation, and its finite numbers satisfy `is_number`."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
     numbers = [number for number in scalars_in(record) if type(number) in (int, float)]
     return named and all(is_number(number) for number in numbers if type(number) is int or math.isfinite(number))

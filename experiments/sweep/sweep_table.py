@@ -28,7 +28,7 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import LOSS_DIGITS, with_count, show_results
+from experiments.shared.experiment_files import LOSS_DIGITS, show_results, with_count
 from experiments.sweep.sweep_file import Sweep, run_name
 from training.telemetry.metrics_log import SWEEP, result_files
 
@@ -71,9 +71,7 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
     While runs are missing, no variants are compared: looking at the results early would raise the error rate.
     """
-    missing = sum(
-        len(set(seeds) - set(variant.losses)) for variant in (base, *variants) if variant.stopped_at is None
-    )
+    missing = sum(len(set(seeds) - set(variant.losses)) for variant in (base, *variants) if variant.stopped_at is None)
     compared = [variant.runs for variant in variants if variant.stopped_at is None and not variant.diverged]
     reason = None
     if missing:
@@ -138,8 +136,8 @@ class SweepTable:
         """Print the table, and write sweep.md and sweep.json unless they have results of runs that no longer exist."""
         if removed_runs := self._removed_runs(output):
             table_file, _ = result_files(output, SWEEP)
-            kept = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
-            show(*self.text().split("\n"), "", kept + ", ".join(removed_runs))
+            note_text = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
+            show(*self.text().split("\n"), "", note_text + ", ".join(removed_runs))
         else:
             show_results(self.text, self.record, output, SWEEP, str(self.sweep.base))
 
@@ -174,9 +172,7 @@ class SweepTable:
 
     def _deviation(self) -> tuple[float, int] | None:
         """Return the seed deviation behind the intervals, and its degrees of freedom. None if nothing was compared."""
-        compared = [
-            result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference
-        ]
+        compared = [result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
         return residual_deviation([result.runs for result in (self.results[0], *compared)], paired=True)

@@ -226,9 +226,7 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Ite
     documents_before: dict[int, int] = {}
     if tokenizer is not None:
         for stream in {sequence.directory.train for sequence in sequences}:
-            starts = {
-                sequence.number: sequence.first for sequence in sequences if sequence.directory.train is stream
-            }
+            starts = {sequence.number: sequence.first for sequence in sequences if sequence.directory.train is stream}
             counts = ends_before(stream, tokenizer.end_of_text_id, np.array([*starts.values()]))
             documents_before |= zip(starts, counts.tolist(), strict=True)
     for sequence in sequences:

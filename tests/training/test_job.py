@@ -165,7 +165,7 @@ def test_token_file_replaced_during_start_up_is_refused(
 ) -> None:
     script = changed_train(REPLACED_BEFORE_THE_CHECK)
     line = one_line(train(make_run(), "--token-files", str(copied_tokens), ranks=2, script=script))
-    assert f"{copied_tokens / 'train.safetensors'}: was written while the run read it" in line
+    assert f"{copied_tokens / 'train.safetensors'}: was modified while the run was reading it" in line
 
 
 COUNTED_FUNCTIONS = {  # and the files that define them
@@ -260,8 +260,8 @@ def test_default_settings_are_valid() -> None:
             "wrong id",
             "train.py: step 4: {}: token 1000: got id 65535",
         ),  # one rank notices it
-        *slow(("written", "train.py: {}: was written while the run read it")),
-        *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
+        *slow(("written", "train.py: {}: was modified while the run was reading it")),
+        *slow(("cut", "train.py: {}: can no longer be read: it was truncated")),
         ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
     ],
 )

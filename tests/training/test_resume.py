@@ -7,7 +7,7 @@ from pathlib import Path
 from reporting.report_page import facts
 from reporting.run_history import read_history
 from tests.conftest import MakeRun, complete, metrics, one_line, seal_again, train
-from tests.evaluation.comparison.stored import said
+from tests.evaluation.comparison.stored import output_of
 from tests.training.supervision.runs import assert_same_weights
 from tests.walks import events
 from training.checkpoints.saved_state import verify
@@ -108,7 +108,7 @@ def test_settings_changed_by_a_resume_are_recorded(make_run: MakeRun, tmp_path: 
     assert marks == ["learning_rate 0.01 -> 0.001", "weight_decay 0.1 -> 0.5"]
     assert ("settings", text) in facts(history)
     shutil.copytree(run / "checkpoints" / "latest", tmp_path / "copied")
-    said("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
+    output_of("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
     assert f"| settings | {text} |" in (tmp_path / "exported" / "README.md").read_text()
 
 

@@ -87,7 +87,7 @@ def idle_micro_steps(layout: Layout, rank: int) -> int:
 
 
 def microbatch_index(layout: Layout, micro_step: int, rank: int) -> int:
-    """Return the index of a micro-batch in its step, 0 .. microbatches - 1; in an idle micro-step, the rank's first."""
+    """Return the index of a micro-batch in its step, 0 .. microbatches - 1. Idle micro-steps repeat a rank's first."""
     share = rank_shares(layout.microbatches, layout.data_parallel_size)[rank]
     return share[max(0, micro_step - idle_micro_steps(layout, rank))]
 

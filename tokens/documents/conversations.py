@@ -203,7 +203,7 @@ def _check_loss_field(fields: dict[str, Any]) -> None:
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
-    """Raise ValueError unless the messages may begin with a system's, and then alternate between user and assistant."""
+    """Raise ValueError unless messages of user and assistant alternate, after an optional system message."""
     has_system = [message.role for message in messages[:1]] == [SYSTEM]
     for number, (role, text) in enumerate(messages, 1):
         where, expected_role = f"message {number}", ROLES[1:][(number - 1 - has_system) % 2]

@@ -25,7 +25,7 @@ from tokens.format.token_file import TokenStream, open_split
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks, next to the token files
-PLAN = "plan.json"  # exists while tokens are being prepared
+PLAN = "plan.json"  # plan of the preparation, which exists from its start
 FORMAT = 1
 # What a tokenizer and an extension of it have in common.
 SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")

@@ -205,7 +205,7 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
 
 
 def _check_same_type(files: list[TokenFile]) -> None:
-    """Raise BadInput unless all files have the same type of ids, the same rows of weights, and all or none a header."""
+    """Raise BadInput unless all files agree in their type of ids, length of weighted rows, and use of headers."""
     for file in files:
         for got, expected in zip(_kinds(file), _kinds(files[0]), strict=True):
             if got != expected:

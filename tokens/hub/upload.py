@@ -69,9 +69,8 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
     files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
     if (directory / COMMITS).is_file():
         entries = read_every_line(directory / COMMITS, advice="prepare these tokens again")
-        public = [
-            entry | {"examples": {}} if "examples" in entry else entry for entry in entries
-        ]  # examples quote paths
+        # Examples of problems quote local paths, so they are not published.
+        public = [entry | {"examples": {}} if "examples" in entry else entry for entry in entries]
         files[COMMITS] = b"".join(json.dumps(entry).encode() + b"\n" for entry in public)
     return files | {name: directory / name for name in (RANKS_FILE, CHART) if (directory / name).is_file()}
 

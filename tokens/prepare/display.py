@@ -85,7 +85,8 @@ def report_problems(outcome: Manifest | DocumentSample, more: str) -> None:
 def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:
     """Raise BadInput if more of the `size_bytes` of input was lost than is acceptable.
 
-    The output exists anyway. The message says that `subject`, such as "the token files are", complete without the rest.
+    The output exists anyway, so the message ends with `subject`, such as "the token files are", and "complete without
+    it".
     """
     documents = outcome.documents + outcome.lost_documents
     unacceptable = [

@@ -94,9 +94,8 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
         for batch in _batches(reader.read(task.extents)):
             try:
                 text_bytes += _encode(batch, settings, writers)
-            except (
-                BaseException
-            ) as error:  # from the encoder: a ValueError, or a panic in Rust, which cannot be pickled
+            except BaseException as error:
+                # The encoder may raise ValueError, or panic in Rust with an exception that cannot be pickled.
                 if not isinstance(error, ValueError | BadInput) and type(error).__name__ != "PanicException":
                     raise
                 encoder_message = (str(error).splitlines() or [type(error).__name__])[0]

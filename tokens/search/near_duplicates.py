@@ -34,7 +34,7 @@ class NearDuplicates:
 
     starts: np.ndarray  # first token, counted through all streams, int64 (documents,), ascending
     lengths: np.ndarray  # tokens, int64 (documents,); a document with fewer than SHINGLE tokens is in no group
-    originals: np.ndarray  # first document of the group, or the document's own number, int64 (documents,)
+    originals: np.ndarray  # number of the first document in the group, int64 (documents,)
     pairs: list[tuple[float, int, int]]  # a few examples: Jaccard similarity below 1, and the numbers of two documents
 
 

@@ -132,7 +132,10 @@ def words_of_ngrams(tokens: np.ndarray, n: int) -> list[np.ndarray]:
 
 
 def hash_columns(columns: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
-    """Return a hash of each row of the columns (1-D, unsigned): the sum of each times a random odd number, mod 2^64."""
+    """Return a hash of each row of the columns (1-D, unsigned).
+
+    It is the sum of all columns modulo 2^64, each multiplied by a random odd number.
+    """
     hashes = np.zeros(len(columns[0]), np.uint64)
     terms = np.empty_like(hashes)
     for column, factor in zip(columns, _factors(len(columns), seed), strict=True):
@@ -146,7 +149,7 @@ def mixed(hashes: np.ndarray) -> np.ndarray:
 
 
 def _words(tokens: np.ndarray, per_word: int) -> np.ndarray:
-    """Return a view of tokens as words of `per_word` tokens, a word starting at every token."""
+    """Return a view of tokens as words of `per_word` tokens, with one word starting at every token."""
     kind, count = f"u{per_word * tokens.itemsize}", max(0, len(tokens) - per_word + 1)
     return np.ndarray(count, kind, tokens if count else np.zeros(1, np.uint64), 0, (tokens.itemsize,))
 

@@ -1,8 +1,8 @@
 """Items that share an n-gram with token streams: contamination of training data by evaluation items.
 
 An item is one or more sequences of tokens, such as the fields of a record, spellings of a text, or a document. The
-length n = 13 is the one of Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and of later
-studies. If an item has no sequence of n tokens, its sequences of at least LEAST tokens are searched for as a whole.
+length n = 13 follows Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and later studies. If an
+item has no sequence of n tokens, its sequences of at least LEAST tokens are searched for as a whole.
 """
 
 import itertools
@@ -80,7 +80,7 @@ def open_comparable(directory: Path, split: str, tokenizer: Tokenizer) -> TokenS
     """Open a split of a token directory. Raises BadInput if it has none, or if another tokenizer made its ids."""
     manifest = read_manifest(directory)
     if manifest is not None and not is_recorded(tokenizer, manifest.tokenizer, directory):
-        raise BadInput(
-            f"{directory}: was made with tokenizer {manifest.tokenizer.name}, but {tokenizer.name} is needed to compare"
-        )
+        other_name = manifest.tokenizer.name
+        problem = f"its tokenizer, {other_name}, gives other ids than {tokenizer.name}, so they cannot be compared"
+        raise BadInput(f"{directory}: {problem}; pass tokens of the same tokenizer")
     return open_listed(directory, split, manifest)

@@ -11,7 +11,7 @@ import numpy as np
 from tokens.format.token_file import TokenStream
 
 SEARCHED_TOKENS = 1 << 20  # tokens of a block; blocks are large because threads wait for each other between numpy calls
-AHEAD = 2  # blocks per thread that are queued, in work or finished
+AHEAD = 2  # blocks per thread that are queued, being processed or finished
 Result = TypeVar("Result")
 
 
@@ -44,7 +44,7 @@ def in_blocks(
 
 
 def common_dtype(streams: Sequence[TokenStream]) -> np.dtype:
-    """Return the smallest type that can hold the tokens of all streams."""
+    """Return a type that can hold the tokens of all streams."""
     return np.result_type(np.uint16, *(stream.dtype for stream in streams))
 
 

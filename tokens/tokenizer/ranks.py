@@ -33,7 +33,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
     ids = {*ranks.values()}
     if not len(ids) == len(ranks) == len(data.splitlines()) >= 256 or not 0 <= min(ids) <= max(ids) < LARGEST_RANK:
-        raise BadInput(f"{path}: got {len(ids)} different ranks, wanted at least 256, each token and rank once")
+        raise BadInput(f"{path}: got {len(ids)} ranks, wanted at least 256, and every token and rank only once")
     return ranks
 
 

@@ -256,9 +256,7 @@ def _count_steps(
             least = f"at least {data.start_train_token + tokens_per_step + 1:,} for one step"
             raise BadInput(
                 train.located(
-                    Problem(
-                        key="dataset", found=f"{tokens:,} tokens", expected=least, advice="prepare more tokens"
-                    )
+                    Problem(key="dataset", found=f"{tokens:,} tokens", expected=least, advice="prepare more tokens")
                 )
             )
     if steps > MOST_STEPS:

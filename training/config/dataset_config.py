@@ -19,7 +19,8 @@ Stages = tuple[tuple[int, int | float], ...]
 
 _NAME = checks.text()
 _DATASET_ROW = KeyRow(
-    meaning="one dataset, in any form that dataset in train.json accepts except a list", accepted_values=_NAME.accepted_values
+    meaning="one dataset, in any form that dataset in train.json accepts except a list",
+    accepted_values=_NAME.accepted_values,
 )
 _WEIGHT_ROW = KeyRow(
     meaning="share of the sequences, relative to the other weights; with stages, it changes at the given steps",

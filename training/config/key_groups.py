@@ -148,7 +148,8 @@ class BatchOptions:
     global_batch_size: int | None = key_field(
         optional(integer(1, 1 << 30)),
         None,
-        meaning="sequences per step, all ranks together; null: micro-batch x accumulation x data-parallel size",
+        meaning="sequences per step on all ranks together; null: the data-parallel size x microbatch_size x "
+        "gradient_accumulation_steps",
         names="train_batch_size",
         similar={"in sequences, not tokens": "total_batch_size"},
     )

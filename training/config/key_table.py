@@ -25,7 +25,7 @@ def key_table() -> str:
 def _table_rows(fields: Iterable["attrs.Attribute[Any]"]) -> Iterator[str]:
     for field in fields:
         row, required = row_of(field), field.default is attrs.NOTHING
-        text = f"{explanation(field)}; {row.accepted_values}{' (required)' if required else ''}"
+        text = f"{explanation(field)}; accepts {row.accepted_values}{' (required)' if required else ''}"
         yield described(key_of(field), text, None if required else json.dumps(field.default))
 
 

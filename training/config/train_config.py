@@ -16,7 +16,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.output import Notice, note
 from common.text import either, quoted
-from model.config import ModelConfig, shard_counts, indivisible_sizes
+from model.config import ModelConfig, indivisible_sizes, shard_counts
 from model.stock import stock_class
 from training.config.key_groups import (
     FIRST_MOMENTUM,
@@ -59,9 +59,7 @@ class TrainConfig:
         "be exported",
         plumbing=True,
     )
-    random_seed: int = key_field(
-        integer(0), 42, meaning="seed for initialization, shuffling and dropout", names="seed"
-    )
+    random_seed: int = key_field(integer(0), 42, meaning="seed for initialization, shuffling and dropout", names="seed")
     execution: ExecutionOptions
     memory: MemoryOptions
     timeout_seconds: int = key_field(
@@ -87,9 +85,7 @@ class TrainConfig:
             if attrs.has(field.type):
                 group_values = {key: remaining.pop(key) for key in attrs.fields_dict(field.type) if key in remaining}
                 groups[field.name] = checked(field.type, group_values)
-        return checked(
-            cls, remaining, **groups, file=file, explicit_keys=tuple(values), overridden=tuple(overridden)
-        )
+        return checked(cls, remaining, **groups, file=file, explicit_keys=tuple(values), overridden=tuple(overridden))
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> "TrainConfig":

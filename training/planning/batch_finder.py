@@ -24,7 +24,7 @@ from training.config.train_config import Run, TrainConfig, spellings
 from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
-from training.parallel.process_group import not_met
+from training.parallel.process_group import rendezvous_error
 from training.planning.batch_probe import Prober, Report, Verdict
 from training.planning.batch_search import candidates, largest_unchanged, next_candidate
 from training.planning.memory_model import MemoryModel, outside_bytes
@@ -79,7 +79,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
             state = "written" if write_microbatch(run.train.file, size) else "unchanged"
             show(f"{run.train.file}: {state}")
     except dist.DistError as error:
-        raise not_met() from error
+        raise rendezvous_error() from error
 
 
 def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]:

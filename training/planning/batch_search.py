@@ -45,8 +45,8 @@ def check_world_size(train: TrainConfig, world_size: int) -> None:
 def candidates(train: TrainConfig, world_size: int) -> list[int]:
     """Return the micro-batches that do not change the global batch, ascending.
 
-    If train.json sets no global batch, all sizes up to LARGEST are possible, and a selection of them is returned. Raises
-    BadInput if the global batch cannot be distributed.
+    If train.json sets no global batch, all sizes up to LARGEST are possible, and a selection of them is returned.
+    Raises BadInput if the global batch cannot be distributed.
     """
     check_world_size(train, world_size)
     if train.batch.global_batch_size is not None:

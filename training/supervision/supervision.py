@@ -87,7 +87,7 @@ class Supervision:
         """
         import torch.distributed as dist
 
-        from training.parallel.process_group import gather, not_met, start
+        from training.parallel.process_group import gather, rendezvous_error, start
         from training.supervision.heartbeat import Heartbeat
 
         try:
@@ -97,7 +97,7 @@ class Supervision:
             self._heartbeat = Heartbeat(ranks, timeout_seconds, lost=lost, stopped=stopped, orphaned=orphaned)
         except dist.DistError as error:
             self._end_as_lost()
-            raise not_met() from error
+            raise rendezvous_error() from error
         return self._heartbeat
 
     def lock_own_disk(self, run_directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every prefix of a mixture has its sources' shares to less than one sample, and any sample is found by itself."""
+"""Every prefix of a mixture is within one sample of its sources' shares, and any sample is located on its own."""
 
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ def off_by(sources: list[int], shares: tuple[int, ...]) -> float:
     """Return the largest distance of a prefix's count from its share, in samples."""
     chosen = np.array(sources)[:, None] == np.arange(len(shares))
     samples = np.arange(1, len(sources) + 1)[:, None]
-    # times D, in whole numbers
+    # multiplied by D, so that all numbers are integers
     return float(np.abs(np.cumsum(chosen, axis=0) * sum(shares) - samples * np.array(shares)).max() / sum(shares))
 
 
@@ -39,26 +39,28 @@ def test_every_prefix_satisfies_tijdemans_bound(shares: list[int]) -> None:
 def test_decimal_weights_are_exact(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
     assert to_shares(weights) == shares
     sources = assign(shares)
-    assert np.bincount(sources, minlength=len(shares)).tolist() == list(shares)  # nobody starves
+    assert np.bincount(sources, minlength=len(shares)).tolist() == list(shares)  # every source gets its share
     assert off_by(sources, shares) < 1
 
 
 def test_assignment_follows_the_published_rule() -> None:
-    """The rule as it is printed, in fractions, against the one that compares whole numbers."""
+    """Compare the published rule, in fractions, with our rule, which compares whole numbers."""
     shares = (5, 11, 0, 1, 30)
     size, bound = sum(shares), Fraction(1, 2 * 4 - 2)
-    counts, wanted = [0] * len(shares), []
+    counts, expected_sources = [0] * len(shares), []
     for sample in range(1, size + 1):
         ahead = [Fraction(sample * share, size) - count for share, count in zip(shares, counts, strict=True)]
         able = [source for source, share in enumerate(shares) if share and ahead[source] >= bound]
-        wanted.append(min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size)))
-        counts[wanted[-1]] += 1
-    assert assign(shares) == wanted
+        expected_sources.append(
+            min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size))
+        )
+        counts[expected_sources[-1]] += 1
+    assert assign(shares) == expected_sources
 
 
 def test_too_precise_weights_are_refused() -> None:
     assert sum(to_shares((1, MOST_ENTRIES - 1))) == MOST_ENTRIES
-    with pytest.raises(ValueError, match=r"whole numbers in proportion, 1,048,576 in all at most; round the weights"):
+    with pytest.raises(ValueError, match=r"whole numbers with a sum of at most 1,048,576; round the weights"):
         to_shares((1, MOST_ENTRIES))
     with pytest.raises(ValueError, match="round the weights to fewer digits"):
         to_shares((0.3333333333, 0.6666666667))

@@ -43,9 +43,9 @@ def samples_of_step(layout: Layout, step: int) -> list[int]:
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 8, 12]), st.integers(0, 50))
 def test_data_parallel_size_does_not_change_a_steps_windows(microbatch: int, count: int, step: int) -> None:
     global_batch = microbatch * count
-    wanted = list(range(step * global_batch, (step + 1) * global_batch))
+    expected_samples = list(range(step * global_batch, (step + 1) * global_batch))
     for layout in layouts(global_batch, microbatch):
-        assert samples_of_step(layout, step) == wanted
+        assert samples_of_step(layout, step) == expected_samples
 
 
 def test_idle_micro_steps_repeat_the_first_micro_batch() -> None:
@@ -61,7 +61,7 @@ def test_a_shuffle_is_a_permutation_in_every_epoch(count: int, seed: int, source
     windows = order.windows(epoch * count + np.arange(count))
     assert sorted(windows.tolist()) == list(range(count))
     place = seed % count
-    assert order.windows(np.array([epoch * count + place])) == windows[place]  # by itself, too
+    assert order.windows(np.array([epoch * count + place])) == windows[place]  # also on its own
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_the_first_epoch_keeps_its_recorded_order(count: int, seed: int, windows
 
 def test_a_shuffle_depends_on_seed_source_and_epoch() -> None:
     places = np.arange(10_000)
-    first, *others = [
+    first, *other_orders = [
         WindowOrder(count=10_000, shuffle=True, seed=seed, source=source).windows(places + epoch * 10_000)
         for seed, source, epoch in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 2, 0), (1, 0, 1), (1, 0, 2), (1, 1, 1))
     ]
-    orders = [first, *others]
+    orders = [first, *other_orders]
     for number, order in enumerate(orders):
-        assert all((order == other).mean() < 0.01 for other in orders[:number])
-        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # against where it stood
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # against its neighbour
+        assert all((order == earlier_order).mean() < 0.01 for earlier_order in orders[:number])
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # compared with its position before
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # compared with its neighbor
 
 
 def test_without_shuffle_the_streams_order_is_kept() -> None:
@@ -128,7 +128,7 @@ def test_shares_cover_all_micro_batches_evenly(microbatches: int, data: st.DataO
     [
         (8, 3, [2, 5, 8]),
         (8, 6, [2, 4, 5, 6, 7, 8]),
-        (12, 5, [3, 6, 9, 11, 12]),  # runs of three
+        (12, 5, [3, 6, 9, 11, 12]),  # multiples of three
         (7, 3, [3, 6, 7]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A sample is spread over all of the sources, has the bytes asked for, and is everything where that is less."""
+"""A sample is spread over all sources and has the requested size, or contains everything if that is less."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_a_sample_is_spread_evenly_and_exact(tmp_path: Path, monkeypatch: pytest
     sample = sample_of(*names, most_bytes=1000)
     text = "".join(sample.texts())
     assert (sample.text_bytes, sample.is_whole) == (1000, False)
-    assert 990 <= len(text.encode()) <= 1000  # characters of two bytes that were cut
+    assert 990 <= len(text.encode()) <= 1000  # two-byte characters may be cut off
     counts = [text.count(name) for name in "ab"]
     assert abs(counts[0] - counts[1]) <= 2
     numbers = [int(digits) for digits in re.findall(r"a(\d{4})", text)]

@@ -1,4 +1,4 @@
-"""Input files that changed, vanished or cannot be read are refused by name."""
+"""Input files that have changed, are missing or cannot be read are refused by name."""
 
 import errno
 import gzip
@@ -24,10 +24,10 @@ def test_changed_and_missing_inputs_are_named(tmp_path: Path) -> None:
         jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
     write(tmp_path / "out", tmp_path / "in")
     os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1))
-    with pytest.raises(BadInput, match=r"a\.jsonl: changed since these tokens were begun; restore it, or pass another"):
+    with pytest.raises(BadInput, match=r"a\.jsonl: has changed since this preparation started; restore it, or pass"):
         write(tmp_path / "out", tmp_path / "in")
     (tmp_path / "in" / "a.jsonl").unlink()
-    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
+    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; restore it, then rerun the same command"):
         write(tmp_path / "out", tmp_path / "in")
 
 
@@ -46,15 +46,15 @@ def test_an_unreadable_file_is_not_counted_as_damage(tmp_path: Path, monkeypatch
     def refuse(path: Path, mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    for opened, said in (
+    for opened, reason in (
         (lambda path, mode: io.BufferedReader(Broken(path)), "Input/output error"),
         (refuse, "Permission denied"),
     ):
         monkeypatch.setattr(Path, "open", opened)
         for path, plan in units.items():
-            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {said}"):
+            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {reason}"):
                 list(Reader(plan.inputs, "text").read(plan.units[0]))
-        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {said}"):
+        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {reason}"):
             make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
 
 
@@ -75,7 +75,8 @@ def test_a_file_that_changes_during_reading_is_refused(tmp_path: Path, name: str
             file.write(b"more")
     else:
         os.utime(path, ns=(1, 1))
-    message = "became shorter while it was read" if change == "cut" and name != "a.jsonl.gz" else "changed since these"
+    is_truncated = change == "cut" and name != "a.jsonl.gz"
+    message = "was truncated while it was being read" if is_truncated else "has changed since this preparation"
     with pytest.raises(BadInput, match=rf"{path}: {message}"):
         list(pieces)
 

@@ -1,4 +1,4 @@
-"""Parquet: damaged pages and rows are counted, wrong columns refused."""
+"""Parquet: damaged pages and rows are counted, and wrong columns are refused."""
 
 import io
 import re
@@ -38,9 +38,9 @@ def test_damaged_text_is_kept_and_wrong_encodings_are_lost(tmp_path: Path) -> No
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     pieces, reader = read(tmp_path / "a.parquet")
     assert [piece.text for piece in pieces] == ["one", "caf\ufffd", "\ufffd", "three"]
-    found = [(problem.kind, problem.where, problem.documents) for problem in reader.problems.first]
+    reported = [(problem.kind, problem.where, problem.documents) for problem in reader.problems.first]
     rows = [f"{tmp_path}/a.parquet: row {row}" for row in (2, 3, 4)]
-    assert found == list(zip(("not UTF-8", "wrong encoding", "lone surrogate"), rows, (0, 1, 0), strict=True))
+    assert reported == list(zip(("not UTF-8", "wrong encoding", "lone surrogate"), rows, (0, 1, 0), strict=True))
 
 
 def test_an_error_about_columns_lists_their_types(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_an_error_about_columns_lists_their_types(tmp_path: Path) -> None:
 def test_a_repeated_column_is_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match="has the column 'text' twice"):
+    with pytest.raises(BadInput, match="has two columns 'text'; write the file again with only one of them"):
         read(tmp_path / "a.parquet")
 
 
 def test_errors_of_pyarrow_become_damaged() -> None:
-    with pytest.raises(Damaged, match=r"^not a whole Parquet file; download or write the file again"):
+    with pytest.raises(Damaged, match=r"^not a complete Parquet file; download or write the file again"):
         open_parquet(io.BytesIO(b"PAR1" + bytes(100)))

@@ -63,13 +63,13 @@ BROKEN = {
     "line.jsonl": (GOOD + b"{'text': 1}\n" + GOOD, ": byte 17: not JSON: ", 2),
     "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body: pass --t", 2),
     "null.jsonl": (GOOD + b'{"text": null}\n' + GOOD, ": byte 17: null text: got NoneType, wanted a string", 2),
-    "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object a line", 2),
+    "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object per line", 2),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], ": damaged file: Compressed file ended", None),
-    "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(GOOD * 1000)[:-5], "the Zstandard stream is cut short", None),
+    "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(GOOD * 1000)[:-5], "the Zstandard stream is truncated", None),
     "no.jsonl.zst": (b"plain text\n", ": after line 0: damaged file: not a Zstandard stream", 0),
     "no.parquet": (b"PAR1 is not enough", ": damaged file: not readable as Parquet", 0),
     "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 100_000 + b"\n" + GOOD, ": byte 17: not JSON: maximum recursion", 2),
-    "white.jsonl": (GOOD + WHITE + GOOD, ": byte 17: no text: 500,000 characters of white space, or more", 2),
+    "white.jsonl": (GOOD + WHITE + GOOD, ": byte 17: no text: 500,000 or more characters of white space", 2),
 }
 
 
@@ -120,13 +120,13 @@ def test_a_file_without_records_is_reported(tmp_path: Path, suffix: str) -> None
         pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "b.parquet")
     pieces, reader = read(tmp_path)
     assert pieces == []
-    found = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
-    assert found == [("empty file", 0, 0)] * 2
+    problems = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
+    assert problems == [("empty file", 0, 0)] * 2
 
 
 def test_lone_surrogates_are_replaced_as_by_tiktoken(tmp_path: Path) -> None:
-    for half, other in ((b"\\ud83d", b"\\ude00"), (b"\xed\xa0\xbd", b"\xed\xb8\x80")):  # escaped, raw
-        (tmp_path / "a.jsonl").write_bytes(b'{"text": "half %b and whole %b%b"}\n' % (half, half, other))
+    for half, second_half in ((b"\\ud83d", b"\\ude00"), (b"\xed\xa0\xbd", b"\xed\xb8\x80")):  # escaped, raw
+        (tmp_path / "a.jsonl").write_bytes(b'{"text": "half %b and whole %b%b"}\n' % (half, half, second_half))
         [piece], reader = read(tmp_path / "a.jsonl")
         assert piece.text == "half \ufffd and whole 😀"
         assert reference().encode_ordinary(piece.text) == reference().encode_ordinary("half \ud83d and whole 😀")
@@ -138,7 +138,7 @@ def test_lone_surrogates_are_replaced_as_by_tiktoken(tmp_path: Path) -> None:
 def test_unit_size_does_not_change_separated_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # separators lie across the blocks that are searched
+    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # so that separators span the blocks that are searched
     draw = random.Random(unit_bytes)
     texts = ["ä\n<| é|" * draw.choice([1, 5, 100]) + str(number) for number in range(40)]
     content = separator.join(["", *texts[:20], " \n", "", *texts[20:], "\n"])
@@ -162,7 +162,7 @@ def test_a_spelled_out_end_of_text_is_reported(tmp_path: Path, unit_bytes: int) 
         assert "<|endoftext|>" in "".join(piece.text for piece in pieces)
         problem = reader.problems.first[0]
         assert (problem.kind, problem.documents) == ("<|endoftext|> in a text", 0)
-        assert "begin anew with --separator '<|endoftext|>'" in problem.detail
+        assert "start over with --separator '<|endoftext|>'" in problem.detail
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
@@ -187,9 +187,9 @@ def test_a_huge_line_takes_linear_time_and_constant_memory(tmp_path: Path, kind:
     path = tmp_path / f"a.{kind}"
     with path.open("wb") as file:
         if kind == "json":
-            file.truncate(1 << 30)  # as an array, without a line end
+            file.truncate(1 << 30)  # like an array, it has no line end
             file.seek(0, io.SEEK_END)
-        else:  # in quadratic time, 15 s for a fifth of these bytes, it would run into the limit for hangs
+        else:  # quadratic time, 15 s for a fifth of these bytes, would exceed the time limit of tests
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
                 for _ in range(1000):
                     writer.write(b"x" * (1 << 20))
@@ -224,7 +224,7 @@ def test_damage_in_a_compressed_file_loses_its_rest(tmp_path: Path, kind: str) -
         assert len(pieces) > 1000
         damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
-        if "garbled" not in damage.detail:  # it was found where it is
+        if "wrong" not in damage.detail:  # the damage was noticed where it is
             assert len(pieces) <= 2000
             assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1
@@ -237,14 +237,14 @@ def test_a_wrong_checksum_casts_doubt_on_earlier_lines(tmp_path: Path) -> None:
         _, reader = read(tmp_path / name)
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
-        assert damage.detail.endswith("lines before it may be garbled")
+        assert damage.detail.endswith("lines before it may be wrong")
 
 
 def test_a_repeated_field_is_reported(tmp_path: Path) -> None:
     lines = ['{"text": "a", "text": "b"}', '{"a": {"text": "x"}, "text": "\\"text\\""}', '{"text": "c", "b": "text"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    found, reader = read(tmp_path / "a.jsonl")
-    assert [piece.text for piece in found] == ['"text"', "c"]
+    pieces, reader = read(tmp_path / "a.jsonl")
+    assert [piece.text for piece in pieces] == ['"text"', "c"]
     assert [problem.kind for problem in reader.problems.first] == ["field given twice"]
 
 
@@ -252,8 +252,12 @@ def test_an_error_about_an_array_asks_for_lines(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}]\n')
     (tmp_path / "b.json").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
     _, reader = read(tmp_path)
-    told = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
+    examples = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
     assert any(
-        "a.json: byte 0: no text field: got list, wanted one object a line with the field 'text'" in one for one in told
+        "a.json: byte 0: no text field: got list, wanted one object per line with the field 'text'" in example
+        for example in examples
     )
-    assert any("b.json: byte 0: not JSON: " in one and one.endswith("; wanted one record a line") for one in told)
+    assert any(
+        "b.json: byte 0: not JSON: " in example and example.endswith("; wanted one record per line")
+        for example in examples
+    )

@@ -1,4 +1,4 @@
-"""Sources resolve to every document below a folder, wherever the command is given; what is left out is noted."""
+"""Sources resolve to all documents below a folder, from any current folder; omitted files are reported."""
 
 import io
 import os
@@ -18,10 +18,10 @@ from tokens.prepare.plan import make_plan
 
 
 def resolve(*names: str | Path) -> tuple[list[list[str]], list[str]]:
-    """Return the paths of each source, and what was said."""
-    with redirect_stderr(io.StringIO()) as said:
+    """Return the paths of each source, and the printed lines."""
+    with redirect_stderr(io.StringIO()) as stderr:
         sources = resolve_sources([str(name) for name in names])
-    return [[item.path for item in source.inputs] for source in sources], said.getvalue().splitlines()
+    return [[item.path for item in source.inputs] for source in sources], stderr.getvalue().splitlines()
 
 
 @pytest.fixture
@@ -57,7 +57,8 @@ def test_broken_links_and_unreadable_folders_are_refused(folder: Path, monkeypat
         return scan(path)
 
     with monkeypatch.context() as patch, pytest.raises(BadInput, match=r"sub/b\.txt: cannot be read: .* denied"):
-        patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))  # a folder that may be listed only
+        # A folder that may be listed, but whose files may not be read.
+        patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))
         resolve(folder)
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(BadInput, match=rf"^{folder}/sub: cannot be read: Permission denied"):
@@ -68,7 +69,7 @@ def test_token_directories_inside_a_source_are_skipped(folder: Path) -> None:
     for _ in range(2):  # the second command finds plan.json, ledger.jsonl and manifest.json of the first
         write(folder / "tokens", folder)
     assert texts_of(folder / "tokens", "train") == ["a.txt", "sub/b.txt"]
-    with pytest.raises(BadInput, match=rf"{folder}/tokens: holds tokens; name a folder of documents"):
+    with pytest.raises(BadInput, match=rf"{folder}/tokens: contains tokens; name a folder of documents instead"):
         resolve(folder / "tokens")
     assert resolve(folder)[1] == [f"NOTE: {folder}: files of other kinds are left out: {folder}/tokens"]
     (folder / "sub" / "plan.json").write_text('{"text": "somebody else\'s"}\n')
@@ -76,7 +77,7 @@ def test_token_directories_inside_a_source_are_skipped(folder: Path) -> None:
 
 
 def test_a_source_cannot_be_the_output(folder: Path) -> None:
-    with pytest.raises(BadInput, match=rf"{folder}: is a source and the output as well; pass another --output"):
+    with pytest.raises(BadInput, match=rf"{folder}: is both a source and the output; pass another --output"):
         write(folder, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "sub"]
 
@@ -87,13 +88,13 @@ def test_other_and_repeated_files_are_reported(folder: Path) -> None:
     [before] = resolve_sources([str(folder)])
     for name in ("z.TXT", "sub/y.txt.gz", "x.bz2", ".hidden"):
         (folder / name).write_bytes(b"")
-    _, said = resolve(folder)
-    assert said == [f"NOTE: {folder}: files of other kinds are left out: {folder}/sub/y.txt.gz and 2 more"]
+    _, notes = resolve(folder)
+    assert notes == [f"NOTE: {folder}: files of other kinds are left out: {folder}/sub/y.txt.gz and 2 more"]
     [after] = resolve_sources([str(folder)])
     assert make_plan([after], SETTINGS).fingerprint() == make_plan([before], SETTINGS).fingerprint()
-    paths, said = resolve(folder / "sub" / "b.txt", folder / "*.txt", f"{folder}/**/b.txt")
+    paths, notes = resolve(folder / "sub" / "b.txt", folder / "*.txt", f"{folder}/**/b.txt")
     assert paths == [[f"{folder}/sub/b.txt"], [f"{folder}/a.txt"], [f"{folder}/sub/b.txt"]]
-    assert said == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
+    assert notes == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
 
 
 def test_a_preparation_resumes_from_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_a_preparation_resumes_from_another_folder(folder: Path, monkeypatch: py
     write(folder / "out", Path("sub"))
     monkeypatch.chdir(folder / "out")
     write(folder / "out", Path("../sub").resolve())
-    with pytest.raises(BadInput, match="the sources were named otherwise, or in another order"):
+    with pytest.raises(BadInput, match="its sources were named differently, or in another order"):
         write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
 
 
@@ -118,19 +119,19 @@ def test_the_standard_library_has_a_fixed_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("x.docx", r"x\.docx: unknown kind of document; wanted a name ending in \.txt, \.md"),
-        ("train.bin", r"train\.bin: holds token ids, no documents"),
+        ("train.bin", r"train\.bin: contains token ids, not documents"),
         ("*.txt", "no such file, folder or glob"),
-        ("empty", "a folder without documents"),
+        ("empty", "the folder has no documents"),
     ],
 )
-def test_sources_without_documents_are_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_sources_without_documents_are_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
-    for other in ("x.docx", "train.bin"):
-        (tmp_path / other).write_bytes(b"")
-    with pytest.raises(BadInput, match=said):
+    for file_name in ("x.docx", "train.bin"):
+        (tmp_path / file_name).write_bytes(b"")
+    with pytest.raises(BadInput, match=message):
         resolve_sources([str(tmp_path / name)])
 
 

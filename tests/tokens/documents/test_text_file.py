@@ -1,4 +1,4 @@
-"""Text files: cut at the same places in units of any size; what is no text is left out and counted."""
+"""Text files are cut at the same places in units of any size; anything that is not text is left out and counted."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def test_unit_size_does_not_change_a_text_file(tmp_path: Path, unit_bytes: int) 
     assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [text]
     pieces, _ = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
     assert len(pieces) >= 3
-    assert len({piece.head for piece in pieces}) == 1  # by which all of a document's pieces find the same split
+    assert len({piece.head for piece in pieces}) == 1  # the head decides the split, so all pieces go to the same one
     ids = [token for piece in pieces for token in reference().encode_ordinary(piece.text)]
     assert ids == reference().encode_ordinary(text)
 
@@ -41,8 +41,8 @@ def test_invalid_bytes_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.Mon
         pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
         assert "".join(piece.text for piece in pieces) == data.decode(errors="replace")
         assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-        lost = len(data) - len(data.decode(errors="ignore").encode())
-        assert reader.problems.lost_bytes == lost
+        lost_bytes = len(data) - len(data.decode(errors="ignore").encode())
+        assert reader.problems.lost_bytes == lost_bytes
         assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
 
 
@@ -62,10 +62,10 @@ NO_TEXT = {
     "NUL bytes": "no byte order mark".encode("utf-16-le") * 100,
     "bytes are not UTF-8": "日本語の文章、".encode("utf-16-le") * 100,
     "bytes are not UTF-8: convert": "eine Straße und ein Café, ".encode("latin-1") * 100,
-    "NUL bytes: no text": bytes(3),
+    "NUL bytes: not text": bytes(3),
     "1 of its first 1 bytes": b"\xe9",
     "17 of its first 1,017 bytes": b"a" * 1000 + b"\xff" * 17,
-    "NUL bytes: no text, or not in UTF-8;": b"a" * 1000 + bytes(17),
+    "NUL bytes: not text, or not in UTF-8;": b"a" * 1000 + bytes(17),
 }
 
 
@@ -82,7 +82,7 @@ def test_a_non_text_file_is_one_bad_document(tmp_path: Path, reason: str, unit_b
 
 
 FOURS, MANY = " four" * 9, "some words and " * 49_999
-DAMAGED = {  # content, the text that is left, bytes lost
+DAMAGED = {  # content, remaining text, lost bytes
     "a short text in Latin-1": (b"Das Caf\xe9, ein kleiner Artikel", "Das Caf\ufffd, ein kleiner Artikel", 1),
     "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
     "two NULs": (f"one two one two th\0ree{FOURS} fi\0ve six".encode(), f"one two one two{FOURS} six", 13),
@@ -157,7 +157,8 @@ def test_no_cut_divides_an_added_token() -> None:
     text = "in New York the end of a begin New Y or <think> x"
     places = [place for place in range(1, len(text) - 1) if _can_cut(text, place, structure)]
     pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
-    divided = ("New", "end", "York the")  # "w Y" of "New Y or" is not cut either, because only neighbors are compared
+    # "w Y" of "New Y or" is not cut either, because only neighboring characters are compared.
+    divided = ("New", "end", "York the")
     assert not any(piece.strip() in divided for piece in pieces)
     assert pieces == ["in", " New York", " the", " end of", " a", " begin", " New Y", " or", " <think>", " x"]
 

@@ -1,4 +1,4 @@
-"""Token files are checked against their manifest: damage is found by name, wherever it is."""
+"""Token files are checked against their manifest, and damage anywhere is reported with the name of the file."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ from tokens.format.manifest import has_split, open_listed, read_content, read_ma
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: path.write_bytes(flipped(path.read_bytes(), 12_345)), "damaged: got sha256 .*, wanted .*; prepare"),
-    (lambda path: os.truncate(path, path.stat().st_size - 2), r"got \d+ bytes, wanted \d+ by manifest"),
-    (lambda path: save_file({"tokens": np.zeros(9_000, np.uint16)}, path), r"got \d+ bytes, wanted \d+ by manifest"),
+    (lambda path: os.truncate(path, path.stat().st_size - 2), r"got \d+ bytes, wanted \d+ as manifest.json says"),
+    (lambda path: save_file({"tokens": np.zeros(9_000, np.uint16)}, path), r"got \d+ bytes, wanted \d+ as manifest"),
     (Path.unlink, "missing, but manifest.json lists it; prepare or download it again"),
 ]
 
@@ -27,18 +27,18 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
 def test_intact_files_match_their_manifest(tmp_path: Path) -> None:
     entries = prepared(tmp_path)["files"]
     contents = check(tmp_path)
-    wanted = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
-    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == wanted
+    expected = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
+    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == expected
     (tmp_path / "manifest.json").unlink()
     assert check(tmp_path) == contents  # computed, not read from the manifest
 
 
 @pytest.mark.parametrize("name", [SHARDS[2], "validation.safetensors"])
-@pytest.mark.parametrize(("damage", "said"), DAMAGE)
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], said: str, name: str) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], message: str, name: str) -> None:
     prepared(tmp_path)
     damage(tmp_path / name)
-    with pytest.raises(BadInput, match=f"{tmp_path / name}: {said}"):
+    with pytest.raises(BadInput, match=f"{tmp_path / name}: {message}"):
         check(tmp_path)
     if name not in SHARDS:  # a split that is not read may be missing
         assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000
@@ -48,7 +48,7 @@ def test_a_wrong_max_id_is_blamed_on_the_manifest(tmp_path: Path) -> None:
     manifest = prepared(tmp_path)
     manifest["files"][SHARDS[0]]["max_id"] = 7
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BadInput, match=rf"manifest\.json: damaged: its max_id of {SHARDS[0]} is not 256"):
+    with pytest.raises(BadInput, match=rf"manifest\.json: damaged: its max_id for {SHARDS[0]} should be 256"):
         check(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A manifest that is damaged or makes no sense is refused in one line."""
+"""A manifest that is damaged or inconsistent is refused in one line."""
 
 import hashlib
 import json
@@ -23,12 +23,12 @@ def test_a_flipped_manifest_bit_is_reported_or_harmless(tmp_path: Path) -> None:
     intact = contents_of(read_manifest(tmp_path))
 
     def read() -> list[Any]:
-        found = contents_of(read_manifest(tmp_path))
-        if found != intact:
+        contents = contents_of(read_manifest(tmp_path))
+        if contents != intact:
             check(tmp_path)
-        return found
+        return contents
 
-    bits = [8 * place + place % 8 for place in range(path.stat().st_size)]  # every bit of every byte takes 20 s
+    bits = [8 * place + place % 8 for place in range(path.stat().st_size)]  # all bits would take 20 s
     check_flips(path, bits, read, tmp_path)
 
 
@@ -46,7 +46,7 @@ def test_a_flipped_manifest_bit_is_reported_or_harmless(tmp_path: Path) -> None:
         ),
         (
             {"tokenizer": {**TOKENIZER, "structure": "{}"}},
-            "tokenizer: structure: got '{}', wanted JSON text of an object",
+            "tokenizer: structure: got '{}', wanted the JSON text of an object",
         ),
     ],
 )
@@ -121,10 +121,13 @@ def test_a_structure_needs_valid_added_tokens() -> None:
     keys = {"name": "x", "vocabulary_size": 9, "end_of_text_id": 8, "ranks_file": None, "fingerprint": "a"}
     changed: list[dict[str, Any]] = [{"id": "5"}, {"id": True}, {"content": 5}, {"special": None}, {"special": 1}]
     forged = [json.dumps({"added_tokens": [ADDED | change]}) for change in changed]
-    forged += [json.dumps({"added_tokens": [{key: ADDED[key] for key in ADDED if key != left}]}) for left in ADDED]
+    forged += [
+        json.dumps({"added_tokens": [{key: ADDED[key] for key in ADDED if key != missing_key}]})
+        for missing_key in ADDED
+    ]
     for structure in (*STRUCTURES, *forged):
         with pytest.raises(
-            ValueError, match=r"^structure: got .*, wanted JSON text of an object whose \"added_tokens\""
+            ValueError, match=r"^structure: got .*, wanted the JSON text of an object whose \"added_tokens\""
         ):
             structured(keys | {"structure": structure}, TokenizerRecord)
     read = structured(keys | {"structure": json.dumps({"added_tokens": [ADDED | {"lstrip": True}]})}, TokenizerRecord)

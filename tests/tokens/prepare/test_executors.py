@@ -1,4 +1,4 @@
-"""Workers and Ray tasks: the same bytes from any number of them, killed or not."""
+"""Any number of workers or Ray tasks write the same bytes, even if some are killed."""
 
 import os
 import random
@@ -51,7 +51,7 @@ def test_losing_a_cluster_node_does_not_change_bytes(cluster: "subprocess.Popen[
     before = ledger_lines(out)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert ledger_lines(out) > before  # it was lost in the middle
+    assert ledger_lines(out) > before  # the node was lost in the middle
     assert files_of(out) == files_of(tmp_path / "straight")
 
 
@@ -59,20 +59,20 @@ def test_an_unreachable_cluster_is_one_error_line(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"])
     options = ("--tokenizer", "bytes", "--executor", "ray", "--ray-address", "127.0.0.1:1")
     done = run(PREPARE, source, *options, "--output", tmp_path / "out")
-    assert one_line(done).startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers:")
+    assert one_line(done).startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers there:")
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
 def test_an_error_in_a_ray_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
+    source, submit_unit = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 
     def vanish(cluster: executors.RayCluster, job: EncodeJob, task: Task) -> "Future[Result]":
         source.unlink()  # after the plan was made
-        return kept(cluster, job, task)
+        return submit_unit(cluster, job, task)
 
     monkeypatch.setattr(executors.RayCluster, "submit", vanish)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # which nobody asked for
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # the command must ignore it
     with pytest.raises(BadInput) as refused:
         write(tmp_path / "out", source, executor="ray")
     assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)
@@ -108,21 +108,21 @@ def test_a_preparation_resumes_after_ctrl_c(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
 ) -> None:
     command = gpt2_command(corpus, tmp_path / "out")
-    # As from a terminal: what a shell starts in the background ignores Ctrl-C.
+    # As from a terminal, because a program that a shell starts in the background ignores Ctrl-C.
     obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command += [*FRACTION, "--unit-bytes", "3000"]
     for _ in range(5):
         obeying = [sys.executable, "-c", obey, *command, *executor]
         process = subprocess.Popen(obeying, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
         wait_for_lines(process, tmp_path / "out", 3)
-        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends the signal to all processes
         _, errors = process.communicate(timeout=60)
         if process.returncode != 0:
             break
-        shutil.rmtree(tmp_path / "out")  # it was faster
+        shutil.rmtree(tmp_path / "out")  # it finished before the signal
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
+    assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; finished work is kept, so rerun")
     succeed(PREPARE, *command[2:])
     assert files_of(tmp_path / "out") == undisturbed
 
@@ -138,16 +138,16 @@ def test_workers_that_keep_dying_end_the_command(tmp_path: Path, monkeypatch: py
 NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, **Problems().summary()}
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
-def test_a_damaged_task_file_is_one_error_line(tmp_path: Path, content: str, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
+def test_a_damaged_task_file_is_one_error_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
-    with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{said}.*; rerun the same command"):
+    with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{message}.*; rerun the same command"):
         executors._run_stored_task(job, tmp_path / "00000000.task")
 
 
 class Shuffled(executors.Executor):
-    """An executor that finishes units in any order and loses some workers."""
+    """An executor that finishes units in random order and loses some workers."""
 
     def __init__(self, window: int, losses: int):
         self.window, self.losses, self.most_ahead, self.done = window, losses, 0, 0

@@ -1,4 +1,4 @@
-"""Packing: whole items in rows, by best fit."""
+"""Packing: undivided items in rows, by best fit."""
 
 import itertools
 import random
@@ -16,7 +16,8 @@ def test_every_item_is_packed_once_within_the_row_length(lengths: list[int]) -> 
     assert all(sum(lengths[index] for index in row) <= 20 for row in rows)
     assert rows == sorted(sorted(row) for row in rows) == pack(lengths, 20)
     full = [sum(lengths[index] for index in row) for row in rows]
-    assert all(one + other > 20 for one, other in itertools.combinations(full, 2) if min(one, other))  # none could join
+    # No two rows could be joined.
+    assert all(first + second > 20 for first, second in itertools.combinations(full, 2) if min(first, second))
 
 
 def test_an_item_goes_where_it_fits_best() -> None:

@@ -1,4 +1,4 @@
-"""Preparing token files: what is written, what is refused, and what is left behind."""
+"""Preparation of token files: what it writes, what it refuses, and what it leaves behind."""
 
 import hashlib
 import json
@@ -32,19 +32,21 @@ def test_an_end_of_text_id_follows_every_document(tmp_path: Path) -> None:
 
 def test_a_tail_with_an_older_seed_is_resumed(tmp_path: Path) -> None:
     source, tail = jsonl(tmp_path / "a.jsonl", ["ab", "cd", "ef", "gh"]), {"split": "tail", "validation_fraction": 0.5}
-    begun = write(tmp_path / "out", source, split_seed=5, **tail)
-    assert write(tmp_path / "out", source, **tail) == begun
+    earlier_manifest = write(tmp_path / "out", source, split_seed=5, **tail)
+    assert write(tmp_path / "out", source, **tail) == earlier_manifest
 
 
 def test_a_text_field_needs_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
-    with pytest.raises(BadInput, match="--text-field content: got 1 file of text without records; leave it out"):
+    with pytest.raises(
+        BadInput, match="--text-field content: got 1 file of text, which have no records; omit the option"
+    ):
         write(tmp_path / "out", tmp_path / "a.txt", text_field="content")
 
 
 def test_the_manifest_describes_the_files(tmp_path: Path) -> None:
-    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
-    assert read_manifest(tmp_path / "out") == written
+    returned_manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
+    assert read_manifest(tmp_path / "out") == returned_manifest
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest | {"format": 1, "documents": 2, "tokens": 6, "text_bytes": 4} == manifest
     tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
@@ -61,17 +63,17 @@ def test_a_character_vocabulary_covers_all_documents(tmp_path: Path) -> None:
     texts = ["ab\r\n\0", *(chr(0x4E00 + number) for number in range(300)), "z\U0001f600", ""]
     source = jsonl(tmp_path / "a.jsonl", texts)
     options = {"tokenizer": "chars", "unit_bytes": 500, "split": "hash", "validation_fraction": 0.1}
-    written = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
-    assert written[0] == written[1] and written[0].units is not None and written[0].units > 5
-    record = written[0].tokenizer
+    manifests = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
+    assert manifests[0] == manifests[1] and manifests[0].units is not None and manifests[0].units > 5
+    record = manifests[0].tokenizer
     assert record.characters == "".join(sorted({*"".join(texts)})) and record.name == "chars"
     assert (record.vocabulary_size, record.end_of_text_id) == (308, 307)
     ids = tokens_of(tmp_path / "0", "train") + tokens_of(tmp_path / "0", "validation")
-    said = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
-    assert sorted(said) == sorted([*texts, ""])
+    decoded_texts = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
+    assert sorted(decoded_texts) == sorted([*texts, ""])
     more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
     assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
-    unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
+    unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is not one of its"
     with pytest.raises(BadInput, match=unknown):
         write(tmp_path / "unknown", jsonl(tmp_path / "c.jsonl", ["abé"]), **more)
     with pytest.raises(BadInput, match="tokenizer: got bytes, wanted chars:"):
@@ -91,7 +93,8 @@ def test_links_in_the_output_folder_are_not_followed(tmp_path: Path, monkeypatch
             (out / name).symlink_to(folder if name == ".units" else victim)
         return begin(*arguments)
 
-    monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
+    # At this point, leftovers of an earlier command have been deleted.
+    monkeypatch.setattr(prepare_module, "make_plan", plant)
     (out / ".lock").symlink_to(victim)
     write(out, source, tokenizer=str(shared("gpt2.tiktoken")))
     assert victim.read_text() == "precious" and not list(folder.iterdir())
@@ -101,7 +104,7 @@ def test_links_in_the_output_folder_are_not_followed(tmp_path: Path, monkeypatch
 def test_two_commands_cannot_prepare_the_same_tokens(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     (tmp_path / "out").mkdir()
-    refused = pytest.raises(BadInput, match="another process prepares these tokens")
+    refused = pytest.raises(BadInput, match="another process is preparing these tokens")
     with open_locked(tmp_path / "out" / LOCK, "held"), refused:
         write(tmp_path / "out", source)
     write(tmp_path / "out", source)
@@ -115,8 +118,8 @@ def begun_by_another_plan(out: Path) -> None:
 FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage of the output, options, expected line
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
-    (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: changed since these tokens"),
-    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is not among the sources any more"),
+    (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: has changed since this preparation"),
+    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is no longer among the sources"),
     (lambda out: (out / "train.safetensors").unlink(), {}, r"train\.safetensors: missing, but manifest\.json lists it"),
     (lambda out: (out / "manifest.json").write_text("{"), {}, r"manifest\.json: damaged: not JSON"),
     (
@@ -142,42 +145,42 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
 ]
 
 
-@pytest.mark.parametrize(("damage", "options", "said"), FINISHED)
+@pytest.mark.parametrize(("damage", "options", "message"), FINISHED)
 def test_a_command_that_cannot_resume_is_one_error_line(
-    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], said: str
+    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], message: str
 ) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), tmp_path / "out"
     fixed = {"validation_fraction": 0.3}
     write(out, source, **fixed)
-    write(out, source, **fixed)  # complete already
+    write(out, source, **fixed)  # it is already complete
     damage(out)
     before = files_of(out)
-    with pytest.raises(BadInput, match=said) as refused:
+    with pytest.raises(BadInput, match=message) as refused:
         write(out, source, **fixed | options)
     assert "\n" not in str(refused.value)
     assert sorted(files_of(out).values()) == sorted(before.values())
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "said"),
+    ("texts", "options", "message"),
     [
         (["a", "b"], {"test_fraction": 0.1}, "2 documents are too few to hold out 1 for validation and 1 for test"),
-        ([], {}, "the sources hold no document"),
-        (["", ""], {}, "the sources hold no document"),
-        ([None], {}, "none of the 1 documents of the sources could be read: .*: byte 0: null text: got NoneType"),
-        (["a", "b", "c"], {"validation_fraction": 0.999}, "every document's hash fell to a held-out split; "),
+        ([], {}, "the sources contain no documents"),
+        (["", ""], {}, "the sources contain no documents"),
+        ([None], {}, "none of the 1 documents in the sources could be read: .*: byte 0: null text: got NoneType"),
+        (["a", "b", "c"], {"validation_fraction": 0.999}, "the hash selected every document for a held-out split; "),
         (
             ["x"] * 9,
             {"validation_fraction": 0.01},
-            "fraction 0.01: of 18 tokens, a token is 5.6%; pass .* 0.056 or more",
+            "fraction 0.01: one token of 18 tokens is 5.6%; pass .* 0.056 or more",
         ),
     ],
 )
 def test_the_advised_command_works_after_a_failed_split(
-    tmp_path: Path, texts: list[Any], options: dict[str, Any], said: str
+    tmp_path: Path, texts: list[Any], options: dict[str, Any], message: str
 ) -> None:
     fixed = {"split": "hash", "validation_fraction": 0.1}
-    with pytest.raises(BadInput, match=f"{said}.*; nothing was written"):
+    with pytest.raises(BadInput, match=f"{message}.*; nothing was written"):
         write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts), **fixed | options)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
     write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["a", "b", "c"]), split="tail", validation_fraction=0.3)
@@ -185,7 +188,7 @@ def test_the_advised_command_works_after_a_failed_split(
 
 
 def test_an_encoder_failure_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):  # what Rust's panics are to Python
+    class PanicException(BaseException):  # as Python sees a panic in Rust
         pass
 
     (tmp_path / "b.txt").write_text("boom")
@@ -215,15 +218,15 @@ def test_gpt2_tokens_equal_tiktokens_and_include_ranks(corpus: Path, tmp_path: P
 
 
 def test_a_users_ranks_are_never_replaced(tmp_path: Path) -> None:
-    out, texts, own = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
+    out, texts, user_ranks = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
     (tmp_path / "t.json").write_text(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
     (ranks := out / "tokenizer.tiktoken").parent.mkdir()
-    ranks.write_bytes(own)
-    with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: exists, with 26 bytes that are not the ranks of"):
+    ranks.write_bytes(user_ranks)
+    with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: exists, and its 26 bytes are not the ranks of"):
         write(out, texts, tokenizer=str(tmp_path / "t.json"))
-    with pytest.raises(BadInput, match="nothing was written"):  # of a tokenizer without a file of ranks
+    with pytest.raises(BadInput, match="nothing was written"):  # this tokenizer has no file of ranks
         write(out, jsonl(tmp_path / "empty.jsonl", []))
-    assert ranks.read_bytes() == own
+    assert ranks.read_bytes() == user_ranks
 
 
 @pytest.mark.slow
@@ -243,7 +246,7 @@ def test_a_tokenizer_that_cuts_would_change_is_refused(tmp_path: Path) -> None:
     values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
     texts, path = jsonl(tmp_path / "a.jsonl", ["ab cd"]), tmp_path / "t.json"
     path.write_text(json.dumps(values))
-    with pytest.raises(BadInput, match="tokenizer t: its pre_tokenizer keeps the white space of 'b c'"):
+    with pytest.raises(BadInput, match="tokenizer t: its pre_tokenizer attaches the white space in 'b c'"):
         write(tmp_path / "out", texts, tokenizer=str(path))
     split |= {"pattern": {"Regex": r"\s"}, "behavior": "MergedWithNext"}
     path.write_text(json.dumps(values))
@@ -263,10 +266,10 @@ def test_a_users_hidden_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFix
     write(out, source)
     assert {name: (out / name).read_text() for name in theirs} == theirs
     assert sorted(path.name for path in (out / ".units").iterdir()) == ["metric.txt", "si"]
-    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted: 24 bytes left by an unfinished preparation"
+    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted 24 bytes of an unfinished preparation"
     assert note in capsys.readouterr().err
     write(out, source)  # it is complete, and nothing else is deleted
     assert {name: (out / name).read_text() for name in theirs} == theirs
-    other = tmp_path / "other"
-    write(other, source)
-    assert not (other / ".units").exists()
+    new_output = tmp_path / "new_output"
+    write(new_output, source)
+    assert not (new_output / ".units").exists()

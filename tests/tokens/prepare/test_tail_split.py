@@ -1,4 +1,4 @@
-"""Held-out splits: by the hash of a document's text alone, or cut from the end of the train stream."""
+"""Held-out splits: selected by the hash of a document's text, or cut from the end of the train stream."""
 
 import random
 from pathlib import Path
@@ -31,7 +31,7 @@ def shares_of(directory: Path) -> dict[str, float]:
     """Return the share of the tokens that each split has."""
     files = read_manifest(directory).files
     return {
-        name.partition(".")[0]: entry.tokens / sum(each.tokens for each in files.values())
+        name.partition(".")[0]: entry.tokens / sum(file_entry.tokens for file_entry in files.values())
         for name, entry in files.items()
     }
 
@@ -43,16 +43,16 @@ def shares_of(directory: Path) -> dict[str, float]:
 )
 def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[int], split: str) -> None:
     texts = ["", *(f"{number} ".ljust(length, "x") for number, length in enumerate(lengths)), ""]
-    source, wanted = jsonl(tmp_path / "a.jsonl", texts), {"validation": 0.1, "test": 0.02}
+    source, shares = jsonl(tmp_path / "a.jsonl", texts), {"validation": 0.1, "test": 0.02}
     for seed in range(3):
         out = tmp_path / str(seed)
-        fractions = {f"{name}_fraction": share for name, share in wanted.items()}
+        fractions = {f"{name}_fraction": share for name, share in shares.items()}
         try:
             manifest = write(out, source, split=split, split_seed=seed, unit_bytes=2000, **fractions)
         except BadInput as error:  # documents whose hashes cannot be used are refused, with advice
             assert split == "hash" and len(lengths) == 2 and "pass --split tail" in str(error)
             continue
-        for name, share in wanted.items():
+        for name, share in shares.items():
             assert share / 2 <= shares_of(out)[name] <= share * 2
         splits = ("train", "validation", "test")
         assert sorted(token for name in splits for token in tokens_of(out, name)) == sorted(
@@ -65,7 +65,9 @@ def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[
 
 def test_too_few_tokens_for_a_share_are_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", "a", "b", "c", "d"])
-    with pytest.raises(BadInput, match=r"a token is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"):
+    with pytest.raises(
+        BadInput, match=r"one token of 9 tokens is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"
+    ):
         write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
     write(tmp_path / "out", source, split="tail", validation_fraction=0.112)
 
@@ -108,8 +110,8 @@ def test_only_a_documents_hash_decides_its_split(tmp_path: Path) -> None:
     texts = [f"document {number}" for number in range(2000)]
     rule = {"split": "hash", "validation_fraction": 0.05, "test_fraction": 0.02}
     write(tmp_path / "first", jsonl(tmp_path / "a.jsonl", texts), **rule)
-    others = [f"other {number}" for number in range(500)]
-    shuffled = random.Random(0).sample(texts + others + texts[:300], len(texts) + len(others) + 300)
+    other_texts = [f"other {number}" for number in range(500)]
+    shuffled = random.Random(0).sample(texts + other_texts + texts[:300], len(texts) + len(other_texts) + 300)
     write(tmp_path / "second", jsonl(tmp_path / "b.jsonl", shuffled), unit_bytes=999, **rule)
     for split, share in (("train", 0.93), ("validation", 0.05), ("test", 0.02)):
         first, second = (texts_of(tmp_path / name, split) for name in ("first", "second"))

@@ -1,4 +1,4 @@
-"""Hugging Face tokenizer files: merges from ranks, published structures, and damaged files refused."""
+"""Hugging Face tokenizer files: merges from ranks, published structures, and refusal of damaged files."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
 
 TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
 ADDED: dict[str, Any] = {"id": 256, "content": "<|endoftext|>", "special": True}
-OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that is named
+OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that the error names
     ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "normalizer"),
     ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [NFC, {"type": "Lowercase"}]}}, "Lowercase"),
     ("tokenizer.json", {"truncation": {"max_length": 50}}, "truncation"),
@@ -58,10 +58,10 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
     ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "decoder: type"),
     ("tokenizer.json", {"added_tokens": []}, "added_tokens: got none"),
     ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257, "content": " ", "special": "no"}]}, "1: special"),
-    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "content": "<|end|>"}]}, "an id or a content twice"),
-    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257}]}, "an id or a content twice"),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "content": "<|end|>"}]}, "the same id or content twice"),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257}]}, "the same id or content twice"),
     ("tokenizer.json", {"added_tokens": [{**ADDED, "lstrip": True}]}, "added_tokens: 0: lstrip"),
-    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 65}]}, "an id or a content twice"),
+    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 65}]}, "the same id or content twice"),
     *(
         ("tokenizer.json", {"model": {key: value}}, f"model: {key}")
         for key, value in {
@@ -123,7 +123,8 @@ def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
 def test_transformers_gives_the_same_ids_for_any_pattern(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
-    ranks = {word: offset + number for number, word in enumerate(words)}  # no merge gives xyz: it is one by itself
+    # No merges form xyz, which is still encoded on its own.
+    ranks = {word: offset + number for number, word in enumerate(words)}
     tokenizer = byte_pair_tokenizer("own", ranks, pattern).with_special_tokens(["<|user|>", "<|end|>"])
     write_tokenizer_files(tokenizer, tmp_path, 64)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -163,7 +164,7 @@ def split(pattern: str) -> dict[str, Any]:
 
 @attrs.frozen
 class Published:
-    """The structure of a published tokenizer.json and its tokenizer_config.json, with few words."""
+    """The structure of a published tokenizer.json and its tokenizer_config.json, with only a few words."""
 
     first: int  # id of the first word
     added: list[dict[str, Any]]
@@ -175,7 +176,7 @@ class Published:
     surrounding: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> tokenizers.Tokenizer:
-        """Write both files; return the library's own tokenizer, for which special tokens are ordinary text."""
+        """Write both files, and return the library's own tokenizer, which treats special tokens as ordinary text."""
         steps = {"type": "Sequence", "pretokenizers": [*map(split, self.splits), LEVEL]}
         ranks = {word: self.first + number for number, word in enumerate(WORDS)}
         values = library_values(ranks, self.added, steps, self.normalizer)
@@ -330,7 +331,8 @@ def test_published_tokenizers_survive_recording_and_export(tmp_path: Path, publi
 @pytest.mark.parametrize("name", ["Qwen 3", *slow("DeepSeek")])
 def test_a_long_document_has_the_librarys_ids(tmp_path: Path, name: str) -> None:
     library = PUBLISHED[name].write(tmp_path)
-    text = "".join(f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000))  # is encoded in two pieces
+    # Long enough to be encoded in two pieces.
+    text = "".join(f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000))
     (tmp_path / "long.txt").write_text(text)
     write(tmp_path / "tokens", tmp_path / "long.txt", tokenizer=str(tmp_path / "tokenizer.json"))
     *ids, end = tokens_of(tmp_path / "tokens", "train")

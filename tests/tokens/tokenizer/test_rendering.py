@@ -1,4 +1,4 @@
-"""Templates of others run within limits of time, memory and size, and prompts are what answers are trained after."""
+"""Other people's templates run within limits, and prompts equal the text before the answers in training."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def _short_limit() -> Iterator[None]:
 
 @pytest.fixture
 def _long_limit() -> Iterator[None]:
-    with limited(60):  # a full machine is slow to give a gigabyte
+    with limited(60):  # a busy machine takes long to allocate a gigabyte
         yield
 
 
@@ -69,7 +69,7 @@ def text(template: str, messages: list[list[str]] = TURNS, *, asks: bool = False
 def test_a_template_is_stopped_at_its_time_limit(template: str) -> None:
     with pytest.raises(BadInput, match=r"takes more than 0\.2 seconds of processor time|of memory"):
         text(template + SAY)
-    assert text(SAY).text.count("<end>") == 4  # the next one has a new process
+    assert text(SAY).text.count("<end>") == 4  # the next text is rendered in a new process
 
 
 @pytest.mark.parametrize("template", TOO_LARGE.values(), ids=TOO_LARGE)
@@ -85,7 +85,7 @@ def test_an_oversized_template_or_text_is_refused() -> None:
     with pytest.raises(BadInput, match="got 1,048,577 characters, wanted at most 1,048,576"):
         text(" " * 1_048_577)
     long = [["user", "Q" * 3_000_000]]
-    assert text(SAY, long).contents == ["Q" * 3_000_000]  # contents have no limit of their own
+    assert text(SAY, long).contents == ["Q" * 3_000_000]  # contents are not limited
 
 
 @pytest.mark.parametrize("template", UNDECIDED.values(), ids=UNDECIDED)
@@ -147,17 +147,16 @@ DIFFERENT = {
 @pytest.mark.parametrize("template", DIFFERENT.values(), ids=DIFFERENT)
 def test_a_prompt_must_equal_the_training_text(template: str) -> None:
     messages = [["user", " Q2"], ["assistant", "A"], ["user", " R2"], ["assistant", "B"]]
-    assert text(template, messages).text  # without the comparison it passes
-    with pytest.raises(BadInput, match=r"its prompt|no prompt asks for it"):
+    assert text(template, messages).text  # it can be rendered without the comparison
+    with pytest.raises(BadInput, match=r"differs from the prompt|differently than in the prompt|no prompt asks for it"):
         text(template, messages, asks=True)
 
 
 def test_an_error_shows_both_endings_of_a_prompt() -> None:
     with pytest.raises(BadInput) as raised:
         text(DIFFERENT["a block before answers"], asks=True)
-    assert (
-        "the prompt ends 'u:(message 1)<end>a:', the conversation before the answer 'u:(message 1)<end>a:<think>"
-        in str(raised.value)
+    assert "the prompt ends 'u:(message 1)<end>a:', and the conversation ends 'u:(message 1)<end>a:<think>" in str(
+        raised.value
     )
 
 
@@ -172,7 +171,7 @@ def test_our_templates_prompt_as_they_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for x in %}", "the conversation template: line 1: is not valid Jinja; correct it (Expected an expression"),
         (
@@ -182,10 +181,10 @@ def test_our_templates_prompt_as_they_train() -> None:
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
     ],
 )
-def test_errors_of_jinja_are_readable(template: str, said: str) -> None:
+def test_errors_of_jinja_are_readable(template: str, message: str) -> None:
     conversation = TemplateInput(
         template=template, values={}, messages=[["user", "a"]], begins_answer=False, answers=[]
     )
     with pytest.raises(BadInput) as refused:
         conversation_text(conversation)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

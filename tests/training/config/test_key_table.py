@@ -74,10 +74,10 @@ def test_keys_option_prints_every_key_in_80_columns() -> None:
     assert max(map(len, printed.splitlines())) <= 80
     text = " ".join(printed.split())
     for key, field in (KEYS["model"] | KEYS["train"] | DATASET_KEYS).items():
-        assert f"{key} {explanation(field)}; {row_of(field).accepted_values}" in text
+        assert f"{key} {explanation(field)}; accepts {row_of(field).accepted_values}" in text
     clipping = "gradient clipping: largest global L2 norm of the gradient; null: no clipping; recommended: 1.0;"
     assert f"clipping_max_norm {clipping}" in text
-    assert "older name: minibatch_size; an integer of at least 1, at most 1,048,576 (required)" in text
+    assert "older name: minibatch_size; accepts an integer of at least 1, at most 1,048,576 (required)" in text
 
 
 @attrs.frozen(kw_only=True)
@@ -116,8 +116,8 @@ def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("new_keys")
 def test_a_new_row_appears_in_the_table_of_keys() -> None:
     text = " ".join(key_table().split())
-    assert "parallel_block attention and MLP read the same input; true or false (default: false)" in text
-    ending = "older name: made_up_batches; an integer of at least 1, at most 2^53 (default: 7)"
+    assert "parallel_block attention and MLP read the same input; accepts true or false (default: false)" in text
+    ending = "older name: made_up_batches; accepts an integer of at least 1, at most 2^53 (default: 7)"
     assert f"made_up_steps steps of an invention; recommended: 9; {ending}" in text
 
 

@@ -59,7 +59,7 @@ def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, 
     plan = make_plan(run.train, run.model.context_length, 8)
     assert plan.layout.global_batch_size == 12 * accumulation * 8
     assert plan.train_tokens >= 3260190720
-    assert "no global_batch_size in train.json" in "\n".join(describe(run.model, run.train, plan))
+    assert "train.json has no global_batch_size" in "\n".join(describe(run.model, run.train, plan))
 
 
 @pytest.mark.parametrize(

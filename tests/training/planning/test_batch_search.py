@@ -42,7 +42,7 @@ def test_predictions_need_no_gpu_and_no_tokens() -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["a100-40gb", "37.4", "ddp"] in [row[:3] for row in rows]
     assert "rtx3090-24gb, ddp: not even one sequence fits; predicted to fit: --set parallel=fsdp, or" in (done.stdout)
-    assert "calibrated on torch's allocator, met on one H200" in done.stdout
+    assert "calibrated with torch's allocator, confirmed on one H200" in done.stdout
 
 
 def test_a_small_model_is_told_in_mib(make_run: MakeRun) -> None:

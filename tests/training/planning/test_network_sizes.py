@@ -58,5 +58,5 @@ def test_attention_of_unknown_cost_is_refused(monkeypatch: pytest.MonkeyPatch, o
         return F.scaled_dot_product_attention(*heads, **options)
 
     monkeypatch.setattr("model.gpt.F", SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": attend}))
-    with pytest.raises(BadInput, match=r"^model\.json: got attention with a mask, or without is_causal, wanted causal"):
+    with pytest.raises(BadInput, match=r"^model\.json: got attention with a mask or without is_causal, wanted causal"):
         network_sizes(attrs.evolve(TINY, mlp_width=24))  # of no other test: results are cached

@@ -165,5 +165,5 @@ def test_rank_started_after_torchrun_has_ended_ends(make_run: MakeRun, changed_t
     run = make_run()
     done = train(run, environment=one_rank | torchrun | server, script=script)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "train.py: torchrun is gone, or does not answer; run the same command again"
+    assert done.stderr.splitlines()[-1] == "train.py: torchrun has ended or does not answer; run the same command again"
     assert outcome(run) == "lost"

@@ -256,7 +256,7 @@ def test_first_traceback_is_visible_and_no_rank_waits(make_run: MakeRun, at_step
 @pytest.mark.parametrize(
     ("error", "reason", "problem"),
     [
-        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory does not hold"),
+        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory is too small"),
         ("BadInput('a disk is full', alone=True, reason='disk-full')", "disk-full", "a disk is full"),
     ],
 )
