@@ -254,8 +254,10 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
-                    plain = isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
-                    if plain and (self._separator is None or self._separator not in value):  # in nearly all cases
+                    is_plain = (
+                        isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
+                    )
+                    if is_plain and (self._separator is None or self._separator not in value):  # in nearly all cases
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
                     else:
                         yield from self._value(value, f"{item.path}: row {row}")

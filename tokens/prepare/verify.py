@@ -90,8 +90,8 @@ def verify(where: str) -> list[str]:
                 damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest does not match the tokens"]
     if damaged:
         origin = f"; damaged: {'; '.join(units)}" if units else ""
-        more = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
-        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{more}{origin}")
+        remaining = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
+        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{remaining}{origin}")
     size = sum(content.size_bytes for content in manifest.files.values())
     return [f"{where}: {len(manifest.files)} files, {size:,} bytes: all unchanged"]
 
