@@ -49,7 +49,7 @@ def main(*, families: int = FAMILIES) -> None:
         pairs = [
             ([CoreSample(parts([a]), False)], [CoreSample(parts([b]), False)]) for a, b in zip(*sides, strict=True)
         ]
-        apart = sum(core_difference(one, other, 0.95).apart for one, other in pairs)
+        apart = sum(core_difference(one, other, 0.95).excludes_zero for one, other in pairs)
         rows.append([f"{items:,} items, {share:.1%} differ", false_text(apart, families)])
     print("\n" + bench.table(["two equal models", "apart in"], rows))
 

@@ -37,7 +37,7 @@ def main(*, families: int = FAMILIES) -> None:
         for family in range(families):
             scores = draw(random, of_seeds, (models, seeds, questions))
             averages, differences = two_way_intervals(scores)
-            false += any(one.apart for one in differences.values())
+            false += any(one.excludes_zero for one in differences.values())
             for model, one in enumerate(averages):
                 means_inside[model > 0] += holds(one.low, one.high, LEVEL)
                 means[model > 0] += 1
@@ -46,7 +46,7 @@ def main(*, families: int = FAMILIES) -> None:
             given += bool(bounded)
             for number, errors in enumerate(PLANTED if family % PLANTED_SHARE == 0 else ()):
                 scores[0] += errors * error
-                found[number] += two_way_intervals(scores)[1][0, 1].apart
+                found[number] += two_way_intervals(scores)[1][0, 1].excludes_zero
                 scores[0] -= errors * error
         name = f"{models} models, {seeds} seeds, {questions} questions, {deviation}"
         rows.append(

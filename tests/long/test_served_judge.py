@@ -84,7 +84,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_small_model_behind_transformers_serve_judges(tmp_path: Path) -> None:
+def test_a_model_served_by_transformers_judges(tmp_path: Path) -> None:
     files = [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
     prompts = make_prompts(read_panel(files, common=False), JUDGE, repeats=ORDERS, seed=0)
     teach(tmp_path / "model", [prompt.text[-SEEN:] for prompt in prompts])
@@ -98,7 +98,7 @@ def test_a_small_model_behind_transformers_serve_judges(tmp_path: Path) -> None:
         assert found["left_out"] == 0
         assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
         assert [row["score"] for row in found["candidates"]] == [50, 50]
-        assert "so no rank is given" in done.stdout  # of one fine-tuning
+        assert "so there are no ranks" in done.stdout  # of one fine-tuning
         lines = map(json.loads, store.read_text().splitlines())
         usage = [line["reply"]["usage"] for line in lines if "reply" in line]
         assert len(usage) == QUESTIONS * ORDERS

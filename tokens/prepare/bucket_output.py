@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-from common.bucket import Bucket, StoredObject, Taken
+from common.bucket import Bucket, StoredObject, VersionConflict
 from common.errors import BadInput, refusing
 from common.files import naming, replace_file
 from common.remote_files import THREADS
@@ -177,7 +177,7 @@ class BucketOutput:
     def _create(self, name: str, content: bytes) -> None:
         try:
             self._bucket.replace(name, content, None)
-        except Taken as error:
+        except VersionConflict as error:
             raise BadInput(f"{self.url}/{name}: already exists: {IN_USE}") from error
 
     def _empty_scratch(self) -> None:

@@ -46,7 +46,7 @@ def train_tokenizer(command: TokenizerCommand) -> list[str]:
         raise BadInput(f"--vocab-size {size}: {got}; {advice}")
     text = tokenizer_text(tokenizer)
     with writing(path):
-        replace_file(path, text, durable=True, keep=True)
+        replace_file(path, text, durable=True, keep_existing=True)
         if path.read_text(encoding="utf-8") != text:  # another command has written it meanwhile
             _refuse_existing(path)
     refuse_losses(sample, source_bytes if sample.is_whole else sample.text_bytes, f"{path} is")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import complete, write_run
-from tests.evaluation.comparison.stored import said
+from tests.evaluation.comparison.stored import output_of
 from tests.tokens.preparing import PREPARE, succeed
 
 
@@ -20,11 +20,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
     options = ("--tokenizer", "bytes", "--validation-fraction", "0.5", "--output", folder / "tokens")
     succeed(PREPARE, folder / "text.jsonl", *options)
-    made = {
+    directories = {
         name: write_run(folder / name, folder / "tokens", random_seed=seed)
         for name, seed in (("short", 1), ("long", 1), ("other", 2))
     }
-    for name, directory in made.items():
+    for name, directory in directories.items():
         complete(directory, "--price-per-hour", "3600", *(["--max-steps", "3"] if name == "short" else []))
-    said("loss", *made.values(), "--from", "1000", "--count", "40000", "--device", "cpu")
-    return made
+    output_of("loss", *directories.values(), "--from", "1000", "--count", "40000", "--device", "cpu")
+    return directories

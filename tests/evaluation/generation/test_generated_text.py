@@ -9,7 +9,7 @@ from tokens.tokenizer.loading import load_tokenizer
 
 
 @given(st.binary(), st.text())
-def test_the_streamed_text_is_that_of_all_tokens(some: bytes, text: str) -> None:
+def test_streamed_text_equals_decoded_text(some: bytes, text: str) -> None:
     trained = Trained(None, load_tokenizer("bytes"), None)  # type: ignore[arg-type]
     ids = [*some, 256, *text.encode(), *some, 300]
     assert "".join(streamed(trained, ids)) == trained.decode(ids)

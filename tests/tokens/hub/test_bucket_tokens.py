@@ -67,7 +67,9 @@ def test_a_download_never_mixes_two_preparations(
                 bucket.write(name, content)
 
     bucket_server.before = replace
-    with pytest.raises(BadInput, match=r"train.safetensors: was replaced meanwhile; rerun the same command"):
+    with pytest.raises(
+        BadInput, match=r"train.safetensors: was replaced while it was being read; rerun the same command"
+    ):
         download_dataset(url, here)
     os.utime(here / "manifest.json", (0, 0))  # an old file of the first preparation
     download_dataset(url, here)

@@ -135,7 +135,7 @@ def test_a_killed_upload_resumes_and_stays_invisible(prepared: Path, hub: Hub) -
 
 def test_a_bad_upload_is_refused_before_sending(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     message = only_line(push(hub, prepared, NAME, token=None))
-    assert "no access token of the Hugging Face hub: run `hf auth login`" in message
+    assert "no access token for the Hugging Face hub: run `hf auth login`" in message
     assert "tokens: not a repository name; wanted OWNER/NAME" in only_line(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in only_line(push(hub, prepared, "datasets/owner/tokens"))
     message = only_line(push(hub, prepared, NAME, "--license", "a: b"))
