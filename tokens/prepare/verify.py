@@ -34,7 +34,7 @@ class Slice(NamedTuple):
 
 def status(where: str) -> list[str]:
     """Return the progress of a preparation in a folder or bucket as lines. Raises BadInput if there is none."""
-    with _described(where) as directory:
+    with _described_directory(where) as directory:
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(
@@ -71,7 +71,7 @@ def verify(where: str) -> list[str]:
 
     Raises BadInput that names the damaged files, and the sources from which the damaged tokens were made.
     """
-    with _described(where) as directory:
+    with _described_directory(where) as directory:
         manifest = read_manifest(directory)
         if manifest is None:
             raise BadInput(f"{where}: has no {MANIFEST}; only a finished preparation has one")
@@ -97,7 +97,7 @@ def verify(where: str) -> list[str]:
 
 
 @contextmanager
-def _described(where: str) -> Iterator[Path]:
+def _described_directory(where: str) -> Iterator[Path]:
     """Provide a folder with plan, commit log and manifest: the token directory, or a copy of a bucket's files."""
     if REMOTE not in where:
         yield Path(where)
