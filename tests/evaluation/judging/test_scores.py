@@ -54,7 +54,7 @@ def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessi
     assert "judging the first 2 seeds of each model" in done
     assert len(server.requests) == 2 * QUESTIONS
     good, poor = sessions.result()["candidates"]
-    assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
+    assert (good["score"], poor["score"]) == (64, 42)  # from seeds 0 and 1
     assert sessions.result()["seeds"] == 2
     assert all(len(json.loads(body["messages"][1]["content"])["answers"]) == 3 for body in server.requests)
 
@@ -115,7 +115,7 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
 
 def test_snapshot_and_comments_are_stored(server: Judge, sessions: Sessions) -> None:
     server.snapshot, server.faults = "scripted-2026-01-01", dict.fromkeys(range(8, PROMPTS), "400")
-    assert sessions.run().returncode == 1  # too few for a result
+    assert sessions.run().returncode == 1  # too few verdicts for a result
     (comments,) = sessions.files[0].parent.glob("judged-by-scripted-????????.md")
     done = sessions.run()
     assert f"the judge's comments: {comments}" in done.stdout
