@@ -235,7 +235,7 @@ def test_echo_begins_with_the_prompt(served: Served) -> None:
         (
             {"prompt": ["a", "<|endoftext|>a"], "echo": True, "logprobs": 1},
             "prompt",
-            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored; .* send token ids .* 256",
+            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored, .* send token ids .* 256",
         ),
         ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server allows at most 72"),
         ({"prompt": ["a"] * 37, "n": 2}, "prompt", "37 prompts with n = 2 are 74 answers"),
