@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Experiments on runs: `sweep` compares settings over seeds, `trial` two commits, `ladder` forecasts a large run."""
+"""Experiments on runs: `sweep` compares settings, `trial` compares two commits, `ladder` forecasts a large run."""
 
 import sys
 
@@ -8,12 +8,13 @@ from common.script import Script
 DESCRIPTION = "Train variants of a run under one budget, and say what the results prove."
 EPILOG = """examples:
   python experiment.py sweep sweeps/quickstart.json --dry-run
-  python experiment.py sweep sweeps/quickstart.json --price-per-hour 14.32 --max-usd 20
+  python experiment.py sweep sweeps/quickstart.json \\
+      --price-per-hour 14.32 --max-usd 20
   python experiment.py trial HEAD . runs/quickstart --max-hours 1
   python experiment.py ladder ladders/laptop.json
 
-Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
-130 interrupted. Of trial: 0 better, 10 same bits, 11 no difference found,
+Exit status: 0 done, 1 error, 2 usage, 75 stopped by its budget or by SIGTERM,
+130 interrupted. For trial: 0 better, 10 same bits, 11 no difference found,
 12 worse, 13 cannot tell.
 """
 

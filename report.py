@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Report on runs: `python report.py runs/quickstart` writes one HTML file, `--to` replays them to a tracker."""
+"""Report on runs: `python report.py runs/quickstart` writes one HTML file; `--to` sends the metrics to a tracker."""
 
 import sys
 
@@ -21,7 +21,7 @@ def main() -> int:
 
         texts = ScriptTexts(epilog=EPILOG)
         command, options = read_command("report.py", COMMANDS, sys.argv[1:], texts=texts, key_rows=key_rows)
-        script.interrupted = "; the last whole report is in place"
+        script.interrupted = "; the last complete report is still in place"
         script.status = command.run(options)
     return script.status
 

@@ -1,6 +1,7 @@
-"""Bench of all benchmarks: command line and tables, run directories over random tokens, processes and their ends.
+"""Shared parts of all benchmarks: command line, tables, run directories with random tokens, and processes.
 
-A benchmark's options are the parameters of its `main`. Importing this makes the repository's rooms importable.
+The options of a benchmark are the parameters of its `main`. Importing this module makes the repository's packages
+importable.
 """
 
 import json
@@ -20,9 +21,9 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.script import use_expandable_segments  # noqa: E402  # after the path to it
+from common.script import use_expandable_segments  # noqa: E402  # after ROOT was added to the path
 
-use_expandable_segments()  # as the scripts do; before torch is imported
+use_expandable_segments()  # as the scripts do, before torch is imported
 
 import attrs  # noqa: E402
 import numpy as np  # noqa: E402
@@ -48,16 +49,16 @@ SIZES = {
     **GPT2_SIZES,
 }
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-WARM_UP = 3  # steps that are not counted: compilation, DDP's buckets
-GROUP_SECONDS = 600  # limit of a collective
-LOOK_SECONDS = 0.005  # between looks at metrics, and at processes that end
-GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL
-GONE_SECONDS = 60.0  # for a killed process to be gone: the driver frees its memory first
+WARM_UP = 3  # first steps that are not measured: they compile, and DDP builds its buckets
+GROUP_SECONDS = 600  # timeout of a collective
+LOOK_SECONDS = 0.005  # time between two looks at metrics or at processes that should end
+GRACE_SECONDS = 10.0  # time from SIGTERM to SIGKILL
+GONE_SECONDS = 60.0  # time for a killed process to disappear: the driver frees its memory first
 BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "log_interval": 1}
 
 
 def run(main: Callable[..., None]) -> None:
-    """Run a benchmark with the command line's options. A user error is one line, and exit status 1."""
+    """Run a benchmark with the options of the command line. A user error prints one line and ends with status 1."""
     exit_on_signals()
     try:
         parser(main)()
@@ -66,23 +67,23 @@ def run(main: Callable[..., None]) -> None:
 
 
 def exit_on_signals() -> None:
-    """Turn the first signal, such as the hangup of a lost connection, into SystemExit; ignore all later ones.
+    """Turn the first signal, such as the hangup of a lost connection, into SystemExit, and ignore later signals.
 
     Context managers then end the processes that the benchmark has started.
     """
 
     def leave(number: int, _: object) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for signal_number in SIGNALS:
+            signal.signal(signal_number, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    for each in SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:  # as nohup does
-            signal.signal(each, leave)
+    for signal_number in SIGNALS:
+        if signal.getsignal(signal_number) != signal.SIG_IGN:  # a signal that nohup ignores stays ignored
+            signal.signal(signal_number, leave)
 
 
 def parser(main: Callable[..., None]) -> App:
-    """Return the command line of a benchmark: its `main`'s parameters, and its file's docstring as help."""
+    """Return the command line of a benchmark: its options are the parameters of `main`, its help is the docstring."""
     app = App(
         help=main.__globals__["__doc__"],
         help_format="plaintext",
@@ -94,20 +95,23 @@ def parser(main: Callable[..., None]) -> App:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
-    """Return a table whose first column is text and the others are numbers."""
+    """Return a table whose first column is text. All other columns are aligned to the right, for numbers."""
     right = ["right"] * (len(columns) - 1)
     return str(tabulate(rows, columns, "simple", colalign=["left", *right], disable_numparse=True))
 
 
 def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
-    """Write random token files for a number of steps, and a run directory; return that. `train`: keys of train.json."""
+    """Write random token files for a number of steps, and a run directory, and return the run directory.
+
+    `train` are keys of train.json.
+    """
     count = steps * train["global_batch_size"] * model.context_length
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, count + 1, dtype=np.uint16)
     return write_run_over(tokens, folder, model, min_train_tokens=count, **train)
 
 
 def write_run_over(tokens: npt.NDArray[np.uint16], folder: Path, model: ModelConfig, **train: Any) -> Path:
-    """Write a token file and a run directory over it; return the latter."""
+    """Write a token file and a run directory that trains on it, and return the run directory."""
     (folder / "tokens").mkdir(parents=True)
     save_file({"tokens": tokens}, folder / "tokens" / "train.safetensors")
     return write_run(folder / "run", model, BASE | {"dataset": str(folder / "tokens")} | train)
@@ -122,13 +126,13 @@ def write_run(run: Path, model: ModelConfig, train: dict[str, Any]) -> Path:
 
 
 def launcher(ranks: int) -> list[str]:
-    """Return the beginning of a command: Python, under torchrun on several ranks."""
+    """Return the beginning of a command: Python, with torchrun if there are several ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     return [sys.executable, *(torchrun if ranks > 1 else [])]
 
 
 def output_of(ranks: int, script: str, *words: str) -> str:
-    """Return the standard output of a benchmark on several ranks. Raises BadInput where it fails."""
+    """Return the standard output of a benchmark on several ranks. Raise BadInput if it fails."""
     program = [*launcher(ranks), script, *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -137,15 +141,15 @@ def output_of(ranks: int, script: str, *words: str) -> str:
 
 
 def train(run: Path, ranks: int, *settings: str, kill_after: int) -> list[dict[str, Any]]:
-    """Train the run from the start until a step is in the metrics, then kill it; return its metrics.
+    """Train a run from the start until the step `kill_after` is in its metrics, kill it, and return its metrics.
 
-    The last step's checkpoint thus costs neither time nor disk. `settings`: KEY=VALUE of train.json. Raises BadInput
-    where training fails.
+    Because it is killed, the last checkpoint costs neither time nor disk space. `settings` are KEY=VALUE for
+    train.json. Raise BadInput if training fails.
     """
     options = [f"--set={setting}" for setting in settings]
     command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
     file = run / METRICS
-    earlier = file.stat().st_ino if file.exists() else None  # --resume never moves that file to the archive
+    earlier = file.stat().st_ino if file.exists() else None  # --resume never moves an earlier file to the archive
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
         if file.exists() and file.stat().st_ino != earlier:
@@ -179,18 +183,21 @@ def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
 
 
 def process_tree(pid: int) -> Iterator[int]:
-    """Yield a process and all below it, on Linux."""
+    """Yield a process and all its descendants, on Linux."""
     yield pid
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 yield from process_tree(int(child))
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return
 
 
 def kill_tree(process: subprocess.Popen[str], grace_seconds: float = 0.0) -> None:
-    """End a process and all below it by SIGKILL, after a grace by SIGTERM if one is given, and wait for their ends."""
+    """Kill a process and all its descendants, and wait until they have ended.
+
+    With `grace_seconds`, send SIGTERM first and wait this long before SIGKILL.
+    """
     pids = list(process_tree(process.pid))
     if grace_seconds:
         _send(pids, signal.SIGTERM)
@@ -201,7 +208,7 @@ def kill_tree(process: subprocess.Popen[str], grace_seconds: float = 0.0) -> Non
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there, and not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

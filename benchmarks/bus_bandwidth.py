@@ -1,10 +1,11 @@
-"""Bus bandwidth of collectives: all-reduce, all-gather and reduce-scatter of bf16 by plain torch.distributed.
+"""The bus bandwidth of collectives: all-reduce, all-gather and reduce-scatter of bf16 with plain torch.distributed.
 
 torchrun --standalone --nproc_per_node=8 benchmarks/bus_bandwidth.py [--mebibytes 1 16 256 1024]
 
-Bus bandwidth is S / t x 2 (n - 1) / n for an all-reduce, S / t x (n - 1) / n for the others, with S the bytes of the
-larger buffer, n the ranks, t the seconds of a call: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md. It can be
-compared with the link's bandwidth in one direction, whatever the number of ranks. NCCL on GPUs, gloo on a CPU.
+The bus bandwidth is S / t x 2 (n - 1) / n for an all-reduce and S / t x (n - 1) / n for the other two, where S is the
+size of the larger buffer in bytes, n the number of ranks, and t the seconds of a call (github.com/NVIDIA/nccl-tests,
+doc/PERFORMANCE.md). It can be compared with the bandwidth of a link in one direction, whatever the number of ranks.
+The backend is NCCL on GPUs and gloo on a CPU.
 """
 
 import statistics
@@ -26,17 +27,20 @@ def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:
     """Print the table on rank 0.
 
     Args:
-        mebibytes: sizes of the larger buffer.
+        mebibytes: sizes of the larger buffer in MiB.
     """
     ranks = start(None, bench.GROUP_SECONDS)
     if ranks.world_size == 1:
-        raise BadInput("got one rank, wanted several: python -m torch.distributed.run --nproc_per_node=2 or more")
+        raise BadInput(
+            "needs at least two ranks, but there is one; start it with "
+            "python -m torch.distributed.run --nproc_per_node=2 or more"
+        )
     columns = [f"MiB, {ranks.world_size} ranks", *(f"{name} GB/s" for name in TRANSFERS), "all-reduce ms"]
     rows = []
     for size in mebibytes:
         seconds = [_seconds(ranks, call) for call in _collectives(ranks, size << 20)]
-        timed = zip(TRANSFERS, seconds, strict=True)
-        speeds = [bus_bandwidth(name, size << 20, each, ranks.world_size) for name, each in timed]
+        timings = zip(TRANSFERS, seconds, strict=True)
+        speeds = [bus_bandwidth(name, size << 20, call_seconds, ranks.world_size) for name, call_seconds in timings]
         rows.append([f"{size:,}", *(f"{speed / 1e9:.1f}" for speed in speeds), f"{1e3 * seconds[0]:.3f}"])
         if ranks.coordinates:
             print(" | ".join(rows[-1]), flush=True)
@@ -46,26 +50,26 @@ def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:
 
 
 def bus_bandwidth(collective: str, size_bytes: int, seconds: float, world_size: int) -> float:
-    """Return bytes a second that each rank's link carries in one direction."""
+    """Return the bytes per second that the link of each rank carries in one direction."""
     return size_bytes / seconds * TRANSFERS[collective] * (world_size - 1) / world_size
 
 
 def _collectives(ranks: Ranks, size_bytes: int) -> list[Callable[[], object]]:
     """Return the collectives in the order of TRANSFERS."""
-    part = torch.zeros(size_bytes // 2 // ranks.world_size, dtype=torch.bfloat16, device=ranks.device)
-    whole = part.repeat(ranks.world_size)
+    shard = torch.zeros(size_bytes // 2 // ranks.world_size, dtype=torch.bfloat16, device=ranks.device)
+    buffer = shard.repeat(ranks.world_size)
     return [
-        lambda: dist.all_reduce(whole),
-        lambda: all_gather_single(whole, part),
-        lambda: reduce_scatter_single(part, whole),
+        lambda: dist.all_reduce(buffer),
+        lambda: all_gather_single(buffer, shard),
+        lambda: reduce_scatter_single(shard, buffer),
     ]
 
 
 def _seconds(ranks: Ranks, call: Callable[[], object]) -> float:
-    """Return the seconds of a call: the median over rounds of calls that follow each other at once."""
+    """Return the seconds of a call: the median over rounds, each with several calls in a row."""
     synchronize = torch.cuda.synchronize if ranks.device.type == "cuda" else lambda: None
     seconds = []
-    for _ in range(1 + ROUNDS):  # the first one connects
+    for _ in range(1 + ROUNDS):  # the first round connects the ranks and is not measured
         dist.barrier()
         synchronize()
         began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Correctness on this machine: losses of CPU and GPU, DDP and bare, elastic hashes on all layouts, kill -9 and resume.
+"""Correctness on this machine: CPU and GPU losses, DDP and one process, elastic hashes on all layouts, kill and resume.
 
 python benchmarks/correctness.py losses elastic resume [--ranks 1 2 4 8] [--device cpu]
 
-Trains one small network by train.py on the bytes of Python's library, and prints a line for each comparison; exit
-status 1 if one fails. On a CPU the same under gloo.
+It trains a small network with train.py on the bytes of Python's library and prints a line for each comparison. The exit
+status is 1 if a comparison fails. With --device cpu, it does the same with gloo.
 """
 
 import math
@@ -28,38 +28,39 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
-# Largest difference of a step's loss in nats. On a CPU bf16 differs from fp32 by 0.0003 in these steps, and DDP of two
-# ranks from one process by 0.0002 in bf16.
+# Largest accepted differences of a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003 in these steps, and
+# DDP with two ranks differs from one process by 0.0002 in bf16.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
 MODEL = ModelConfig(
     vocab_size=256, context_length=128, emb_dim=256, n_heads=4, n_layers=4, qkv_bias=True, tie_weights=True
 )
-TINY = attrs.evolve(MODEL, context_length=64, emb_dim=128, n_heads=2, n_layers=2)  # head width 64, as in the other
-GLOBAL_BATCH = 8  # of micro-batches of one sequence: up to 8 ranks
+TINY = attrs.evolve(MODEL, context_length=64, emb_dim=128, n_heads=2, n_layers=2)  # head width 64, as in MODEL
+GLOBAL_BATCH = 8  # micro-batches of one sequence, so there can be up to 8 ranks
 COLUMNS = ["comparison", "found", "limit", "outcome"]
 
 
 @attrs.frozen
 class MachineComparison:
-    """One line of the table; `held` is None where values mean nothing, on the emulated driver."""
+    """One line of the table. `holds` is None on the emulated driver, where the values mean nothing."""
 
-    what: str
-    found: str
+    subject: str
+    measured: str
     limit: str
-    held: bool | None
+    holds: bool | None
 
     @property
     def cells(self) -> list[str]:
-        return [self.what, self.found, self.limit, {True: "holds", False: "FAILS", None: "emulated"}[self.held]]
+        outcome = {True: "holds", False: "FAILS", None: "emulated"}[self.holds]
+        return [self.subject, self.measured, self.limit, outcome]
 
 
 @attrs.frozen(kw_only=True)
 class SmallResult:
-    """A trained run: losses and hashes by step; whether the self-test held, None without one."""
+    """A trained run."""
 
-    losses: dict[int, float]
-    hashes: dict[int, str]
-    self_test: bool | None
+    losses: dict[int, float]  # by step
+    hashes: dict[int, str]  # by step
+    self_test: bool | None  # whether all self-tests succeeded; None if there were none
 
 
 @attrs.frozen(kw_only=True)
@@ -67,9 +68,9 @@ class SmallRun:
     """Runs of one small network, with the same tokens and initial weights."""
 
     folder: Path
-    device: str  # of all but those that name another one
+    device: str  # unless a run names another device
     steps: int
-    tiny: bool  # and not compiled
+    tiny: bool  # use TINY, without compilation
 
     @property
     def model(self) -> ModelConfig:
@@ -77,7 +78,7 @@ class SmallRun:
 
     @property
     def description(self) -> str:
-        """The network and the step, for the table."""
+        """A description of the network and the steps, for the table."""
         model = self.model
         return (
             f"{self.device}: {model.n_layers} layers x {model.emb_dim}, {self.steps} steps of {GLOBAL_BATCH} x "
@@ -85,14 +86,14 @@ class SmallRun:
         )
 
     def train(self, name: str, ranks: int, *, device: str | None = None, **keys: Any) -> SmallResult:
-        """Train to the end, and return the record. `keys`: of train.json. Raises BadInput where it fails."""
+        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if it fails."""
         run = self._write(name, **keys)
         return self._finish(run, self._start(run, ranks, device or self.device))
 
     def kill(self, name: str, ranks: int, after: int, **keys: Any) -> int | None:
-        """Kill all processes of a run by SIGKILL once a checkpoint beyond step `after` is there; return the step.
+        """Kill all processes of a run after its first checkpoint, and return the last step.
 
-        None where the run ended before.
+        `after` is the interval of checkpoints. Return None if the run ended first.
         """
         run = self._write(name, checkpoint_interval=after, **keys)
         process = self._start(run, ranks, self.device)
@@ -107,7 +108,7 @@ class SmallRun:
         return None
 
     def resume(self, name: str, ranks: int) -> SmallResult:
-        """Resume a killed run on so many ranks, to its end."""
+        """Resume a killed run with a number of ranks, and train it to its end."""
         run = self.folder / name / "run"
         return self._finish(run, self._start(run, ranks, self.device))
 
@@ -117,7 +118,7 @@ class SmallRun:
             "min_train_tokens": count,
             "microbatch_size": 1,
             "global_batch_size": GLOBAL_BATCH,
-            "learning_rate": 1e-4,  # a higher one, or no warm-up, makes rounding grow from step to step
+            "learning_rate": 1e-4,  # with a higher rate, or without warm-up, rounding errors grow from step to step
             "schedule_learning_rate": True,
             "warmup_period_percent": 50,
             "checkpoint_interval": self.steps,
@@ -134,11 +135,11 @@ class SmallRun:
         if process.returncode:
             raise BadInput(f"{run.parent.name}: train.py failed: {errors[-4000:]}")
         records = read_metrics(run)
-        tests = [record["held"] for record in records if event_of(record) == RunEvent.SELF_TEST]
+        self_tests = [record["held"] for record in records if event_of(record) == RunEvent.SELF_TEST]
         return SmallResult(
             losses={record["step"]: record[Metric.TRAIN_LOSS] for record in records if Metric.TRAIN_LOSS in record},
             hashes={record["step"]: record[Metric.STATE_SHA256] for record in records if Metric.STATE_SHA256 in record},
-            self_test=all(tests) if tests else None,
+            self_test=all(self_tests) if self_tests else None,
         )
 
 
@@ -153,9 +154,9 @@ def main(
     """Print the tables.
 
     Args:
-        ranks: world sizes; default: 1, 2, 4, 8 as far as there are GPUs, or 1 and 2.
-        tiny: a smaller network, not compiled: for a CPU without fast bf16.
-        emulated: the values are those of an emulated driver: compare nothing. Tiny.
+        ranks: world sizes; default: 1, 2, 4 and 8 if there are enough GPUs; on a CPU, 1 and 2.
+        tiny: train a smaller network without compilation, for a CPU without fast bf16.
+        emulated: print no verdicts, because the driver is emulated; implies --tiny.
     """
     gpus = torch.cuda.device_count() if device == "cuda" else 2
     sizes = ranks or tuple(size for size in (1, 2, 4, 8) if size <= gpus)
@@ -166,22 +167,22 @@ def main(
             compare = {"losses": compare_losses, "elastic": compare_hashes, "resume": compare_resumed}[part]
             rows = []
             for comparison in compare(small, sizes):
-                shown = attrs.evolve(comparison, held=None) if emulated else comparison
+                shown = attrs.evolve(comparison, holds=None) if emulated else comparison
                 print(*shown.cells, sep=" | ", flush=True)
                 rows.append(shown)
-            failed |= any(row.held is False for row in rows)
+            failed |= any(row.holds is False for row in rows)
             print(f"\n{part}, {small.description}\n{bench.table(COLUMNS, [row.cells for row in rows])}\n", flush=True)
     sys.exit(1 if failed else 0)
 
 
 def compare_losses(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare losses of each step: CPU and GPU in fp32 and bf16; one process and DDP."""
-    wanted = small.train("cpu-fp32", 1, precision="fp32", device="cpu")
+    """Compare the losses of each step: CPU and GPU in fp32 and bf16, and one process with DDP and FSDP."""
+    reference = small.train("cpu-fp32", 1, precision="fp32", device="cpu")
     fp32 = small.train("fp32", 1, precision="fp32", determinism="off")
     bf16 = small.train("bf16", 1, precision="bf16", determinism="off")
-    yield compare_step_losses(f"{small.device} fp32, CPU fp32", fp32, wanted, FP32_LIMIT)
-    yield compare_step_losses(f"{small.device} bf16, CPU fp32", bf16, wanted, BF16_LIMIT)
-    learned = wanted.losses[min(wanted.losses)] - wanted.losses[max(wanted.losses)]
+    yield compare_step_losses(f"{small.device} fp32, CPU fp32", fp32, reference, FP32_LIMIT)
+    yield compare_step_losses(f"{small.device} bf16, CPU fp32", bf16, reference, BF16_LIMIT)
+    learned = reference.losses[min(reference.losses)] - reference.losses[max(reference.losses)]
     yield MachineComparison("the network learns", f"{learned:.3f} nats", "> 0.5", learned > 0.5)
     for size in [size for size in sizes if size > 1][-1:]:
         for parallel in ("ddp", "fsdp"):
@@ -190,7 +191,7 @@ def compare_losses(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCom
 
 
 def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare the hashes of weights and moments of each step under determinism elastic; report the self-tests."""
+    """Compare the hashes of weights and moments after each step with determinism elastic, and report the self-tests."""
     for precision in ("bf16", "fp32"):
         layouts = [(size, parallel) for parallel in ("ddp", "fsdp") for size in sizes]
         first: SmallResult | None = None
@@ -200,38 +201,40 @@ def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCom
             first = first or trained
             yield compare_step_hashes(f"{precision} {parallel} on {size} ranks, first layout", trained, first)
             if trained.self_test is not None:
-                said = "repeats" if trained.self_test else "differs"
+                outcome = "repeats" if trained.self_test else "differs"
                 yield MachineComparison(
-                    f"{precision} {parallel} on {size} ranks: self-test", said, "repeats", trained.self_test
+                    f"{precision} {parallel} on {size} ranks: self-test", outcome, "repeats", trained.self_test
                 )
 
 
 def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare a run that was killed on all ranks and resumed on another layout with an uninterrupted one."""
+    """Compare an uninterrupted run with a run that was killed on all ranks and resumed with another layout."""
     interval, options = max(1, small.steps // 4), {"precision": "bf16", "determinism": "elastic"}
     straight = small.train("straight", 1, checkpoint_interval=interval, **options)
     for size, parallel in ((sizes[-1], "ddp"), (sizes[0], "fsdp")):
         began = time.monotonic()
         killed = small.kill(f"killed-{parallel}", size, interval, parallel=parallel, **options)
         resumed = small.resume(f"killed-{parallel}", sizes[0] if size != sizes[0] else sizes[-1])
-        what = f"killed -9 on {size} ranks, {parallel}, at step {killed}; resumed, uninterrupted"
+        subject = f"killed -9 on {size} ranks, {parallel}, at step {killed}; resumed, uninterrupted"
         if killed is None:
-            yield MachineComparison(what, "it ended before it was killed", "killed", False)
+            yield MachineComparison(subject, "the run ended before it was killed", "killed", False)
             continue
-        yield compare_step_hashes(f"{what}, {time.monotonic() - began:.0f} s", resumed, straight)
+        yield compare_step_hashes(f"{subject}, {time.monotonic() - began:.0f} s", resumed, straight)
 
 
-def compare_step_losses(what: str, one: SmallResult, other: SmallResult, limit: float) -> MachineComparison:
-    differences = [abs(one.losses.get(step, math.nan) - loss) for step, loss in other.losses.items()]
-    held = bool(differences) and all(difference <= limit for difference in differences)  # a nan is no match
+def compare_step_losses(subject: str, result: SmallResult, reference: SmallResult, limit: float) -> MachineComparison:
+    """Compare the loss of each step of the reference. A missing loss or NaN is a failure."""
+    differences = [abs(result.losses.get(step, math.nan) - loss) for step, loss in reference.losses.items()]
+    holds = bool(differences) and all(difference <= limit for difference in differences)  # False for NaN
     largest = math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan)
-    return MachineComparison(f"losses: {what}", f"{largest:.1e}", f"{limit:g}", held)
+    return MachineComparison(f"losses: {subject}", f"{largest:.1e}", f"{limit:g}", holds)
 
 
-def compare_step_hashes(what: str, one: SmallResult, other: SmallResult) -> MachineComparison:
-    different = [step for step, digest in other.hashes.items() if one.hashes.get(step) != digest]
-    found = f"step {different[0]} differs" if different else f"{len(other.hashes)} steps equal"
-    return MachineComparison(f"hashes: {what}", found, "equal", bool(other.hashes) and not different)
+def compare_step_hashes(subject: str, result: SmallResult, reference: SmallResult) -> MachineComparison:
+    """Compare the hash after each step of the reference."""
+    different = [step for step, digest in reference.hashes.items() if result.hashes.get(step) != digest]
+    measured = f"step {different[0]} differs" if different else f"{len(reference.hashes)} steps equal"
+    return MachineComparison(f"hashes: {subject}", measured, "equal", bool(reference.hashes) and not different)
 
 
 def _library_bytes(count: int) -> npt.NDArray[np.uint16]:

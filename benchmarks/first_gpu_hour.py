@@ -1,11 +1,12 @@
-"""First GPU hour: all measurements that wait for a card, one after the other, into one page and a tarball.
+"""The first GPU hour: all measurements that need a GPU, one after another, with one page and a tarball as the result.
 
 python benchmarks/first_gpu_hour.py [--minutes 60] [--price-per-hour 24] [--output gpu-hour]
 
-Correctness, speed, memory, kernels, communication, host time, in order of worth, on 1, 2, 4 or 8 GPUs; needs no data.
-Each step has a time limit and its own result files; one that fails ends no other. Page and tarball are written after
-each step; a signal ends the running step and all processes below it. The same command again skips what is done. Run it
-in tmux. Send OUTPUT.tar.gz home: page.md, output and GPU clocks of each step; no weights, tokens or credentials.
+It measures correctness, speed, memory, kernels, communication and host time, the most important first, on 1, 2, 4 or 8
+GPUs, and needs no data. Each step has a time limit and its own result files, and a failed step does not stop the rest.
+The page and the tarball are written after each step. A signal ends the running step and all its processes. The same
+command continues and skips the steps that are done. Run it in tmux. At the end, copy OUTPUT.tar.gz to your own machine:
+it has page.md, and the output and the GPU clocks of each step, but no weights, tokens or credentials.
 """
 
 import csv
@@ -35,12 +36,12 @@ from training.checkpoints.retention import CHECKPOINT_BYTES
 from training.hardware.environment import cpu_name, git_commit
 from training.hardware.preflight import DiskNeed, PreflightRequirements, report
 
-LEAST_STEP_SECONDS = 30.0  # a step that is given less is not started
-DRY_RUN_SECONDS = 900.0  # limit of each step, for one that hangs
+LEAST_STEP_SECONDS = 30.0  # a step does not start if there is less time
+DRY_RUN_SECONDS = 900.0  # limit of each step in a dry run, in case one hangs
 PREFLIGHT = "preflight"
-REST_BYTES = 2e9  # compiled kernels, random tokens, checkpoints of small networks
+REST_BYTES = 2e9  # disk space for compiled kernels, random tokens and checkpoints of small networks
 PAGE = "page.md"
-LAST_LINES = 100  # shown of a step that is not done
+LAST_LINES = 100  # of a step that is not done, the page shows this number of lines
 SMI = "nvidia-smi"
 SETTINGS = (
     "index,name,driver_version,memory.total,memory.used,power.limit,power.max_limit,clocks.sm,clocks.max.sm,"
@@ -49,9 +50,9 @@ SETTINGS = (
 PROCESSES = "gpu_bus_id,pid,used_memory"
 SAMPLE = "clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
 SAMPLE_SECONDS = 2
-SMI_SECONDS = 60  # of a driver that hangs
+SMI_SECONDS = 60  # timeout, in case the driver hangs
 UNDERLINING = re.compile(r"\x1b\[\d*m")
-# bits of clocks_event_reasons.active: docs.nvidia.com, NVML API reference, nvmlClocksEventReasons
+# Bits of clocks_event_reasons.active: docs.nvidia.com, NVML API reference, nvmlClocksEventReasons.
 IDLE = 0x1
 REASONS = {
     0x4: "sw_power_cap",
@@ -75,21 +76,24 @@ def main(
     """Run the steps and write the page.
 
     Args:
-        minutes: for all steps that are not done, by the clock.
-        price_per_hour: of the machine; shows what each step has cost.
-        output: folder of the page, the results and all temporary files.
-        dry_run: tiny sizes, to try all this out on the emulated driver: its values mean nothing.
-        preflight: the hour's first step alone, with the disk that a network of this size needs.
+        minutes: time limit for all steps that are not done yet.
+        price_per_hour: price of the machine in dollars; with it, the page shows the cost of each step.
+        output: folder for the page, the results and all temporary files.
+        dry_run: use tiny sizes, to try everything on the emulated driver; the values mean nothing.
+        preflight: run only the first step, which checks the machine and the disk space for a network of this size.
     """
     if preflight is not None:
         sys.exit(report(needs(preflight)))
     gpus = torch.cuda.device_count()
     if gpus == 0:
-        raise BadInput("no GPU here; tests/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run emulates some")
+        raise BadInput(
+            "this machine has no GPU; to try it with emulated GPUs: "
+            "tests/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run"
+        )
     ranks = 1 << (min(gpus, 8).bit_length() - 1)
     check_output(output)
     output.mkdir(parents=True, exist_ok=True)
-    title = f"{'DRY RUN, tiny sizes: no value means anything. ' if dry_run else ''}{ranks} of {gpus} GPUs"
+    title = f"{'DRY RUN with tiny sizes: the values mean nothing. ' if dry_run else ''}{ranks} of {gpus} GPUs"
     head, steps = [title, *machine_lines()], hour_steps(ranks)
 
     def write() -> list[Outcome]:
@@ -109,21 +113,23 @@ def main(
 
 
 def check_output(folder: Path) -> None:
-    """Raise BadInput for a folder with other files: the page replaces files, and the archive copies them."""
+    """Raise BadInput if a folder has other files, which the page could replace and the archive would copy."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if names and not {f"{step.name}.json" for step in STEPS} & {*names}:
-        raise BadInput(f"{folder}: holds {min(names)}, and no results of this script; pass another --output")
+        raise BadInput(
+            f"{folder}: has files such as {min(names)}, but no results of this script; pass another --output"
+        )
 
 
 def needs(largest: Size) -> PreflightRequirements:
-    """Return the preflight's requirements: train.py starts no run without room for its checkpoint."""
-    wanted = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
+    """Return the preflight's requirements. Disk space is one of them: train.py needs room for a checkpoint."""
+    needed_bytes = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
         directory=Path(tempfile.gettempdir()),
-        what=f"a checkpoint of {largest} and compiled kernels",
-        least_bytes=wanted,
-        total_bytes=wanted,
-        advice="free some, or name a larger one with --output",
+        contents=f"a checkpoint of {largest} and compiled kernels",
+        least_bytes=needed_bytes,
+        total_bytes=needed_bytes,
+        advice="free some space, or choose a larger disk with --output",
     )
     return PreflightRequirements(disk=disk)
 
@@ -136,16 +142,16 @@ def words(step: HourStep, ranks: int, *, dry_run: bool) -> list[str]:
 def run_steps(
     steps: list[HourStep], output: Path, ranks: int, minutes: float, *, dry_run: bool
 ) -> Iterator[tuple[HourStep, Outcome]]:
-    """Run each step that is not done, while there is time; yield each outcome. A failed preflight ends the hour."""
+    """Run each step that is not done, while there is time, and yield its outcome. A failed preflight ends the hour."""
     deadline = time.monotonic() + 60 * minutes
-    before = [(step, read_outcome(output, step.name, words(step, ranks, dry_run=dry_run))) for step in steps]
-    waiting = [step for step, outcome in before if outcome.state != "done"]
-    for step, earlier in before:
+    earlier_outcomes = [(step, read_outcome(output, step.name, words(step, ranks, dry_run=dry_run))) for step in steps]
+    waiting = [step for step, outcome in earlier_outcomes if outcome.state != "done"]
+    for step, earlier in earlier_outcomes:
         print(f"{step.name:22}", end="", flush=True)
         if step in waiting:
             waiting.remove(step)
-        left = deadline - time.monotonic()
-        limit = min(left, DRY_RUN_SECONDS) if dry_run else limit_seconds(step, waiting, left)
+        seconds_left = deadline - time.monotonic()
+        limit = min(seconds_left, DRY_RUN_SECONDS) if dry_run else limit_seconds(step, waiting, seconds_left)
         outcome = earlier
         if earlier.state != "done" and limit >= LEAST_STEP_SECONDS:
             with sampled(samples_file(output, step)):
@@ -159,14 +165,18 @@ def run_steps(
             return
 
 
-def limit_seconds(step: HourStep, later: list[HourStep], left: float) -> float:
-    """Return a step's limit: up to twice its own, from time that earlier steps left over; later ones keep theirs."""
-    own, spare = 60 * step.minutes, left - 60 * sum(each.minutes for each in later)
-    return min(left, max(own, min(2 * own, spare)))
+def limit_seconds(step: HourStep, later: list[HourStep], seconds_left: float) -> float:
+    """Return the time limit of a step.
+
+    A step may take up to twice its planned time if earlier steps needed less than theirs. The time of `later` steps is
+    not used for this.
+    """
+    planned, spare = 60 * step.minutes, seconds_left - 60 * sum(later_step.minutes for later_step in later)
+    return min(seconds_left, max(planned, min(2 * planned, spare)))
 
 
 def machine_lines() -> list[str]:
-    """Return paragraphs: versions, commit, hardware. Uses no GPU itself: that would take some of its memory."""
+    """Return paragraphs with versions, commit and hardware. No GPU is used, because that would take GPU memory."""
     torch_line = f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
     return [f"commit {git_commit()}, {torch_line}", f"{cpu_name()}, {platform.platform()}", *describe_gpus()]
 
@@ -177,7 +187,7 @@ def samples_file(folder: Path, step: HourStep) -> Path:
 
 
 def make_page(head: Sequence[str], outcomes: Outcomes, folder: Path, price_per_hour: float | None) -> str:
-    """Return the page as Markdown: the machine, a table of all steps, then what each printed."""
+    """Return the page as Markdown: the machine, a table of all steps, and the output of each step."""
     columns = ["step", "outcome", "seconds", *(["USD"] if price_per_hour else []), "GPUs while busy", "fills"]
     rows = []
     for step, outcome in outcomes:
@@ -197,7 +207,7 @@ def make_page(head: Sequence[str], outcomes: Outcomes, folder: Path, price_per_h
 
 
 def pack(folder: Path) -> Path:
-    """Write FOLDER.tar.gz: the page, the steps' output and outcomes; return its path."""
+    """Write FOLDER.tar.gz with the page, the output and the outcomes of the steps, and return its path."""
     archive = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(folder.iterdir()):
@@ -207,13 +217,13 @@ def pack(folder: Path) -> Path:
 
 
 def describe_gpus() -> list[str]:
-    """Return paragraphs of Markdown: each GPU's settings, its links to the others, processes that use it already."""
+    """Return paragraphs of Markdown: the settings of the GPUs, processes that use them already, and their links."""
     if shutil.which(SMI) is None:
-        return [f"No {SMI} here."]
+        return [f"This machine has no {SMI}."]
     settings = list(csv.reader(_smi(f"--query-gpu={SETTINGS}", "--format=csv"), skipinitialspace=True))
     return [
         _table(settings[0], settings[1:]) if len(settings) > 1 else _indented(map(" ".join, settings)),
-        "Processes on the GPUs before the start; in a container those of others may not show:",
+        "Processes on the GPUs before the start (in a container, processes outside of it may not be listed):",
         _indented(_smi(f"--query-compute-apps={PROCESSES}", "--format=csv")),
         "Links:",
         _indented(_smi("topo", "-m")),
@@ -222,7 +232,7 @@ def describe_gpus() -> list[str]:
 
 @contextmanager
 def sampled(path: Path) -> Iterator[None]:
-    """Write a line of SAMPLE for each GPU every two seconds, until the block ends; nothing without nvidia-smi."""
+    """Write a line with SAMPLE for each GPU every two seconds, until the block ends. Without nvidia-smi, do nothing."""
     if shutil.which(SMI) is None:
         yield
         return
@@ -237,10 +247,10 @@ def sampled(path: Path) -> Iterator[None]:
 
 
 def summarize(lines: Iterable[str]) -> str:
-    """Return the samples of GPUs that were busy: median clock, highest power and temperature, reasons of throttling."""
+    """Summarize samples of busy GPUs: median clock, highest power and temperature, and reasons for throttling."""
     busy = []
     for line in lines:
-        with suppress(ValueError):  # a line cut off, or a value that this GPU does not tell
+        with suppress(ValueError):  # the line was cut off, or this GPU does not report a value
             clock, power, temperature, reasons = line.split(",")
             if not int(reasons, 16) & IDLE:
                 busy.append((float(clock), float(power), float(temperature), int(reasons, 16)))
@@ -259,13 +269,13 @@ def _indented(lines: Iterable[str]) -> str:
 
 
 def _lines(path: Path, outcome: Outcome) -> list[str]:
-    """Return the lines of a step's file; none of an earlier command's."""
-    there = outcome.state != "not started" and path.exists()
-    return path.read_text(errors="replace").splitlines() if there else []
+    """Return the lines of a step's file. The file of a step that has not started is from another command."""
+    is_current = outcome.state != "not started" and path.exists()
+    return path.read_text(errors="replace").splitlines() if is_current else []
 
 
 def _smi(*arguments: str) -> list[str]:
-    """Return the lines that nvidia-smi prints, error messages included."""
+    """Return the output of nvidia-smi, including error messages, as lines."""
     try:
         done = subprocess.run(
             [SMI, *arguments],
@@ -276,7 +286,7 @@ def _smi(*arguments: str) -> list[str]:
             timeout=SMI_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return [f"{SMI} {' '.join(arguments)}: no answer in {SMI_SECONDS} s"]
+        return [f"{SMI} {' '.join(arguments)}: no answer within {SMI_SECONDS} s"]
     return done.stdout.splitlines()
 
 

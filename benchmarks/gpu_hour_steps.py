@@ -1,6 +1,7 @@
-"""Steps of the first GPU hour, in order of worth: command, time limit, the cells of docs/ that each fills; their runs.
+"""The steps of the first GPU hour, the most important first, and how a step runs.
 
-A run leaves NAME.txt, the step's output, and NAME.json, its outcome.
+Each step has a command, a time limit, and the places in docs/ that its results fill in. A run writes NAME.txt, the
+step's output, and NAME.json, its outcome.
 """
 
 import json
@@ -19,21 +20,22 @@ from bench import GRACE_SECONDS, ROOT, kill_tree
 SMALL_SPEED = "benchmarks/train_speed.py --sizes small --steps 2 --set compile=false"
 SMALL_STEPS = "--ranks {ranks} --size small --steps 5 --microbatch 1 --set compile=false"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node={ranks}"
-SECRETS = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)  # names of variables that steps do not get
-COMPILED = "compiled"  # folder of kernels and graphs, kept from one command to the next
+# Steps do not get environment variables with such names.
+SECRETS = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+COMPILED = "compiled"  # folder for compiled kernels and graphs, which later commands reuse
 
 State = Literal["done", "failed", "timed out", "interrupted", "not started"]
 
 
 @attrs.frozen(kw_only=True)
 class HourStep:
-    """One command of the hour. {ranks} in it: as many GPUs as take part, 1, 2, 4 or 8."""
+    """One command of the hour. In the command, {ranks} is the number of GPUs that are used: 1, 2, 4 or 8."""
 
     name: str
-    command: str  # of Python, in the repository's root
-    dry_run: str  # the same at a tiny size
-    minutes: float  # limit; those of all steps fit into an hour
-    fills: str
+    command: str  # arguments of Python, in the repository's root
+    dry_run: str  # the same command with a tiny size
+    minutes: float  # time limit; the limits of all steps add up to at most an hour
+    fills: str  # places in docs/ that need the results
     least_gpus: int = 1
 
 
@@ -43,7 +45,7 @@ STEPS = (
         command="benchmarks/first_gpu_hour.py --preflight 1.5B",
         dry_run="benchmarks/first_gpu_hour.py --preflight small",
         minutes=2,
-        fills="nothing: where it fails, the hour ends before it has cost anything",
+        fills="nothing: if it fails, the hour ends before it costs much",
     ),
     HourStep(
         name="correctness-elastic",
@@ -57,7 +59,7 @@ STEPS = (
         command="benchmarks/correctness.py losses",
         dry_run="benchmarks/correctness.py losses --emulated --steps 2",
         minutes=4,
-        fills="docs/status.md: attention kernel; Tokens/s needs it: a fast wrong step is worth nothing",
+        fills="docs/status.md: attention kernel; Tokens/s depends on it, because a fast wrong step is worthless",
     ),
     HourStep(
         name="correctness-resume",
@@ -173,13 +175,13 @@ STEPS = (
 
 
 def hour_steps(gpus: int) -> list[HourStep]:
-    """Return the steps that so many GPUs can take."""
+    """Return the steps that a machine with this number of GPUs can run."""
     return [step for step in STEPS if gpus >= step.least_gpus]
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """Outcome of a command."""
+    """The outcome of a command."""
 
     command: list[str]
     state: State = "not started"
@@ -188,13 +190,13 @@ class Outcome:
 
 
 def run_limited(folder: Path, name: str, command: list[str], limit_seconds: float) -> Outcome:
-    """Run a command in the repository's root, for so long at most; write its files.
+    """Run a command in the repository's root with a time limit, and write its output and outcome.
 
-    At the limit, and where an exception ends the wait, all of it is killed.
+    At the limit, or if an exception ends the wait, the command and all its processes are killed.
     """
     scratch = folder / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)  # a command that is killed removes nothing
+    shutil.rmtree(scratch, ignore_errors=True)  # a command that was killed has not removed its files
+    scratch.mkdir(parents=True)
     began = time.monotonic()
     state: State = "interrupted"
     status: int | None = None
@@ -224,7 +226,7 @@ def run_limited(folder: Path, name: str, command: list[str], limit_seconds: floa
 
 
 def read_outcome(folder: Path, name: str, command: list[str]) -> Outcome:
-    """Return how this command ended earlier; "not started" where it was another one, or none."""
+    """Return the outcome of an earlier run of this command, or "not started" if there was none."""
     with suppress(OSError, ValueError, TypeError):
         outcome = Outcome(**json.loads((folder / f"{name}.json").read_text()))
         if outcome.command == command:
@@ -233,7 +235,7 @@ def read_outcome(folder: Path, name: str, command: list[str]) -> Outcome:
 
 
 def _environment(folder: Path, scratch: Path) -> dict[str, str]:
-    """Return this process's environment without credentials, with a temporary directory and a cache of all commands."""
+    """Return this process's environment without credentials, with a temporary directory and a shared compile cache."""
     environment = {key: value for key, value in os.environ.items() if not SECRETS.search(key)}
     compiled = folder.absolute() / COMPILED
     return environment | {

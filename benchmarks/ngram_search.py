@@ -103,7 +103,7 @@ class PlainPass:
         for at in range(0, stream.length - GRAM + 1, BLOCK):
             block = stream.read(at, min(BLOCK + GRAM - 1, stream.length - at))
             hashes = hashes_of_13(block)
-            kept = self.filter.held(hashes)
+            kept = self.filter.possible_members(hashes)
             first = np.minimum(np.searchsorted(self.hashes, hashes[kept]), len(self.hashes) - 1)
             exact = (block[kept[:, None] + np.arange(GRAM)] == self.grams[first]).all(1)
             found.append(kept[exact] + at)

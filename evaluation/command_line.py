@@ -26,7 +26,9 @@ Device = Annotated[Literal["cuda", "cpu"] | None, option("device to run on; defa
 RangeName = Literal["fineweb-val-10m", "gpjt-test"]
 LEAST_TEMPERATURE = 1e-3  # logits divided by a smaller temperature would exceed the range of fp32
 _POSITIVE = number(LEAST_TEMPERATURE, 1e3)
-TEMPERATURE = ValueCheck(lambda value: value == 0 or _POSITIVE.holds(value), f"0 (greedy) or {_POSITIVE.wanted}", float)
+TEMPERATURE = ValueCheck(
+    lambda value: value == 0 or _POSITIVE.holds(value), f"0 (greedy) or {_POSITIVE.accepted_values}", float
+)
 SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), integer(1)
 
 

@@ -1,4 +1,4 @@
-"""experiment.py: options of the commands sweep, ladder and trial, and the training of their runs under one budget."""
+"""experiment.py: the options of the commands sweep, ladder and trial, and how they train their runs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +27,7 @@ REASONS_NEEDED = {"--max-usd": "the price of the machine"}
 
 
 def _rules(more: str) -> OptionRules:
-    """Return the rules of an experiment that has options of its own; --dry-run shows what all of them would do."""
+    """Return the option rules of an experiment that has `more` options. All of them work with --dry-run."""
     used = f"{POOL} {more}".rstrip()
     return OptionRules(
         work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons_needed=REASONS_NEEDED
@@ -36,23 +36,25 @@ def _rules(more: str) -> OptionRules:
 
 @attrs.frozen(kw_only=True)
 class ExperimentCommand:
-    """Options of all commands."""
+    """The options of all commands."""
 
     pool: PoolOptions = attrs.field(factory=PoolOptions)
-    dry_run: Annotated[bool, option("print the runs, their tokens and cost; train nothing")] = False
+    dry_run: Annotated[bool, option("print the runs, their tokens and cost; do not train")] = False
 
 
 @attrs.frozen(kw_only=True)
 class FileCommand(ExperimentCommand):
-    """Options of an experiment that a file states."""
+    """The options of an experiment that a file describes."""
 
-    file: Annotated[Path, option("file of the experiment", name="FILE")] = attrs.field(kw_only=False)
-    output: Annotated[Path | None, option("default: the file's name without .json", "DIR")] = None
+    file: Annotated[Path, option("JSON file of the experiment", name="FILE")] = attrs.field(kw_only=False)
+    output: Annotated[
+        Path | None, option("directory of the runs and results; default: the file's name without .json", "DIR")
+    ] = None
 
 
 @attrs.frozen(kw_only=True)
 class SweepCommand(FileCommand):
-    """Train variants of a run over seeds, and tell differences from luck."""
+    """Train variants of a run over seeds, and separate differences from luck."""
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="training",
@@ -65,7 +67,7 @@ class SweepCommand(FileCommand):
         needs=NEEDS,
         reasons_unused={
             "--print-commands": dict.fromkeys(
-                ("--max-hours", "--max-usd"), "it bounds what this machine trains, not other machines"
+                ("--max-hours", "--max-usd"), "it limits training on this machine, not on others"
             )
         },
         reasons_needed=REASONS_NEEDED,
@@ -73,7 +75,7 @@ class SweepCommand(FileCommand):
     print_commands: Annotated[
         bool, option("write the run directories and print a command for each run, for Slurm or several machines")
     ] = False
-    collect: Annotated[bool, option("print the table of what is there; train nothing")] = False
+    collect: Annotated[bool, option("print the table of the runs trained so far; do not train")] = False
 
 
 @attrs.frozen(kw_only=True)
@@ -82,7 +84,7 @@ class LadderCommand(FileCommand):
 
     option_rules: ClassVar[OptionRules] = _rules("--output --best-for")
     best_for: Annotated[
-        float | None, option("print the best size for this much money, too, on each machine", "USD", check=USD)
+        float | None, option("also print the best model size for this much money on each machine", "USD", check=USD)
     ] = None
 
 
@@ -96,14 +98,14 @@ class TrialCommand(ExperimentCommand):
     option_rules: ClassVar[OptionRules] = _rules("--pairs")
     base: Annotated[str, option(f"what to compare with: {REVISION}", name="BASE")] = attrs.field(kw_only=False)
     candidate: Annotated[str, option(f"the change: {REVISION}", name="CANDIDATE")] = attrs.field(kw_only=False)
-    run_directory: Annotated[Path, option("run directory; each commit trains its own", name="RUN")] = attrs.field(
-        kw_only=False
+    run_directory: Annotated[Path, option("run directory; each commit trains its own version", name="RUN")] = (
+        attrs.field(kw_only=False)
     )
     pairs: Annotated[
         int | None,
         option(
-            "pairs of runs, judged once at the end; default: enough for a difference of three seed deviations, "
-            "stopped early where the rule allows",
+            "train N pairs of runs and judge them once at the end; default: enough pairs to find a difference of three "
+            "seed deviations, with an early stop if the rule allows it",
             "N",
             check=integer(3, 999),
         ),
@@ -118,7 +120,7 @@ COMMANDS = {
 
 
 def run_sweep(command: SweepCommand) -> int | None:
-    """Train what is missing, and print the table."""
+    """Train the runs that are missing, and print the table."""
     from experiments.shared.experiment_files import check_results, missing_tokens, output_of
     from experiments.sweep import variant_runs
     from experiments.sweep.measured_loss import check_unseen
@@ -127,11 +129,11 @@ def run_sweep(command: SweepCommand) -> int | None:
 
     sweep, output = read_sweep(command.file), output_of(command.file, command.output)
     check_results(output, SWEEP)
-    missing = next(filter(None, (missing_tokens(sweep.file, one.run.train) for one in sweep.variants)), None)
+    missing = next(filter(None, (missing_tokens(sweep.file, variant.run.train) for variant in sweep.variants)), None)
     runs = variant_runs.runs_of(sweep, output, command.pool.ranks)
     if command.collect:
         if not output.is_dir():
-            raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
+            raise BadInput(f"{output}: no such directory; train the sweep first, or pass its --output")
         variant_runs.show_sweep(sweep, runs, output, choose_device(command.pool.device))
         return None
     variant_runs.check_rungs(sweep, runs)
@@ -151,7 +153,7 @@ def run_sweep(command: SweepCommand) -> int | None:
 
 
 def run_ladder(command: LadderCommand) -> int | None:
-    """Train what is missing, print the results, write the target's forecast."""
+    """Train the runs that are missing, print the results, and write the target's forecast."""
     from experiments.ladder.forecast import check_forecast, write_forecast
     from experiments.ladder.ladder_file import read_ladder
     from experiments.ladder.ladder_table import train_ladder
@@ -163,14 +165,14 @@ def run_ladder(command: LadderCommand) -> int | None:
     missing = missing_tokens(command.file, ladder.target.train)
     check_results(ladder.output, LADDER)
     check_forecast(ladder.target.directory)
-    plan = describe_plan(ladder, command.pool.price_per_hour)  # refuses what could not be trained before anything is
+    plan = describe_plan(ladder, command.pool.price_per_hour)  # raises an error if any run could not be trained
     if command.best_for is not None:
         plan.append(f"then the best size for {dollars(command.best_for)} on each machine")
     try:
         return execute(
             command, ladder.output, plan, missing, partial(train_ladder, ladder=ladder, usd=command.best_for)
         )
-    except NoForecast:  # those of an earlier call hold no more
+    except NoForecast:  # the forecast and results of an earlier call are no longer valid
         write_forecast(ladder.target.directory, None)
         for path in result_files(ladder.output, LADDER):
             write_or_remove(path, None)
@@ -178,7 +180,7 @@ def run_ladder(command: LadderCommand) -> int | None:
 
 
 def run_trial(command: TrialCommand) -> int | None:
-    """Train until the rule ends it, and print the verdict; return its exit status."""
+    """Train pairs of runs until the rule ends the trial, print the verdict, and return its exit status."""
     from experiments.shared.experiment_files import check_results
     from experiments.trial.checkout import Snapshots
     from experiments.trial.trial import Trial
@@ -200,7 +202,10 @@ def execute(
     missing: str | None,
     train: "Callable[[RunPool], Callable[[], int | None]]",
 ) -> int | None:
-    """Train and show, or print the plan; return the exit status. `missing`: one line where tokens are nowhere."""
+    """Train the runs and show the results, or print the plan with --dry-run. Return the exit status.
+
+    `missing` is a line about a dataset that cannot be found, or None.
+    """
     from common.files import writing
     from experiments.shared.run_pool import PoolStopped, RunPool
 
@@ -217,4 +222,4 @@ def execute(
     except PoolStopped as stopped:
         show("", f"experiment.py: {stopped}")
         return EXIT_STOPPED
-    return show_results()  # now Ctrl-C interrupts
+    return show_results()  # outside of the pool, so that Ctrl-C interrupts it

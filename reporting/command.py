@@ -1,4 +1,4 @@
-"""report.py"""
+"""report.py: its options, and what it does with them."""
 
 import os
 import time
@@ -21,10 +21,10 @@ from training.supervision.run_lock import EXIT_FILE, is_locked
 from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT
 
 PROJECT = "lockstep"
-MOST_SAMPLED = 8  # runs; a page of more has no samples
-NICENESS = 10  # the machine may be training
-LOOK_SECONDS = 10.0  # of a watch, by default
-IDLE_LOOKS = 2  # in succession without a job: torchrun may be restarting one
+MOST_SAMPLED = 8  # a page about more runs than this has no samples
+NICENESS = 10  # yields to a training run on the same machine
+LOOK_SECONDS = 10.0  # default time between two looks with --watch
+IDLE_LOOKS = 2  # --watch ends after this number of looks in a row without a job: torchrun may be restarting one
 SECONDS = number(0, 1e6, above=True, example="30")
 
 
@@ -38,43 +38,45 @@ class ReportCommand:
         modes={"--to": "--project --watch --every", "--reference": ""},
         needs={"--every": "--watch", "--project": "--to=wandb --to=trackio"},
     )
-    runs: Annotated[tuple[Path, ...], option("run, or folder of runs", name="RUN...", required=True)] = attrs.field(
-        kw_only=False
+    runs: Annotated[tuple[Path, ...], option("run directory, or folder of runs", name="RUN...", required=True)] = (
+        attrs.field(kw_only=False)
     )
     output: Annotated[
-        Path | None, option("default: report.html in the run directory; of several runs, here", "FILE")
+        Path | None,
+        option("the page; default: report.html in the run directory, or here if there are several runs", "FILE"),
     ] = None
     no_samples: Annotated[
-        bool, option("do not load checkpoints, to record what they say and expect; show what is recorded")
+        bool, option("do not load checkpoints to sample from them; show only samples recorded earlier")
     ] = False
     to: Annotated[
         Literal["tensorboard", "wandb", "trackio"] | None,
-        option("send the metrics that it lacks to a tracker, and write no page"),
+        option("send metrics that the tracker does not have yet; write no page"),
     ] = None
     project: Annotated[
-        str | None, option("with --to wandb and trackio: project of the runs; default: " + PROJECT, "NAME")
+        str | None, option("with --to wandb or trackio: the project of the runs; default: " + PROJECT, "NAME")
     ] = None
     reference: Annotated[
         Path | None,
-        option("write into this run directory between which losses its runs should be, by these; no page", "DIR"),
+        option("write the expected loss range of a recipe, measured on these runs, into DIR; write no page", "DIR"),
     ] = None
-    watch: Annotated[bool, option("write it again as the runs grow, until they end or Ctrl-C")] = False
+    watch: Annotated[bool, option("update the page or the tracker as the runs grow, until they end or Ctrl-C")] = False
     every: Annotated[
-        float | None, option("with --watch: seconds between looks; default: 10", "SECONDS", check=SECONDS)
+        float | None, option("with --watch: seconds between updates; default: 10", "SECONDS", check=SECONDS)
     ] = None
 
     def __attrs_post_init__(self) -> None:
         if file := next(filter(Path.is_file, self.runs), None):
             raise UsageError(
-                f"RUN...: {file} is a file, wanted a directory; of a sweep or a ladder: {file.with_suffix('')}"
+                f"RUN...: {file} is a file, not a directory; for a sweep or a ladder, pass {file.with_suffix('')}"
             )
-        places = list(map(os.path.realpath, self.runs))
-        if twice := [str(run) for run, place in zip(self.runs, places, strict=True) if places.count(place) > 1]:
-            raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
+        real_paths = list(map(os.path.realpath, self.runs))
+        repeated = [str(run) for run, path in zip(self.runs, real_paths, strict=True) if real_paths.count(path) > 1]
+        if repeated:
+            raise UsageError(f"RUN...: {' and '.join(repeated)} are the same run; pass it once")
 
 
 def run(command: ReportCommand) -> None:
-    """Write the page or a reference, or send metrics to a tracker. Raises BadInput."""
+    """Write the page or a reference, or send metrics to a tracker. Raise BadInput if that fails."""
     from reporting.report_page import SIGN
 
     keep_logs_only()
@@ -87,7 +89,7 @@ def run(command: ReportCommand) -> None:
 
         show(*write_reference(_begun_runs(command), command.reference))
         return
-    check_replaceable(_file(command), SIGN, "a report of report.py", "--output")
+    check_replaceable(_file(command), SIGN, "a report of report.py", "--output")  # never overwrite another file
     if command.watch:
         watch(partial(_begun_runs, command), partial(_write, command), command.every or LOOK_SECONDS)
     else:
@@ -99,13 +101,16 @@ def _file(command: ReportCommand) -> Path:
 
 
 def _begun_runs(command: ReportCommand) -> list[Path]:
-    """Return the runs that have begun in each sweep, ladder, trial or archive; of any other path, itcommand."""
+    """Return the runs to report on.
+
+    A sweep, ladder, trial or archive is replaced by those of its runs that have begun. Any other path is a run.
+    """
     from reporting.report_page import is_experiment
 
     runs: list[Path] = []
     for path in command.runs:
-        begun = [] if (path / METRICS).exists() else runs_in(path)
-        runs += begun or ([] if is_experiment(path) else [path])
+        runs_inside = [] if (path / METRICS).exists() else runs_in(path)
+        runs += runs_inside or ([] if is_experiment(path) else [path])
     return list(dict.fromkeys(runs))
 
 
@@ -117,10 +122,10 @@ def _send(command: ReportCommand, name: str) -> None:
 
     def advance(*, last: bool = False) -> None:
         for run, sync in zip(runs, syncs, strict=True):
-            sent, held = sync.advance()
+            new_steps, all_steps = sync.advance()
             if last:
-                sync.close()  # may find that the tracker has not taken all
-            show(f"{run}: {sent:,} new steps for {name}, {held:,} in all")
+                sync.close()  # raises an error if the tracker has not received everything
+            show(f"{run}: {new_steps:,} new steps for {name}, {all_steps:,} in all")
 
     with ExitStack() as stack:
         for sync in syncs:
@@ -131,19 +136,23 @@ def _send(command: ReportCommand, name: str) -> None:
 
 
 def _write(command: ReportCommand) -> None:
-    """Write the page, first with what is known: to record the samples of a large model takes minutes."""
+    """Write the page.
+
+    If samples are missing, write it twice: at once without them, because recording the samples of a large model takes
+    minutes, and again when they are recorded.
+    """
     from reporting.report_page import experiment_results, report_page
     from reporting.run_history import NotBegun, read_history, run_names
-    from reporting.samples.sample_log import lacks_samples
+    from reporting.samples.sample_log import has_missing_samples
     from reporting.samples.sample_sections import sample_sections
 
     runs, problems = _readable(command)
     results = {"Results": list(filter(None, map(experiment_results, command.runs)))}
     sampled = runs if len(runs) <= MOST_SAMPLED else []
-    lacking = not command.no_samples and any(map(lacks_samples, sampled))
-    for record in (False, True) if lacking else (not command.no_samples,):
-        named = zip(runs, run_names(runs), strict=True)
-        histories = [attrs.evolve(read_history(run), name=name) for run, name in named]
+    samples_missing = not command.no_samples and any(map(has_missing_samples, sampled))
+    for record in (False, True) if samples_missing else (not command.no_samples,):
+        named_runs = zip(runs, run_names(runs), strict=True)
+        histories = [attrs.evolve(read_history(run), name=name) for run, name in named_runs]
         sections, notes = sample_sections(sampled, record=record)
         page = report_page(runs, histories, results | sections)
         with writing(_file(command)):
@@ -156,7 +165,7 @@ def _write(command: ReportCommand) -> None:
 
 
 def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
-    """Return the runs that can be shown, and the problems of the others. Raises BadInput where none can be."""
+    """Return the runs that can be read, and the problems of the rest. Raise BadInput if no run can be read."""
     from reporting.run_history import read_history
 
     runs: list[Path] = []
@@ -174,32 +183,37 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs of an experiment or archive that have begun; a trial that needed no pair has its probes alone."""
+    """Return the runs of an experiment or archive that have begun.
+
+    A trial that ended before its first pair of runs has only its probes.
+    """
     logs = sorted(folder.glob(f"*/{METRICS}")) or sorted(folder.glob(f"probes/*/{METRICS}"))
     return [log.parent for log in logs]
 
 
 def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:
-    """Call `write`, and again whenever the runs that `look` finds have changed, until no job trains any of them.
+    """Call `write` now and whenever the runs that `look` returns have changed, until no job trains any of them.
 
-    A run that has not measured anything is waited for while its job lives; without one, an error of `write` is raised.
+    If no run has any measurements yet, wait for them while a job is running. Without a job, the NotBegun that `write`
+    raised is raised.
     """
     from reporting.run_history import NotBegun
 
-    seen, idle = None, 0
+    reported_versions, idle_looks = None, 0
     while True:
         runs = look()
-        idle = 0 if any(map(is_locked, runs)) else idle + 1  # before the look: what a job writes last is seen
-        now = [_version(run) for run in runs]
-        if now != seen:
+        # Check the lock before reading the files, so that the last lines of a job are not missed.
+        idle_looks = 0 if any(map(is_locked, runs)) else idle_looks + 1
+        versions = [_version(run) for run in runs]
+        if versions != reported_versions:
             try:
                 write()
             except NotBegun:
-                if idle >= IDLE_LOOKS:
+                if idle_looks >= IDLE_LOOKS:
                     raise
             else:
-                seen = now
-        if idle >= IDLE_LOOKS:
+                reported_versions = versions
+        if idle_looks >= IDLE_LOOKS:
             return
         time.sleep(every_seconds)
 

@@ -1,4 +1,4 @@
-"""Reference of a recipe, `reference.json`: losses of finished runs over several seeds, and their band."""
+"""The reference of a recipe, `reference.json`: the losses of finished runs with several seeds, and their band."""
 
 import json
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ UNRECORDED = "a machine that is not recorded"
 
 
 def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]:
-    """Write the reference of finished runs into a run directory; return lines about it.
+    """Write the reference of finished runs into a run directory, and return the lines to print about it.
 
-    An earlier reference is replaced, and a line says so; any other file of that name is refused.
+    An earlier reference is replaced, and a line says so. Any other file with that name is an error.
 
-    Raises BadInput for fewer than FEWEST of different seeds or tokens, one that is not finished or changed its
-    settings, and one whose recipe differs from the first one's, or sources or tokenizer of its tokens.
+    Raise BadInput if there are fewer than FEWEST runs with different seeds or tokens, if a run is not finished or has
+    changed its settings, or if its recipe, or the sources or tokenizer of its tokens, differ from those of the first
+    run.
     """
     path = directory / REFERENCE
     size = check_replaceable(path, b'"losses": ', "a reference of report.py", "--reference")
@@ -34,20 +35,26 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
         history = read_history(run)
         record, curve = history.record, history.curves.get(Metric.TRAIN_LOSS, NO_LOSS)
         content, prepared = (None, None) if record is None else tokens_of(record)
-        found = tenths(curve, record.steps or 1) if record else curve.values
-        if record is None or content is None or record.changes or len(found) < MARKS:
-            raise BadInput(f"{run}: wanted a finished run, on finished token files, whose settings never changed")
+        run_losses = tenths(curve, record.steps or 1) if record else curve.values
+        if record is None or content is None or record.changes or len(run_losses) < MARKS:
+            raise BadInput(
+                f"{run}: cannot be part of a reference: the run must be finished, its token files complete, "
+                "and its settings unchanged since the start"
+            )
         recipes.append((recipe_of(record), prepared or content))
         if recipes[-1] != recipes[0]:
-            raise BadInput(f"{run}: another recipe or other tokens than {runs[0]}")
-        rows.append((record.train.random_seed, content, history.used.devices or (UNRECORDED,), found))
+            raise BadInput(f"{run}: was trained with another recipe or on other tokens than {runs[0]}")
+        rows.append((record.train.random_seed, content, history.used.devices or (UNRECORDED,), run_losses))
     if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
-        raise BadInput(f"--reference: got {len(runs)} runs, wanted at least {FEWEST}, all of different seeds or tokens")
+        raise BadInput(
+            f"--reference: needs at least {FEWEST} runs, each with another seed or other tokens; got {len(runs)} runs"
+        )
     seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))
     losses = np.round(measured, DIGITS)  # (R, M)
     reference = Reference(
         recipe=recipes[0][0],
-        prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,  # so many stand for others prepared alike
+        # With enough different token files, the reference also holds for other files prepared in the same way.
+        prepared=recipes[0][1] if len(set(tokens)) >= FEWEST else None,
         devices=sorted({name for names in devices for name in names}),
         band=np.round(prediction_band(losses, TENTH), DIGITS).tolist(),
         seeds=seeds,
@@ -56,5 +63,5 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
     )
     with writing(path):
         replace_file(path, json.dumps(attrs.asdict(reference)) + "\n")
-    replaced = [note(f"{path}: replaces the reference that was there ({size:,} bytes)")] if size else []
+    replaced = [note(f"{path}: replaced an earlier reference ({size:,} bytes)")] if size else []
     return [*replaced, f"reference {path}"]

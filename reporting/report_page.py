@@ -1,4 +1,4 @@
-"""Page of a report: one HTML file that opens anywhere, without network, server or script; facts of runs for people."""
+"""The page of a report: one HTML file about runs that opens anywhere, without a network, a server or a script."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,19 @@ from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import ACCOUNT, EVALUATIONS, EXPERIMENTS, LADDER, Metric, result_files
 
 Fact = tuple[str, str]
-SIGN = b"Lockstep's <code>report.py</code>"  # on every page of a report
+SIGN = b"Lockstep's <code>report.py</code>"  # marks every page of a report
 RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
-NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)  # of a damaged record
-FLOPS = 6  # of a token and a weight in a matrix product, both passes
+# Errors that a damaged record can cause.
+NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)
+FLOPS = 6  # per token and weight of a matrix product, forward and backward pass together
 
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
-    """Return the page of runs and their histories. `sections`: by title; "Results", a list, comes first."""
+    """Return the page about runs as HTML.
+
+    `histories` are those of `runs`, in the same order. `sections` has more sections by title; "Results", a list, comes
+    first on the page.
+    """
     compared, advice = _evaluations(runs, histories) if runs else (None, "No run has begun.")
     groups = grouped(histories)
     return render(
@@ -60,17 +65,20 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
 
 
 def ledger_rows(history: RunHistory) -> Iterator[tuple[str, str, str, float]]:
-    """Yield name, time, dollars ("" without a price) and share of each part that took time, then of the total."""
+    """Yield the rows of the table of times: name, time, dollars ("" without a price) and share of the total.
+
+    Parts that took no time are left out. The last row is the total.
+    """
     total, positive = sum(history.ledger.values()), sum(max(0.0, seconds) for seconds in history.ledger.values())
-    paid = history.ledger_usd if total > 0 else None
+    total_usd = history.ledger_usd if total > 0 else None
     for name, seconds in [*history.ledger.items(), ("total", total)] if positive else []:
         if seconds:
-            usd = "" if paid is None else dollars_of_total(paid * seconds / total, paid)
+            usd = "" if total_usd is None else dollars_of_total(total_usd * seconds / total, total_usd)
             yield name, duration(seconds), usd, max(0.0, seconds) / positive
 
 
 def headline(history: RunHistory) -> list[str]:
-    """Return state, step, losses, tokens, time and dollars of a run."""
+    """Return the parts of a run's headline: state, step, losses, tokens, time and dollars."""
     steps = None if history.record is None else history.record.steps
     parts = [history.state, f"step {history.step:,}" + ("" if steps is None else f" of {steps:,}")]
     for name, text in ((Metric.VALIDATION_LOSS, "validation loss"), (Metric.TRAIN_LOSS, "training loss")):
@@ -82,7 +90,7 @@ def headline(history: RunHistory) -> list[str]:
 
 
 def facts(history: RunHistory) -> Iterator[Fact]:
-    """Yield network, data, machine and price of a run. Unknown facts are left out."""
+    """Yield facts about a run's network, data, machine and price. Unknown facts are left out."""
     model, record, job = history.model, history.record, history.job
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
@@ -95,7 +103,7 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     yield from (("settings", change) for change in describe_changes(record.changes))
     for source in record.sources or []:
         tokens, epochs = source["tokens"], source["epochs"]
-        share = "" if epochs is None else f", {epochs:.3g} epochs"  # of growing tokens
+        share = "" if epochs is None else f", {epochs:.3g} epochs"  # None for tokens that were still being prepared
         yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned{share}"
     if job.tokenizer is not None:
         yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
@@ -111,7 +119,7 @@ def facts(history: RunHistory) -> Iterator[Fact]:
 
 
 def recipe(history: RunHistory) -> Iterator[Fact]:
-    """Yield the keys of model.json and train.json that differ from their defaults, plumbing left out."""
+    """Yield the settings of model.json and train.json that differ from their defaults, without plumbing."""
     for name, value in _settings(history).items():
         section, _, key = name.partition(".")
         if key not in PLUMBING_KEYS and value != KEYS[section][key].default:
@@ -119,50 +127,60 @@ def recipe(history: RunHistory) -> Iterator[Fact]:
 
 
 def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:
-    """Return settings that differ between runs, of files, machine and software: name, plumbing, value in each run."""
-    every = [_settings(history) | _resolved(history) for history in histories]
-    found = []
-    for name in dict.fromkeys(name for values in every for name in values):
-        values = [shown(one[name]) if name in one else "unknown" for one in every]
+    """Return what differs between runs: settings of their files, token files, machine and software.
+
+    Each row has the name, whether it is plumbing, which changes results by no more than rounding, and the value in each
+    run.
+    """
+    settings_by_run = [_settings(history) | _resolved(history) for history in histories]
+    rows = []
+    for name in dict.fromkeys(name for settings in settings_by_run for name in settings):
+        values = [shown(settings[name]) if name in settings else "unknown" for settings in settings_by_run]
         if len(set(values)) > 1:
-            found.append((name, name.partition(".")[2] in PLUMBING_KEYS, values))
-    return found
+            rows.append((name, name.partition(".")[2] in PLUMBING_KEYS, values))
+    return rows
 
 
 def shown(value: Any) -> str:
-    """Return a setting as it is written in JSON, in short."""
+    """Return a setting almost as JSON writes it, with short floats and with commas in large integers."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def is_experiment(directory: Path) -> bool:
-    """Tell whether experiment.py has worked in a directory."""
+    """Return whether experiment.py has written to a directory."""
     records = [record_file for _, record_file in (result_files(directory, name) for name in EXPERIMENTS)]
     return any(path.exists() for path in (directory / ACCOUNT, *records))
 
 
 def experiment_results(directory: Path) -> str | None:
-    """Return the results that experiment.py has left in a directory as HTML; None where it ran no experiment."""
+    """Return the results of experiment.py in a directory as HTML, or None if it ran no experiment there."""
     template = "reporting/templates/experiment_results.html"
     for name in EXPERIMENTS:
         table_file, path = result_files(directory, name)
         if path.exists():
             record = read_json(path)
-            with refusing(path, "damaged or edited; run the experiment again, which writes it", kinds=NOT_A_RESULT):
+            with refusing(path, "damaged or edited; rerun the experiment to write it again", kinds=NOT_A_RESULT):
                 text = table_file.read_text(errors="replace")
                 chart = law_chart(record).svg() if name == LADDER else None
                 return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
-    text = "No table yet: experiment.py writes it at the end, or of the runs that are there: sweep FILE --collect"
+    text = (
+        "No table yet: experiment.py writes it at the end. To see a sweep's finished runs now: "
+        "experiment.py sweep FILE --collect"
+    )
     return render(template, chart=None, variants=None, text=text) if (directory / ACCOUNT).exists() else None
 
 
 def law_chart(record: dict[str, Any]) -> LineChart:
-    """Return the chart of ladder.json: measured points and the law of each size over compute, and the forecast."""
+    """Return the chart of ladder.json: loss over compute.
+
+    For each size it shows the measured points and the fitted law, and it shows the forecast with its interval.
+    """
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in record["points"]:
         series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
-    if isinstance(target := record["target"], dict):  # none, or its name in an older file: no forecast
+    if isinstance(target := record["target"], dict):  # without a forecast: None, or the target's name in an older file
         losses = (target[key] for key in ("loss", "low", "high"))
         series["forecast, 90 %"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
     law, lines = record["law"], []
@@ -171,32 +189,35 @@ def law_chart(record: dict[str, Any]) -> LineChart:
         line = Line(name=name, x=FLOPS * size * tokens, y=loss, colour=number % len(PALETTE), dotted=True)
         lines.append(line)
         if law:
-            along, shape = np.geomspace(tokens[0] / 2, tokens[-1], 50), law["size_factor"] / size[0] ** law["alpha"]
-            fitted = law["floor"] + shape + law["token_factor"] / along ** law["beta"]
-            lines.append(attrs.evolve(line, name=f"law, {name}", x=FLOPS * size[0] * along, y=fitted, dotted=False))
+            law_tokens = np.geomspace(tokens[0] / 2, tokens[-1], 50)
+            size_term = law["size_factor"] / size[0] ** law["alpha"]
+            fitted = law["floor"] + size_term + law["token_factor"] / law_tokens ** law["beta"]
+            x = FLOPS * size[0] * law_tokens
+            lines.append(attrs.evolve(line, name=f"law, {name}", x=x, y=fitted, dotted=False))
     title = f"validation loss of {', '.join(series)}, from the left; solid: law"
     return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)
 
 
 def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple[Markup | None, str | None]:
-    """Return the comparison of the runs that have results as HTML, and advice on those that have none.
+    """Return the comparison of the runs that have evaluations as HTML, and advice on the runs that have none.
 
-    Runs of different tokenizers share no range of tokens: each tokenizer gets a command of its own.
+    Runs with different tokenizers cannot be measured on the same range of tokens, so the advice has a separate command
+    for each tokenizer.
     """
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
     missing = [str(run) for run in runs if run not in measured]
     by_tokenizer: dict[object, list[str]] = {}
     for run, history in zip(runs, histories, strict=True):
         if str(run) in missing:
-            known = history.job.tokenizer
-            by_tokenizer.setdefault(known and (known.name, known.identity), []).append(str(run))
+            tokenizer = history.job.tokenizer
+            by_tokenizer.setdefault(tokenizer and (tokenizer.name, tokenizer.identity), []).append(str(run))
     commands = [f"python evaluate.py loss {shlex.join(names)}" for names in by_tokenizer.values()]
     advice = f"To measure the held-out loss: {'; '.join(commands)}" if missing else None
     if not measured:
         return None, f"No evaluations yet. {advice}"
     rows: list[Row] = []
     problems: list[str] = []
-    for run in measured:  # one without comparable results is named, and the others are compared
+    for run in measured:  # a run whose results cannot be read is named, and the rest are compared
         try:
             rows += read_rows([str(run)])
         except BadInput as error:
@@ -205,8 +226,8 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
         compared = as_fragment(compare(distinct(rows))) if rows else None
     except BadInput as error:
         compared, problems = None, [*problems, f"No comparison: {error}."]
-    absent = [f"No evaluations of {len(missing)} of {len(runs)} runs."] if compared is not None and missing else []
-    return compared, " ".join(filter(None, [*problems, *absent, advice])) or None
+    coverage = [f"{len(missing)} of {len(runs)} runs have no evaluations."] if compared is not None and missing else []
+    return compared, " ".join(filter(None, [*problems, *coverage, advice])) or None
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
@@ -219,7 +240,7 @@ def _resolved(history: RunHistory) -> dict[str, Any]:
     if record is None:
         return {}
     files = [str(sha256) for stream in record.train_streams for sha256 in stream.sha256]
-    found = {
+    values = {
         "world size": record.world_size,
         "steps": record.steps,
         "commit": history.used.commits,
@@ -230,4 +251,4 @@ def _resolved(history: RunHistory) -> dict[str, Any]:
         **{f"resolved {key}": value for key, value in record.numerics.items()},
         "changes": "; ".join(describe_changes(record.changes)) or None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}

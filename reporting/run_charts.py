@@ -1,4 +1,4 @@
-"""Curves of one run, or of several over each other, along each axis that all of them know."""
+"""Charts of the curves of one or several runs, along each axis that all of the runs have recorded."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,27 +11,28 @@ from training.config.train_config import recipe
 from training.telemetry.curves import LOSSES, PANELS, TRAIN, VALIDATION, Curve, losses
 from training.telemetry.metrics_log import Metric
 
-MOST_COLUMNS = 500  # of a line
-COLUMNS = 2000  # of one curve of all runs: the page is to stay below 3 MB
-SHORT_HOURS = 1.0  # below, the axis shows minutes
-MARK_COLUMNS = 100  # at most one mark of a kind in each
-MOST_RAW = 2  # runs whose losses are drawn beside their moving average
-LOGARITHMIC_FACTOR = 10.0  # between the greatest values of runs, from which on they share no linear axis
+MOST_COLUMNS = 500  # horizontal resolution of one line
+COLUMNS = 2000  # shared by the lines of all runs in one chart, so that the page stays below 3 MB
+SHORT_HOURS = 1.0  # if all runs are shorter, the axis shows minutes
+MARK_COLUMNS = 100  # the width of a chart in columns; each column shows at most one mark of each kind
+MOST_RAW = 2  # with at most this number of runs, losses are drawn as logged and as a moving average
+LOGARITHMIC_FACTOR = 10.0  # if the largest values of two runs differ by more, the axis is logarithmic
 WEIGHTS = "thick: moving average; thin: as logged"
-PANEL_COLOUR = 2  # of a single run's curves that are no losses
+PANEL_COLOUR = 2  # colour of the curves of a single run, except for its losses
 NOISY = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU)  # drawn as moving averages
 
-EARLY_SHARE = 0.05  # of a run: losses of its first steps may lie above the chart
-ORDINARY_SHARE = 0.98  # of the values; a higher one is a spike where it is far above them all
-FEWEST_VALUES = 10  # below, all are shown
-BEARABLE_RANGES = 1.5  # of the ordinary values, up to which higher ones are shown as well
-BEARABLE_FACTOR = 2.0  # likewise, of the highest ordinary value that is no loss
-SHOWN_SHARE = 0.25  # of the values of each run, at least, are shown
-OUTLYING_FACTOR = 5.0  # between the highest values of an ordinary run and of one that lies outside
+# Which values a linear chart shows: see `common_top`.
+EARLY_SHARE = 0.05  # losses in this first part of a run may be cut off
+ORDINARY_SHARE = 0.98  # this share of the values is ordinary; a value far above them is a spike
+FEWEST_VALUES = 10  # with fewer values, all are shown
+BEARABLE_RANGES = 1.5  # values up to this multiple of the ordinary range are shown as well
+BEARABLE_FACTOR = 2.0  # except for losses: values up to this multiple of the largest ordinary value are shown as well
+SHOWN_SHARE = 0.25  # at least this share of the values of each run is shown
+OUTLYING_FACTOR = 5.0  # a run whose largest values exceed those of an ordinary run by this factor may be cut off
 
 
 def charted_axes(histories: Sequence[RunHistory]) -> "list[ChartedAxis]":
-    """Return the charts along each axis that all runs know."""
+    """Return the charts along each axis that all runs have recorded."""
     colours = {at: colour for colour, (_, members) in enumerate(grouped(histories)) for at in members}
     axes = []
     for axis in (axis for axis in AXES if all(axis in history.axes for history in histories)):
@@ -42,22 +43,28 @@ def charted_axes(histories: Sequence[RunHistory]) -> "list[ChartedAxis]":
 
 
 def legend(histories: Sequence[RunHistory]) -> list[tuple[str, str]]:
-    """Return (CSS class, meaning) of the colours, runs or the losses of one, and of thick and thin lines."""
+    """Return the entries of the legend as (CSS class, meaning).
+
+    Colours stand for runs, or for the losses of a single run. One more entry explains thick and thin lines.
+    """
     names = list(losses(histories[0].curves)) if len(histories) == 1 else [name for name, _ in grouped(histories)]
     entries = [(f"s{number % len(PALETTE)}", name) for number, name in enumerate(names)]
     return entries + ([("", WEIGHTS)] if len(histories) <= MOST_RAW else [])
 
 
 def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
-    """Return the runs that share a colour, by their numbers, and a name for them: up to eight runs, each one.
+    """Return a name and the numbers of the runs for each group of runs that share a colour.
 
-    Of more, those of one recipe, which differ in their seeds; then the best seven recipes by loss, and all others.
+    Up to eight runs have a colour each. With more runs, the runs of one recipe, which differ only in their seeds, share
+    one. With more than eight recipes, the seven with the lowest loss have a colour each, and the rest share the eighth.
     """
     if len(histories) <= len(PALETTE):
         return [(history.name, [at]) for at, history in enumerate(histories)]
     recipes: dict[str, list[int]] = {}
-    last = [([curve.last for curve in losses(one.curves).values()][:2] or [np.nan])[-1] for one in histories]
-    for at in np.argsort(last, kind="stable").tolist():
+    final_losses = [
+        ([curve.last for curve in losses(history.curves).values()][:2] or [np.nan])[-1] for history in histories
+    ]
+    for at in np.argsort(final_losses, kind="stable").tolist():
         key = str(recipe(histories[at].model, histories[at].train))
         recipes.setdefault(key, []).append(at)
     groups = [(histories[members[0]].name.partition("-seed-")[0], members) for members in recipes.values()]
@@ -66,103 +73,120 @@ def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
 
 
 def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
-    """Return the largest value to show, infinite: all. Spikes, outlying runs and the first `losses` may lie outside.
+    """Return the largest value that a chart of these curves shows, or infinity if it shows all values.
 
-    No run is hidden: a quarter of its values or more is shown, whatever the number of runs. Of two runs, for example,
-    neither is the ordinary one.
+    Spikes, outlying runs and, if the curves are `losses`, the first losses of a run may be cut off. No run is hidden
+    completely: at least a quarter of its values is shown, however many runs there are. Of two runs, for example,
+    neither can be called the ordinary one.
     """
-    early = EARLY_SHARE if losses else 0.0
-    later = [curve.values[(curve.steps >= early * curve.steps[-1]) & np.isfinite(curve.values)] for curve in curves]
-    later = [values if len(values) else curve.known for values, curve in zip(later, curves, strict=True)]
-    if sum(map(len, later)) < FEWEST_VALUES:
+    early_share = EARLY_SHARE if losses else 0.0
+    later_values = [
+        curve.values[(curve.steps >= early_share * curve.steps[-1]) & np.isfinite(curve.values)] for curve in curves
+    ]
+    later_values = [values if len(values) else curve.known for values, curve in zip(later_values, curves, strict=True)]
+    if sum(map(len, later_values)) < FEWEST_VALUES:
         return np.inf
-    tops = [float(np.quantile(values, ORDINARY_SHARE, method="lower")) for values in later]
-    most = OUTLYING_FACTOR * sorted(tops)[(len(tops) - 1) // 2]
+    tops = [float(np.quantile(values, ORDINARY_SHARE, method="lower")) for values in later_values]
+    largest_ordinary_top = OUTLYING_FACTOR * sorted(tops)[(len(tops) - 1) // 2]
     limit = -np.inf
-    chosen = [top <= most or most <= 0 for top in tops]
-    lowest = [float(np.quantile(values, SHOWN_SHARE, method="lower")) for values in later]
+    is_ordinary = [top <= largest_ordinary_top or largest_ordinary_top <= 0 for top in tops]
+    lowest = [float(np.quantile(values, SHOWN_SHARE, method="lower")) for values in later_values]
     while True:
-        ordinary = np.concatenate([values for values, one in zip(later, chosen, strict=True) if one])
+        ordinary_runs = [values for values, use in zip(later_values, is_ordinary, strict=True) if use]
+        ordinary = np.concatenate(ordinary_runs)
         low, high = float(ordinary.min()), float(np.quantile(ordinary, ORDINARY_SHARE, method="lower"))
         limit = max(limit, low + BEARABLE_RANGES * (high - low), -np.inf if losses else BEARABLE_FACTOR * high)
         hidden = [at for at, value in enumerate(lowest) if value > limit]
         if not hidden:
             break
-        for at in hidden:  # all of its ordinary values; of a run that diverged, those before it did
+        # Raise the limit to show all ordinary values of a hidden run; of a run that diverged, those before it did.
+        for at in hidden:
             diverged = tops[at] > OUTLYING_FACTOR * lowest[at] > 0
             limit = max(limit, lowest[at] if diverged else tops[at])
-            chosen[at] = chosen[at] or not diverged
-    every = np.concatenate([curve.known for curve in curves])
-    return np.inf if every.max() <= limit else float(every[every <= limit].max())
+            is_ordinary[at] = is_ordinary[at] or not diverged
+    all_values = np.concatenate([curve.known for curve in curves])
+    return np.inf if all_values.max() <= limit else float(all_values[all_values <= limit].max())
 
 
 @attrs.frozen(kw_only=True)
 class ChartedAxis:
+    """An axis, and the charts of all runs along it. Runs are numbered in the order of `histories`."""
+
     histories: Sequence[RunHistory]
-    name: str
-    unit: str  # as the charts name it
-    factor: float
+    name: str  # one of AXES
+    unit: str  # shown in the charts
+    factor: float  # converts values of the axis to `unit`
     colours: dict[int, int]  # by the number of the run
 
     @property
     def charts(self) -> list[str]:
-        """Charts along the axis as HTML."""
+        """The charts along the axis, as SVG for the page."""
         return [chart.svg() for chart in self._charts() if chart.lines]
 
     def _charts(self) -> Iterator[LineChart]:
-        """Yield the charts of losses, then the others; one without lines where no run has the curve."""
+        """Yield the charts of the losses, then all others. A chart without lines has a curve that no run recorded."""
         if len(self.histories) == 1:
-            found = losses(self.histories[0].curves)
+            loss_curves = losses(self.histories[0].curves)
             lines = []
-            for number, (name, curve) in enumerate(found.items()):
+            for number, (name, curve) in enumerate(loss_curves.items()):
                 key = Metric.TRAIN_LOSS if name == TRAIN else Metric.VALIDATION_LOSS
                 lines += self._lines(0, key, curve, name, number % len(PALETTE))
-            yield self._line_chart("loss, nats per token", lines, common_top([*found.values()], losses=True))
+            yield self._line_chart("loss, nats per token", lines, common_top([*loss_curves.values()], losses=True))
         else:
             yield from self._losses(Metric.TRAIN_LOSS, TRAIN)
             yield from self._losses(Metric.VALIDATION_LOSS, VALIDATION)
         for panel in PANELS:
-            known = {
-                at: Curve(curve.steps, curve.values * panel.factor) for at, curve in self._known(panel.metric).items()
+            curves = {
+                at: Curve(curve.steps, curve.values * panel.factor)
+                for at, curve in self._curves_by_run(panel.metric).items()
             }
-            tops = [float(curve.known.max()) for curve in known.values()]
+            tops = [float(curve.known.max()) for curve in curves.values()]
             uneven = bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops)
-            # A run without a positive value would have no place on a logarithmic axis.
+            # A run without any positive value could not be drawn on a logarithmic axis.
             positive = bool(tops) and min(tops) > 0
             logarithmic = positive and (uneven or panel.logarithmic)
-            yield self._chart(panel.title, panel.metric, known, logarithmic=logarithmic)
+            yield self._chart(panel.title, panel.metric, curves, logarithmic=logarithmic)
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
-        """Yield one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""
-        known, own = self._known(key), [history.job.tokenizer for history in self.histories]
-        tokenizers = [None if one is None else f"{one.name} ({one.vocabulary_size:,} ids)" for one in own]
+        """Yield the charts of one loss of several runs.
+
+        Runs with the same tokenizer share a chart in nats per token. Runs with different tokenizers share a chart in
+        bits per byte of text; if a run's bytes are unknown, there is a chart in nats per token for each tokenizer.
+        """
+        curves = self._curves_by_run(key)
+        tokenizers = [
+            None if tokenizer is None else f"{tokenizer.name} ({tokenizer.vocabulary_size:,} ids)"
+            for tokenizer in (history.job.tokenizer for history in self.histories)
+        ]
         factors = [history.bits_per_nat for history in self.histories]
-        if len({one for one in tokenizers if one is not None}) < 2:
-            yield self._chart(f"{title}, nats per token", key, known)
+        if len({tokenizer for tokenizer in tokenizers if tokenizer is not None}) < 2:
+            yield self._chart(f"{title}, nats per token", key, curves)
         elif None not in factors:
-            known = {at: Curve(curve.steps, curve.values * factors[at]) for at, curve in known.items()}
-            yield self._chart(f"{title}, bits per byte of text (the tokenizers differ)", key, known)
+            curves = {at: Curve(curve.steps, curve.values * factors[at]) for at, curve in curves.items()}
+            yield self._chart(f"{title}, bits per byte of text (the tokenizers differ)", key, curves)
         else:
             for tokenizer in dict.fromkeys(tokenizers):
-                of_it = {at: curve for at, curve in known.items() if tokenizers[at] == tokenizer}
-                name = f"{tokenizer or 'an unknown tokenizer'} (not comparable with other tokenizers')"
-                yield self._chart(f"{title}, nats per token of {name}", key, of_it)
+                comparable_curves = {at: curve for at, curve in curves.items() if tokenizers[at] == tokenizer}
+                name = f"{tokenizer or 'an unknown tokenizer'} (not comparable with other tokenizers)"
+                yield self._chart(f"{title}, nats per token of {name}", key, comparable_curves)
 
-    def _chart(self, title: str, key: str, known: dict[int, Curve], *, logarithmic: bool = False) -> LineChart:
-        """Return a chart of a curve of each run, given by the number of the run."""
+    def _chart(self, title: str, key: str, curves: dict[int, Curve], *, logarithmic: bool = False) -> LineChart:
+        """Return a chart of `curves`, one curve for each run, by the number of the run."""
         lines: list[Line] = []
-        for number, curve in known.items():
-            several = self.histories[number].name, self.colours[number]
-            lines += self._lines(number, key, curve, *(several if len(self.histories) > 1 else (title, PANEL_COLOUR)))
-        drawn = [*known.values()]
+        for number, curve in curves.items():
+            name_and_colour = (title, PANEL_COLOUR)
+            if len(self.histories) > 1:
+                name_and_colour = self.histories[number].name, self.colours[number]
+            lines += self._lines(number, key, curve, *name_and_colour)
+        shown_curves = [*curves.values()]
         if key in NOISY and not self._shows_raw(key):
-            drawn = [Curve(curve.steps, curve.smoothed()) for curve in drawn]
-        top = np.inf if logarithmic or not drawn else common_top(drawn, losses=key in LOSSES)
+            shown_curves = [Curve(curve.steps, curve.smoothed()) for curve in shown_curves]
+        top = np.inf if logarithmic or not shown_curves else common_top(shown_curves, losses=key in LOSSES)
         averages = "" if key not in NOISY or self._shows_raw(key) else ", moving average"
         return self._line_chart(title + averages, lines, top, logarithmic=logarithmic)
 
-    def _known(self, key: str) -> dict[int, Curve]:
-        """Return a curve of those runs that have it, by the number of the run."""
+    def _curves_by_run(self, key: str) -> dict[int, Curve]:
+        """Return the curve of one metric for each run that recorded it, by the number of the run."""
         return {number: history.curves[key] for number, history in enumerate(self.histories) if key in history.curves}
 
     def _line_chart(self, title: str, lines: list[Line], top: float, *, logarithmic: bool = False) -> LineChart:
@@ -176,7 +200,7 @@ class ChartedAxis:
         return len(self.histories) <= (MOST_RAW if key in LOSSES else 1)
 
     def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
-        """Return a run's curve as it is, and its moving average or both where it is noisy."""
+        """Return the lines of a run's curve: as logged, or for a noisy metric its moving average, or both."""
         x = self.histories[number].along(self.name, curve.steps) * self.factor
         line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == Metric.VALIDATION_LOSS)
         if key not in NOISY:
@@ -188,7 +212,7 @@ class ChartedAxis:
         return [raw, attrs.evolve(average, name=f"{name}, average")]
 
     def _marks(self) -> list[VerticalMark]:
-        """Return the events of a single run; those of several would hide the curves."""
+        """Return the events of a single run. The events of several runs would hide the curves."""
         if len(self.histories) > 1:
             return []
         history = self.histories[0]

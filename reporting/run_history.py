@@ -1,4 +1,4 @@
-"""History of a run, read once from its files: curves, their axes, events, time, cost and state."""
+"""The history of a run, read once from its files: curves and their axes, events, time, cost and state."""
 
 import json
 import math
@@ -45,7 +45,7 @@ from training.telemetry.metrics_log import (
 )
 
 AXES = ("steps", "tokens", "hours", "dollars")
-# Events that are marked in the curves, and the words for them.
+# The events that are marked in the charts, and what the page calls them.
 MARKED = {
     RunEvent.START: "restart",
     RunEvent.SPIKE_SKIPPED: "update skipped",
@@ -57,7 +57,7 @@ MARKED = {
     RunEvent.DIVERGED: "diverged",
 }
 EVENT_DETAILS = (Detail.PROBLEM, Detail.REASON, Detail.WHO, Detail.NAME)
-ENDS = {  # words for each of STATES
+ENDS = {  # what the page calls each of STATES
     RunEvent.START: "",
     RunEvent.END: "complete",
     RunEvent.PAUSE: "paused",
@@ -70,60 +70,61 @@ ENDS = {  # words for each of STATES
 class Mark:
     step: int
     kind: str  # one of the words in MARKED
-    text: str  # details for people
+    text: str  # details for the reader of the page
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RunHistory:
-    """History of a run, from the files of its directory."""
+    """What the files of a run directory say about a run, up to the moment they were read."""
 
     name: str
-    model: ModelConfig  # this and `train` as the run was trained; as they are now before the first job
+    # The configuration that the run was trained with; before the first job, the one in its files.
+    model: ModelConfig
     train: TrainConfig
     curves: dict[str, Curve]
-    axes: dict[str, Curve]  # those of AXES that are known, as functions of the step
+    axes: dict[str, Curve]  # those of AXES that the run has recorded, as functions of the step
     marks: list[Mark]
     state: str  # complete, running, stopped, ...
-    ledger: dict[str, float]  # seconds of the whole run by part; empty before the first job has ended
+    ledger: dict[str, float]  # seconds of the whole run by part; empty until the first job has ended
     ledger_usd: float | None  # price of these seconds
     hours: float
-    usd: float | None  # None without a price
-    record: RunRecord | None  # None where `resolved.json` is missing or damaged
-    job: JobRecord  # of the last job; empty where the record is None
-    used: TrainedOn  # by all jobs
-    bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
-    notes: list[Notice]  # on lines and files that are left out
-    compared: str | None = None  # the training loss with those of the recipe, in words
+    usd: float | None  # None if the price is unknown
+    record: RunRecord | None  # None if `resolved.json` is missing or damaged
+    job: JobRecord  # the last job; empty if `record` is None
+    used: TrainedOn  # machines, software and commits of all jobs
+    bits_per_nat: float | None  # bits per byte of text that equal one nat per token; None if unknown
+    notes: list[Notice]  # about lines and files that could not be read
+    compared: str | None = None  # a sentence that compares the training loss with the recipe's reference
 
     @property
     def step(self) -> int:
         return int(max((curve.steps[-1] for curve in self.curves.values()), default=0))
 
     def along(self, axis: str, steps: np.ndarray) -> np.ndarray:
-        """Return where steps lie on an axis, (n,)."""
+        """Return the positions of steps on an axis, (n,)."""
         return np.interp(steps, self.axes[axis].steps, self.axes[axis].values)
 
 
 class NotBegun(BadInput):
-    """A run directory without a measurement."""
+    """The run directory has no measurements yet."""
 
 
 def check_begun(directory: Path) -> None:
-    """Raise NotBegun where a run has no metrics yet."""
+    """Raise NotBegun if a run has no metrics yet."""
     if not (directory / METRICS).exists():
         raise NotBegun(f"{directory / METRICS}: no such file: the run has not begun; train it first")
 
 
 def read_history(directory: Path) -> RunHistory:
-    """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
+    """Read a run directory. Raise BadInput if it is not one, and NotBegun if it has no measurements yet."""
     archived = directory.absolute().parent.name == ARCHIVE
     run = load_run(directory.parents[1] if archived else directory, ())
     check_begun(directory)
-    found = read_counted(directory)
-    lines, records = found.records, current_records(found.records)
+    log = read_counted(directory)
+    lines, records = log.records, current_records(log.records)
     curves = run_curves(records)
     if not curves:
-        raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
+        raise NotBegun(f"{directory / METRICS}: has no measurements yet; wait for the first logged step")
     record, job, notes = read_resolved(directory)
     model, train = (run.model, run.train) if record is None else (record.model, record.train)
     batch = train.batch.global_batch_size or train.batch.microbatch_size if record is None else record.global_batch_size
@@ -149,45 +150,49 @@ def read_history(directory: Path) -> RunHistory:
         used=trained_on(
             records,
             records[-1].get("step", 0) + 1,
-            job.environment or JobEnvironment(),  # the commit of the record is told without a machine as well
+            job.environment or JobEnvironment(),  # without a recorded machine, the commit below is still reported
             None if record is None else record.git_commit,
         ),
         bits_per_nat=_bits_per_nat(job.token_directories, record),
-        notes=[*found.notes(growing=is_locked(directory)), *notes],
+        notes=[*log.notes(growing=is_locked(directory)), *notes],
         compared=str(compare(directory, record, curves).line) if record and (directory / REFERENCE).exists() else None,
     )
 
 
 def read_resolved(directory: Path) -> tuple[RunRecord | None, JobRecord, list[Notice]]:
-    """Return a run's `resolved.json`; a damaged one is unknown, and a note says so."""
+    """Return a run's `resolved.json`, its last job, and notes. A damaged file counts as missing, and a note says so."""
     path = directory / RESOLVED
     try:
         if (record := read_record(directory)) is None:
             return None, JobRecord(), []
-        record.network_config()  # a network that this version cannot build is refused here
+        record.network_config()  # raises an error for a network that this version cannot build
         job = read_job(directory)
         job.check()
         if not all(is_number(source["tokens"]) and is_number(source["epochs"] or 0) for source in record.sources or []):
-            raise ValueError("sources: wanted numbers")
+            raise ValueError("sources: tokens and epochs must be numbers")
     except (BadInput, ValueError, TypeError, LookupError) as error:
-        return None, JobRecord(), [note(f"{path}: damaged or edited, and left out: {error}")]
+        return None, JobRecord(), [note(f"{path}: damaged or edited, so it is not shown: {error}")]
     return record, job, []
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
-    """Return the names of runs for people; of several with one name, their paths."""
-    parts = [directory.resolve().parts for directory in directories]
-    names = ["/".join(one[-3 if one[-2:-1] == (ARCHIVE,) else -1 :]) for one in parts]
+    """Return the names of runs for people: the last folder of each path, or the whole path if names are repeated."""
+    paths = [directory.resolve().parts for directory in directories]
+    names = ["/".join(parts[-3 if parts[-2:-1] == (ARCHIVE,) else -1 :]) for parts in paths]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
 
 
 def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return seconds and dollars, both (n,), over all lines, lost work too; `price`: where jobs have recorded none."""
-    seconds, usd, known = [0.0], [0.0], last_price(lines, price)
-    for reached, paid in priced_seconds(lines, known):
-        usd.append(usd[-1] + (time_cost(reached - seconds[-1], paid) or 0.0))
-        seconds.append(reached)
-    return np.array(seconds), None if known is None else np.array(usd)
+    """Return the elapsed seconds and dollars of a run over all lines of its metrics, both (n,).
+
+    Work that was lost in a crash is included. `price`, in dollars per hour, is used for jobs that recorded no price.
+    Without any price, the dollars are None.
+    """
+    seconds, usd, last_known_price = [0.0], [0.0], last_price(lines, price)
+    for elapsed, hourly_price in priced_seconds(lines, last_known_price):
+        usd.append(usd[-1] + (time_cost(elapsed - seconds[-1], hourly_price) or 0.0))
+        seconds.append(elapsed)
+    return np.array(seconds), None if last_known_price is None else np.array(usd)
 
 
 def _axes(
@@ -205,7 +210,7 @@ def _axes(
 
 
 def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
-    """Yield the marks of a run's records; `lines`: of all jobs, of which the first one is no restart."""
+    """Yield the marks of a run's records. `lines` are those of all jobs; the start of the first is not a restart."""
     first = next((record for record in lines if event_of(record) == RunEvent.START), None)
     for record in records:
         event = event_of(record)
@@ -223,10 +228,11 @@ def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -
 
 
 def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
-    """Return the state of a run: as its last job wrote when it ended, or running, or killed."""
+    """Return the state of a run: running, killed, or the state that its last job recorded when it ended."""
     last = next((record for record in reversed(records) if event_of(record) in STATES), None)
     ended = read_exit(directory)
-    if is_locked(directory) and (ended is None or not ended.final):  # written before the job's last chart is drawn
+    # A job writes its final exit record before it draws its last chart and releases the lock.
+    if is_locked(directory) and (ended is None or not ended.final):
         return "running"
     outcome = "killed" if ended is None else ended.outcome
     if last is None or event_of(last) == RunEvent.START:
@@ -236,16 +242,17 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _bits_per_nat(directories: Sequence[Path], record: RunRecord | None) -> float | None:
-    """Return the bits per byte of text of one nat per token; None where the bytes are not at hand, or not all count.
+    """Return the bits per byte of text that equal one nat per token.
 
-    They are not at hand where the directory holds other tokens now than those that the run read.
+    Return None if the number of bytes is unknown, for example because the directory now holds other tokens than those
+    that the run read, or if some of the tokens do not add to the loss.
     """
     if record is None or len(directories) != 1:
         return None
     try:
-        streams = record.train_streams or [StreamRecord(tokens=None, sha256=[])]  # older records have none
+        streams = record.train_streams or [StreamRecord(tokens=None, sha256=[])]  # older records list no streams
         manifest = manifest_of(streams[0], directories[0])
-    except (BadInput, ValueError):  # damaged, or an impossible path
+    except (BadInput, ValueError):  # a damaged manifest, or an impossible path
         return None
     if manifest is None or manifest.rows is not None or not manifest.text_bytes or manifest.tokens <= 0:
         return None

@@ -71,6 +71,12 @@ TINY_TRAIN = {
     "log_interval": 1,
 }
 
+# What makes the quickstart small enough for tests of documented commands.
+SMALL_QUICKSTART: dict[str, dict[str, Any]] = {
+    "train.json": {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3},
+    "model.json": {"emb_dim": 32, "n_heads": 2, "n_layers": 1},
+}
+
 
 def shared(name: str) -> Path:
     """Return a file of real input, or skip the test or module that wants it."""
@@ -305,3 +311,20 @@ def metrics(run: Path, key: str) -> dict[int, float]:
     from training.telemetry.metrics_log import read_metrics
 
     return {record["step"]: record[key] for record in read_metrics(run) if key in record}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Return a copy of the tracked files with a small quickstart, and this Python's packages as its `.venv`."""
+    if not Path(sys.prefix, "installed-test").exists():
+        pytest.skip("runs only in the .venv that `make test` creates, because it would install packages in this one")
+    for name in launch.execute("git", "ls-files").stdout.split():
+        target = tmp_path / "clone" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    clone = tmp_path / "clone"
+    (clone / ".venv").symlink_to(sys.prefix)
+    for name, changes in SMALL_QUICKSTART.items():
+        path = clone / "runs" / "quickstart" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return clone

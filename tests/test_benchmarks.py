@@ -1,4 +1,4 @@
-"""Benchmarks, as far as they go without a GPU."""
+"""Tests of benchmarks that need no GPU."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from tests.conftest import TINY_MODEL
 from training.hardware.gpus import known_gpus
 
 
-def test_kernels_are_told_apart_by_their_names() -> None:
+def test_kernels_are_classified_by_name() -> None:
     kinds = {
         "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "matmul",
         "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn": "matmul",
@@ -44,16 +44,16 @@ def test_kernels_are_told_apart_by_their_names() -> None:
 
 
 def test_benchmarks_configure_the_allocator_as_the_scripts_do() -> None:
-    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # since they were imported
+    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # the import of the benchmarks has set it
 
 
-def test_a_profiler_that_may_not_see_kernels_ends_no_benchmark() -> None:
+def test_benchmarks_work_without_kernel_profiles() -> None:
     assert table({}, GPT2_SIZES["124M"], None).startswith("kernels: none were recorded")
 
 
-def test_a_profile_of_a_gpu_counts_kernels_and_no_spans_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def event(name: str, seconds: float, kind: DeviceType = DeviceType.CUDA, **others: object) -> SimpleNamespace:
-        return SimpleNamespace(key=name, device_type=kind, self_device_time_total=1e6 * seconds, **others)
+def test_gpu_profiles_count_only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(name: str, seconds: float, kind: DeviceType = DeviceType.CUDA, **details: object) -> SimpleNamespace:
+        return SimpleNamespace(key=name, device_type=kind, self_device_time_total=1e6 * seconds, **details)
 
     events = [
         event("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 3.0),
@@ -67,19 +67,19 @@ def test_a_profile_of_a_gpu_counts_kernels_and_no_spans_of_the_host(monkeypatch:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     seconds = kernels.kernel_seconds(lambda: None)
     assert seconds == {"matmul": 3.0, "communication": 1.0}
-    first, second, *others = table(seconds, GPT2_SIZES["124M"], known_gpus()["h100-80gb"]).splitlines()[2:]
+    first, second, *more_lines = table(seconds, GPT2_SIZES["124M"], known_gpus()["h100-80gb"]).splitlines()[2:]
     assert first.split()[:3] == ["matmul", "3,000.0", "75.0%"]
     assert second.split() == ["communication", "1,000.0", "25.0%", "-"]
-    assert {line.split()[0] for line in others} == {"attention", "elementwise", "loss"}
+    assert {line.split()[0] for line in more_lines} == {"attention", "elementwise", "loss"}
 
 
-def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> None:
+def test_a_slow_trainer_is_killed_at_the_deadline(tmp_path: Path) -> None:
     with _stepper([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log", 1, 0.0) as seconds:
         assert list(seconds) == []
 
 
 @pytest.mark.slow
-def test_a_measured_run_is_killed_after_its_last_step_and_one_that_fails_is_an_error(tmp_path: Path) -> None:
+def test_a_measured_run_is_killed_after_its_last_step(tmp_path: Path) -> None:
     run = bench.prepare(tmp_path, ModelConfig(**TINY_MODEL), 5000, microbatch_size=1, global_batch_size=2)
     records = bench.train(run, 2, kill_after=3)
     steps = [record["step"] for record in records if "train_loss" in record]
@@ -88,7 +88,7 @@ def test_a_measured_run_is_killed_after_its_last_step_and_one_that_fails_is_an_e
         bench.train(run, 1, "microbatch_size=-1", kill_after=3)
 
 
-def test_seconds_beside_nanogpt_are_those_of_one_step_where_a_trainer_took_several(tmp_path: Path) -> None:
+def test_seconds_are_per_step(tmp_path: Path) -> None:
     code = "import os, time; time.sleep(0.2); os.write(1, b'iter 0\\n' * 10); time.sleep(600)"
     began = time.perf_counter()
     with _stepper([sys.executable, "-c", code], tmp_path / "log", 1, math.inf) as steps:
@@ -96,9 +96,7 @@ def test_seconds_beside_nanogpt_are_those_of_one_step_where_a_trainer_took_sever
     assert 10 * wall <= time.perf_counter() - began
 
 
-def test_tables_beside_nanogpt_are_printed_when_their_time_is_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_printed_when_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(f"import time  # {CPU_CONDITION}\ntime.sleep(600)")
     (tmp_path / "model.py").touch()
     (tmp_path / "configurator.py").touch()

@@ -31,7 +31,7 @@ FAILED = "echo FAILED tests/test_a.py::test_two >> $$REACHED_TESTS"
         (0, "false", 0, ["2 tests/test_a.py", "1 tests/test_b.py"]),
     ],
 )
-def test_long_tests_get_the_time_left_and_what_they_did_not_reach_is_named(
+def test_long_tests_name_what_they_did_not_reach(
     tmp_path: Path, seconds: int, long: str, status: int, not_reached: list[str] | None
 ) -> None:
     python = tmp_path / ".venv" / "bin" / "python"

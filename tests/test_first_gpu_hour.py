@@ -1,4 +1,4 @@
-"""First GPU hour: steps with limits, resumed; its page and tarball; comparisons of real values on a CPU."""
+"""The first GPU hour: steps with time limits that continue, the page and the tarball, and comparisons on a CPU."""
 
 import importlib
 import math
@@ -29,7 +29,7 @@ from training.command import FIND_EPILOG, FindCommand
 from training.hardware import preflight
 
 PYTHON = sys.executable
-# as nvidia-smi prints it, shortened; a busy GPU's samples come in a loop until it is killed
+# Prints shortened output of nvidia-smi. Samples of a busy GPU are printed in a loop until the program is killed.
 NVIDIA_SMI = """
 case "$*" in
   *--loop*) while :; do echo "1755, 698.31, 71, 0x0000000000000004"; sleep 0.05; done;;
@@ -46,7 +46,7 @@ def step(name: str, command: str, minutes: float = 1) -> HourStep:
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> dict[str, str]:
-    """Write scripts that end in several ways; return their paths."""
+    """Write scripts that end in different ways, and return their paths."""
     contents = {
         "works": "print('result 42')",
         "fails": "print('measured half'); raise SystemExit('no luck')",
@@ -73,9 +73,7 @@ def states(steps: list[HourStep], output: Path, minutes: float = 60) -> list[str
     return [outcome.state for _, outcome in outcomes_of(steps, output, minutes)]
 
 
-def test_a_step_that_fails_ends_no_other_and_what_is_done_is_skipped_unless_its_command_changes(
-    output: Path, scripts: dict[str, str]
-) -> None:
+def test_finished_steps_are_skipped_failed_ones_repeated(output: Path, scripts: dict[str, str]) -> None:
     steps = [step(name, scripts[name]) for name in ("fails", "works")]
     assert states(steps, output) == ["failed", "done"]
     assert (output / "fails.txt").read_text() == "measured half\nno luck\n"
@@ -90,8 +88,8 @@ def test_a_step_that_fails_ends_no_other_and_what_is_done_is_skipped_unless_its_
     assert read_outcome(output, "works", [scripts["works"]]).state == "not started"
 
 
-def test_at_its_limit_a_step_is_killed_with_all_below_it(tmp_path: Path, scripts: dict[str, str]) -> None:
-    for seconds in (2.0, 20.0, 200.0):  # on a busy machine an interpreter takes long to start
+def test_a_step_is_killed_with_its_children(tmp_path: Path, scripts: dict[str, str]) -> None:
+    for seconds in (2.0, 20.0, 200.0):  # on a busy machine, an interpreter takes long to start
         outcome = run_limited(tmp_path, "hangs", [PYTHON, scripts["hangs"]], seconds)
         assert outcome.state == "timed out" and outcome.exit_status is None
         if child := (tmp_path / "hangs.txt").read_text():
@@ -99,7 +97,7 @@ def test_at_its_limit_a_step_is_killed_with_all_below_it(tmp_path: Path, scripts
     assert not is_running(int(child))
 
 
-def test_no_step_is_started_without_time_or_after_a_failed_preflight(
+def test_steps_need_time_and_a_good_preflight(
     tmp_path: Path, scripts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     works = step("works", scripts["works"])
@@ -108,22 +106,22 @@ def test_no_step_is_started_without_time_or_after_a_failed_preflight(
     assert capsys.readouterr().out.endswith("\nmeasured half\nno luck\n\n")
 
 
-def test_eight_gpus_finish_in_an_hour_and_a_step_gets_what_earlier_ones_left() -> None:
-    assert sum(each.minutes for each in hour_steps(8)) <= 60
+def test_eight_gpus_finish_in_an_hour() -> None:
+    assert sum(hour_step.minutes for hour_step in hour_steps(8)) <= 60
     first, later = step("first", "", 6), [step("second", "", 10), step("third", "", 20)]
-    seconds = [limit_seconds(first, later, 60 * left) for left in (36, 40, 90, 20, 3)]
+    seconds = [limit_seconds(first, later, 60 * minutes_left) for minutes_left in (36, 40, 90, 20, 3)]
     assert seconds == [60 * minutes for minutes in (6, 10, 12, 6, 3)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_running_one(
+def test_page_and_tarball_are_written_after_each_step(
     tmp_path: Path, scripts: dict[str, str], number: signal.Signals
 ) -> None:
     steps = [(name, scripts[name]) for name in ("works", "hangs")]
     program = (
         "import signal, sys, torch\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # `nohup make test` has it ignored
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # `nohup make test` ignores it
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
         "import bench, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
         "torch.cuda.device_count = lambda: 1\n"
@@ -133,8 +131,8 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
         "bench.run(hour.main)\n"
     )
     process = subprocess.Popen([PYTHON, "-c", program], stdout=subprocess.PIPE, text=True)
-    written, page = tmp_path / "hour" / "hangs.txt", tmp_path / "hour" / "page.md"
-    wait_until(lambda: written.exists() and written.read_text(), process)
+    log, page = tmp_path / "hour" / "hangs.txt", tmp_path / "hour" / "page.md"
+    wait_until(lambda: log.exists() and log.read_text(), process)
     assert "## works: done" in page.read_text() and "## hangs: not started" in page.read_text()
     with tarfile.open(tmp_path / "hour.tar.gz") as tar:
         assert "hour/works.txt" in tar.getnames()
@@ -142,7 +140,7 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
     process.communicate()
     assert process.returncode == 128 + number
     assert "## hangs: interrupted" in page.read_text()
-    assert not is_running(int(written.read_text()))
+    assert not is_running(int(log.read_text()))
 
 
 def test_the_tarball_has_results_and_no_credentials(
@@ -170,36 +168,36 @@ def test_the_tarball_has_results_and_no_credentials(
 
 
 @pytest.mark.slow
-def test_steps_share_what_torch_and_triton_compile_and_it_is_not_packed(output: Path, scripts: dict[str, str]) -> None:
+def test_steps_share_the_compile_cache(output: Path, scripts: dict[str, str]) -> None:
     Path(scripts["works"]).write_text(
         "import os, torch._inductor.runtime.cache_dir_utils as cache\n"
         "for folder in (cache.cache_dir(), os.environ['TRITON_CACHE_DIR']):\n"
         "    os.makedirs(folder, exist_ok=True); print(len(os.listdir(folder)), folder)\n"
         "    open(folder + '/kernel.json', 'w').close()\n"
     )
-    for name, there in (("first", 0), ("second", 1)):
+    for name, cached_kernels in (("first", 0), ("second", 1)):
         assert run_limited(output, name, [PYTHON, scripts["works"]], 120).state == "done"
-        lines = [f"{there} {output}/compiled/{compiler}" for compiler in ("inductor", "triton")]
+        lines = [f"{cached_kernels} {output}/compiled/{compiler}" for compiler in ("inductor", "triton")]
         assert (output / f"{name}.txt").read_text().splitlines() == lines
     with tarfile.open(pack(output)) as tar:
         assert not any("kernel" in name for name in tar.getnames())
 
 
-def test_every_step_names_a_page_and_a_script_that_exist() -> None:
-    assert len({each.name for each in STEPS}) == len(STEPS)
-    for each in STEPS:
-        pages = re.findall(r"docs/\S+?\.md", each.fills)
-        assert all((ROOT / page).is_file() for page in pages) and (pages or each.name == "preflight")
-        for words in (each.command, each.dry_run):
+def test_every_step_names_an_existing_page_and_script() -> None:
+    assert len({hour_step.name for hour_step in STEPS}) == len(STEPS)
+    for hour_step in STEPS:
+        pages = re.findall(r"docs/\S+?\.md", hour_step.fills)
+        assert all((ROOT / page).is_file() for page in pages) and (pages or hour_step.name == "preflight")
+        for words in (hour_step.command, hour_step.dry_run):
             files = re.findall(r"\S+\.py", words)
             assert all((ROOT / file).is_file() for file in files)
-    assert {each.least_gpus for each in hour_steps(1)} == {1}
+    assert {hour_step.least_gpus for hour_step in hour_steps(1)} == {1}
     assert hour_steps(8) == list(STEPS)
 
 
-@pytest.mark.parametrize("each", STEPS, ids=lambda each: each.name)
-def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
-    for text in (each.command, each.dry_run):
+@pytest.mark.parametrize("hour_step", STEPS, ids=lambda hour_step: hour_step.name)
+def test_every_script_accepts_its_command(hour_step: HourStep) -> None:
+    for text in (hour_step.command, hour_step.dry_run):
         script, *words = re.search(r"\S+\.py.*", text.format(ranks=8))[0].split()
         if script == "find_batch_size.py":
             parse(script, FindCommand, words, texts=ScriptTexts(epilog=FIND_EPILOG))
@@ -210,7 +208,7 @@ def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
             bench.parser(main).parse_args([*words, "--nonsense"], exit_on_error=False, print_error=False)
 
 
-def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
+def test_page_and_tarball_describe_the_gpus(
     tmp_path: Path, output: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{NVIDIA_SMI}")
@@ -222,9 +220,9 @@ def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
     assert "| NVIDIA H100 80GB HBM3 |" in page and "| 1240 MiB " in page
     assert "    00000000:18:00.0, 4711, 1234 MiB" in page and "       GPU0    GPU1\n    GPU0    X       NV18\n" in page
     assert "| 1755 MHz, 698 W, 71 °C, sw_power_cap 100% |" in page
-    taken = samples.read_text()
+    samples_at_end = samples.read_text()
     time.sleep(0.2)
-    assert samples.read_text() == taken, "nvidia-smi has outlived its step"
+    assert samples.read_text() == samples_at_end, "nvidia-smi is still running after its step"
     with tarfile.open(pack(output)) as tar:
         assert "hour/works.gpus.csv" in tar.getnames()
 
@@ -236,7 +234,7 @@ def test_idle_and_unreadable_samples_are_left_out() -> None:
     assert hour.summarize(samples[:1]) == ""
 
 
-def test_the_preflight_wants_room_for_the_largest_checkpoint(
+def test_the_preflight_needs_room_for_checkpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for free, status in ((20e9, 1), (21e9, 0)):
@@ -248,32 +246,32 @@ def test_the_preflight_wants_room_for_the_largest_checkpoint(
     assert re.search(problem, capsys.readouterr().out)
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+def test_bus_bandwidth_is_defined_as_in_nccl_tests() -> None:
     # nccl-tests, doc/PERFORMANCE.md: 8 GB in 1 s on 8 ranks
-    found = {name: bus_bandwidth(name, 8 * 10**9, 1.0, 8) / 1e9 for name in TRANSFERS}
-    assert found == {"all-reduce": 14.0, "all-gather": 7.0, "reduce-scatter": 7.0}
+    bandwidths = {name: bus_bandwidth(name, 8 * 10**9, 1.0, 8) / 1e9 for name in TRANSFERS}
+    assert bandwidths == {"all-reduce": 14.0, "all-gather": 7.0, "reduce-scatter": 7.0}
 
 
 def trained(**keys: dict[int, object]) -> SmallResult:
     return SmallResult(**({"losses": {1: 5.0, 2: 4.0}, "hashes": {1: "a", 2: "b"}, "self_test": None} | keys))
 
 
-def test_a_comparison_fails_for_one_step_a_missing_one_and_a_loss_that_is_no_number() -> None:
+def test_one_bad_step_fails_a_comparison() -> None:
     same = trained()
-    assert compare_step_losses("x", same, trained(losses={1: 5.0, 2: 4.001}), 0.01).held
+    assert compare_step_losses("x", same, trained(losses={1: 5.0, 2: 4.001}), 0.01).holds
     for losses in ({1: 5.0, 2: 4.1}, {1: 5.0}, {1: 5.0, 2: math.nan}, {}):
-        assert not compare_step_losses("x", trained(losses=losses), same, 0.01).held
-    assert not compare_step_losses("x", same, trained(losses={}), 0.01).held
+        assert not compare_step_losses("x", trained(losses=losses), same, 0.01).holds
+    assert not compare_step_losses("x", same, trained(losses={}), 0.01).holds
     assert compare_step_hashes("x", trained(), same) == MachineComparison("hashes: x", "2 steps equal", "equal", True)
     for hashes in ({1: "a", 2: "c"}, {1: "a"}, {}):
-        assert not compare_step_hashes("x", trained(hashes=hashes), same).held
-    assert not compare_step_hashes("x", same, trained(hashes={})).held
+        assert not compare_step_hashes("x", trained(hashes=hashes), same).holds
+    assert not compare_step_hashes("x", same, trained(hashes={})).holds
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", ["losses", "elastic", "resume"])
-def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
+def test_every_comparison_holds_on_a_cpu(part: str) -> None:
     steps = {"losses": "20", "elastic": "4", "resume": "16"}[part]
     options = ("--device", "cpu", "--tiny", "--ranks", "1", "2", "--steps", steps)
     done = execute(PYTHON, "benchmarks/correctness.py", part, *options)
@@ -282,11 +280,11 @@ def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
     assert outcomes == ["holds"] * {"losses": 5, "elastic": 6, "resume": 2}[part]
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_refused(tmp_path: Path) -> None:
     hour.check_output(tmp_path / "new")
     hour.check_output(tmp_path)
     (tmp_path / "scratch").mkdir()
-    with pytest.raises(BadInput, match=r"holds scratch, and no results of this script; pass"):
+    with pytest.raises(BadInput, match=r"has files such as scratch, but no results of this script; pass"):
         hour.check_output(tmp_path)
-    (tmp_path / "preflight.json").touch()  # of an earlier session
+    (tmp_path / "preflight.json").touch()  # a result of an earlier call
     hour.check_output(tmp_path)

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: which way imports run, what documents say, what entry scripts answer."""
+"""The house rules that a machine can check: the direction of imports, links of pages, and answers of entry scripts."""
 
 import ast
 import graphlib
@@ -54,7 +54,7 @@ def test_imports_run_one_way(room: str) -> None:
 
 @pytest.mark.parametrize("room", ["tokens", "training", "evaluation", "reporting", "experiments"])
 def test_folders_and_modules_of_a_room_import_one_way(room: str) -> None:
-    """A folder is one node of the graph, a module beside the folders another; the graph has no circle."""
+    """Each folder of a room, and each module that is not in a folder, is a node of a graph without circles."""
     graph: dict[str, set[str]] = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         node = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
@@ -64,24 +64,24 @@ def test_folders_and_modules_of_a_room_import_one_way(room: str) -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_no_two_modules_or_classes_have_one_name() -> None:
+def test_no_two_modules_or_classes_share_a_name() -> None:
     modules: dict[str, list[str]] = {}
     classes: dict[str, list[str]] = {}
     for path in [
         path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
     ]:
         where = str(path.relative_to(ROOT))
-        if path.name not in ("__init__.py", "command.py"):  # there the folder makes the noun
+        if path.name not in ("__init__.py", "command.py"):  # these are named by their folder
             modules.setdefault(path.stem, []).append(where)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(where)
-    assert {name: found for name, found in modules.items() if len(found) > 1} == {}
-    assert {name: found for name, found in classes.items() if len(found) > 1} == {}
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}
+    assert {name: paths for name, paths in classes.items() if len(paths) > 1} == {}
 
 
 def test_each_command_names_a_function_that_exists() -> None:
-    """Commands name their modules as text, so that --help imports none of them; a move could leave a wrong name."""
+    """Commands name their modules as text, so that --help need not import them. Moving a module could break a name."""
     registries = [evaluation.command_line, experiments.command, reporting.command, tokens.command]
     commands = [command for registry in registries for command in registry.COMMANDS.values()]
     commands += training.command.FIND_COMMANDS.values()
@@ -93,7 +93,7 @@ def test_each_command_names_a_function_that_exists() -> None:
 
 
 @pytest.mark.parametrize("script", ENTRY_SCRIPTS)
-def test_help_imports_nothing_heavy_and_usage_errors_exit_with_2(script: str) -> None:
+def test_help_is_quick_and_usage_errors_are_2(script: str) -> None:
     shown = execute(sys.executable, "-X", "importtime", script, "--help")
     assert shown.returncode == 0
     assert "examples:" in shown.stdout
@@ -103,7 +103,7 @@ def test_help_imports_nothing_heavy_and_usage_errors_exit_with_2(script: str) ->
 
 
 @pytest.mark.slow
-def test_training_needs_none_of_the_optional_packages() -> None:
+def test_training_needs_no_optional_packages() -> None:
     code = (
         "import sys\n"
         "for name in ('datasets', 'pyarrow', 'zstandard', 'huggingface_hub', 'tiktoken', 'transformers', 'pydantic',\n"
@@ -115,14 +115,14 @@ def test_training_needs_none_of_the_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-# Files that print more than whole lines for people: help, generated text as it comes, coloured tokens, a shell script
+# Files that print more than complete lines for people: help, generated text as it arrives, coloured tokens, commands
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
     "evaluation/generation/generated_text.py",
 }
 
 
-def test_lines_for_people_are_printed_by_one_function() -> None:
+def test_one_function_prints_lines_for_people() -> None:
     files = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
     for path in [*files, *(ROOT / script for script in ENTRY_SCRIPTS)]:
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
@@ -130,8 +130,8 @@ def test_lines_for_people_are_printed_by_one_function() -> None:
         assert not prints or str(path.relative_to(ROOT)) in PRINTING, path
 
 
-def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
-    """mkdocs --strict checks the pages of docs/; these lie beside it."""
+def test_links_of_pages_outside_the_site_exist() -> None:
+    """mkdocs --strict checks the links in docs/; this test checks the pages in the root folder."""
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
         for link in links:
@@ -145,23 +145,24 @@ def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
             assert not anchor or anchor in slugs, f"{page}: {link}"
 
 
-def test_files_and_modules_that_pages_name_exist() -> None:
+def test_pages_name_existing_files_and_modules() -> None:
     pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks", "examples"])
-    for page in [page for page in pages if page.name != "NOTES.md"]:  # the log names files as they were
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # NOTES.md names files as they were at the time
         text = page.read_text()
         files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
-        files |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (\w+(?:\.\w+)+)", text)}
+        modules = re.findall(rf"python -m ((?:{rooms})(?:\.\w+)+)", text)  # other programs' modules are not checked
+        files |= {f"{module.replace('.', '/')}.py" for module in modules}
         absent = {name for name in files if not (ROOT / name).exists()}
         assert absent == set(), page
 
 
-def test_the_map_of_contributing_names_every_folder_of_code() -> None:
+def test_the_map_names_every_code_folder() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     named = {name for name in re.findall(r"^(\w[\w/]*/) ", page.split("## Map")[1], re.MULTILINE)}
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
-    two_deep = ("tokens", "training")  # rooms that the map opens
+    two_deep = ("tokens", "training")  # rooms whose folders the map lists
     folders = {f"{path.parent}/" if path.parts[0] in two_deep else f"{path.parts[0]}/" for path in paths} - {"tokens/"}
     assert folders and folders - named == set()

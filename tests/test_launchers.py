@@ -61,7 +61,7 @@ def end_as_one_process_does(nodes: list[subprocess.Popen[str]], run: Path, alone
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_machines_train_by_the_commands_of_the_page(make_run: MakeRun, machines: Machines) -> None:
+def test_the_pages_commands_train_two_machines(make_run: MakeRun, machines: Machines) -> None:
     [block] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "nodes.md").read_text(), flags=re.DOTALL)
     set_up, firewall, addresses, *torchruns = block.splitlines()
     assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith("sudo ufw allow ")  # not for a test machine
@@ -81,7 +81,7 @@ def test_two_machines_train_by_the_commands_of_the_page(make_run: MakeRun, machi
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_skypilots_machines_go_on_after_a_rank_is_lost(make_run: MakeRun, machines: Machines) -> None:
+def test_skypilot_machines_continue_after_losing_a_rank(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     nodes = [skypilot(machine, run, "--hash-every", "100") for machine in machines]
     wait_for_step(run, 40, nodes[0])
@@ -94,7 +94,7 @@ def test_skypilots_machines_go_on_after_a_rank_is_lost(make_run: MakeRun, machin
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_pod_that_is_drained_saves_and_asks_for_another_start(make_run: MakeRun, machines: Machines) -> None:
+def test_a_drained_pod_saves_and_asks_to_restart(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     pods = [kubernetes(machine, run, "--hash-every", "100") for machine in machines]
     wait_for_step(run, 40, pods[0])
@@ -106,7 +106,7 @@ def test_a_pod_that_is_drained_saves_and_asks_for_another_start(make_run: MakeRu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [skypilot, kubernetes])
-def test_an_error_asks_for_no_other_start(
+def test_an_error_does_not_ask_to_restart(
     engine: Callable[..., subprocess.Popen[str]], make_run: MakeRun, machines: Machines
 ) -> None:
     run = make_run("run")
@@ -126,7 +126,7 @@ ALONE = os.environ | {"PET_NPROC_PER_NODE": "1", "PET_STANDALONE": "1"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_error_that_no_restart_mends_asks_for_none(make_run: MakeRun, tmp_path: Path) -> None:
+def test_permanent_errors_do_not_ask_to_restart(make_run: MakeRun, tmp_path: Path) -> None:
     run, broken = make_run(), make_run("broken")
     (broken / "train.json").write_text("{")
     moved = tmp_path / "clone" / "launch" / "node.sh"  # without an environment
@@ -159,7 +159,7 @@ def test_an_error_that_no_restart_mends_asks_for_none(make_run: MakeRun, tmp_pat
         assert process.returncode == 78 and line in errors, (command, errors)
 
 
-def test_two_boxes_refuses_a_node_given_twice() -> None:
+def test_two_boxes_refuses_a_repeated_node() -> None:
     command = [str(ROOT / "launch" / "two_boxes.sh"), "runs/x", "10.0.0.1", "user@10.0.0.1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stdout) == (78, "")
@@ -168,7 +168,7 @@ def test_two_boxes_refuses_a_node_given_twice() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: MakeRun, tmp_path: Path) -> None:
+def test_two_boxes_never_executes_parts_of_paths(make_run: MakeRun, tmp_path: Path) -> None:
     ssh = tmp_path / "bin" / "ssh"  # to this machine, where dash is the user's shell
     ssh.parent.mkdir()
     ssh.write_text('#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
@@ -192,7 +192,7 @@ def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: MakeRun, 
     ("program", "problem"),
     [("exit 1", "does not run; pass the path of Python 3.10 or newer"), ("echo 3.9 0", "got Python 3.9, wanted 3.10")],
 )
-def test_a_wrong_interpreter_asks_for_no_package(tmp_path: Path, program: str, problem: str) -> None:
+def test_a_wrong_interpreter_is_reported_first(tmp_path: Path, program: str, problem: str) -> None:
     for name, text in (
         ("python", program),
         ("apt-get", f"touch {tmp_path}/asked"),

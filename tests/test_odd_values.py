@@ -75,7 +75,7 @@ def read_all(run: Path) -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.get("event", "step"))
-def test_odd_metrics_cost_their_line_and_no_report(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_odd_metrics_lose_only_their_line(tmp_path: Path, record: dict[str, Any]) -> None:
     run = write_run(tmp_path / "run", training(30))
     sound = (run / METRICS).read_text()
     forms = list(odd_forms(record))
@@ -85,7 +85,7 @@ def test_odd_metrics_cost_their_line_and_no_report(tmp_path: Path, record: dict[
     draw_chart(run)
 
 
-def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
+def test_odd_records_do_not_prevent_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", training(30))
     text = {"source": "a: b", "ids": [1, 2], "tokens": ["a", "b"], "window": 2}
     said = [{"prompt": "a", "temperature": 1.0, "text": "b"}]
@@ -98,7 +98,7 @@ def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
         assert read_history(run).step > 0 and final_exit(run) is None
 
 
-def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
+def test_odd_account_lines_are_left_out(tmp_path: Path) -> None:
     spent = {"seconds": 1.0, "usd": 1.0, "unpriced_seconds": 1.0}
     line = {"time": 1e9, "spent": spent, "price_per_hour": 1.0, "ended": True}
     (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(line), line))

@@ -10,37 +10,37 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 
 
 @pytest.mark.parametrize(
-    ("source", "output", "tokenizer", "said"),
+    ("source", "output", "tokenizer", "message"),
     [
-        ("a.jsonl", "/dev/null", "bytes", "/dev/null: is no folder; pass another --output"),
-        ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file stands where a folder is wanted"),
+        ("a.jsonl", "/dev/null", "bytes", "/dev/null: is not a folder; pass another --output"),
+        ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file has the name of a folder"),
         ("a.jsonl", "x" * 300, "bytes", "cannot be written: File name too long; choose a shorter name"),
-        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # told before the tokenizer
+        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # reported before the unknown tokenizer
         ("x" * 300, "out", "bytes", "cannot be read: "),
     ],
 )
-def test_places_that_cannot_be_are_one_line_that_promises_nothing(
-    tmp_path: Path, source: str, output: str, tokenizer: str, said: str
+def test_an_impossible_path_is_one_error_line(
+    tmp_path: Path, source: str, output: str, tokenizer: str, message: str
 ) -> None:
     jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     done = run(PREPARE, tmp_path / source, "--output", tmp_path / output, "--tokenizer", tokenizer)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert said in done.stderr and "kept" not in done.stderr
+    assert message in done.stderr and "kept" not in done.stderr
 
 
-def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "docs\x1b[2J\udcff"
     folder.mkdir()
     jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
     (folder / "other\x1b[8m.png").write_text("")
-    for output in (folder / "out", folder / "out"):  # the second time: complete already
+    for output in (folder / "out", folder / "out"):  # the second time it is already complete
         done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
         shown = done.stdout + done.stderr
         assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
 
 
-def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:
+def test_bad_documents_are_reported_and_limited(tmp_path: Path) -> None:
     for bad, status in ((1, 0), (6, 1)):
         source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
         done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
@@ -50,7 +50,7 @@ def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> Non
         assert ("  ledger.jsonl has more" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
     with source.open("a") as file:
-        file.write('{"text": "\\ud800"}\n')  # which is mended, and no loss
+        file.write('{"text": "\\ud800"}\n')  # this is repaired, so it does not count as a loss
     options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
     done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
     assert done.returncode == 1
@@ -58,14 +58,15 @@ def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> Non
     assert not list((tmp_path / "fail").glob("[!.]*.safetensors"))
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_preparation_resumes_after_a_full_disk(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
     options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000")
-    for executor in (("--executor", "inline"), ("--workers", "2")):  # a worker may be the first, then
+    for executor in (("--executor", "inline"), ("--workers", "2")):  # with workers, one of them may fail first
         full = run(["prlimit", "--fsize=300000", *PREPARE], *options, *executor)
         assert full.returncode == 1 and "Traceback" not in full.stderr
         assert re.search(r"prepare_data.py: \S+/out/\S+: File too large; ", full.stderr.splitlines()[-1]), full.stderr
-        assert "File too large; what was committed is kept: the same command goes on" in full.stderr.splitlines()[-1]
+        advice = "File too large; finished work is kept, so rerun the same command to continue"
+        assert advice in full.stderr.splitlines()[-1]
         assert not list((tmp_path / "out").glob("[!.]*.safetensors"))
     done = succeed(PREPARE, *options)
     assert re.search(r"resuming after 2 of 10 units", done.stderr), done.stderr

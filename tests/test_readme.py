@@ -1,4 +1,4 @@
-"""Every command in the README and in Getting started is run, in a fresh copy of the repository, as it stands there.
+"""Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
 What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
 on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take
@@ -8,7 +8,6 @@ a few steps of a smaller model. What is the same command then runs once.
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,27 +33,6 @@ configs:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """Return a copy of the tracked files with a small quickstart, and this Python's packages as its `.venv`."""
-    if not Path(sys.prefix, "installed-test").exists():
-        pytest.skip("runs in the .venv that `make test` makes: it would install into this one")
-    for name in execute("git", "ls-files").stdout.split():
-        target = tmp_path / "clone" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    clone = tmp_path / "clone"
-    (clone / ".venv").symlink_to(sys.prefix)
-    small = {
-        "train.json": {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3},
-        "model.json": {"emb_dim": 32, "n_heads": 2, "n_layers": 1},
-    }
-    for name, changes in small.items():
-        path = clone / "runs" / "quickstart" / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return clone
-
-
-@pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     folder = tmp_path / "fineweb" / "sample" / "10BT"
     folder.mkdir(parents=True)
@@ -65,7 +43,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
+    """Return the commands of all bash blocks, and those of torchrun in tables; console blocks need another machine."""
+    # The tutorial comes first, because it activates the environment.
+    pages = "\n".join((ROOT / page).read_text() for page in ("docs/tutorial.md", "docs/chat.md", "README.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     in_table = re.findall(r"`(torchrun [^`]+)`", pages)
     lines = "\n".join(blocks).replace("\\\n", "").splitlines()
@@ -99,7 +79,7 @@ def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     assert "\ndisk           ok       " in done.stdout and "\n  source .venv/bin/activate\n" in done.stdout
 
 
-def test_an_old_python_is_told_in_one_line(clone: Path, tmp_path: Path) -> None:
+def test_an_old_python_is_one_line(clone: Path, tmp_path: Path) -> None:
     old = tmp_path / "python3.8"
     old.write_text('#!/bin/sh\ncase "$1" in --version) echo Python 3.8.18;; *) exit 1;; esac\n')
     old.chmod(0o755)
@@ -141,20 +121,20 @@ def set_up_with_a_driver(clone: Path, tools: Path) -> Any:
     return execute("./setup_lambda.sh", cwd=clone, **environment)
 
 
-def test_the_set_up_refuses_an_old_driver_before_it_downloads_packages(clone: Path, tmp_path: Path) -> None:
+def test_setup_refuses_an_old_driver_before_downloading(clone: Path, tmp_path: Path) -> None:
     (clone / ".venv").unlink()
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, the torch of requ")
+    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, but the torch in ")
     assert not (clone / ".venv").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
-def test_the_set_up_calls_no_gpu_usable_that_is_not(clone: Path, tmp_path: Path) -> None:
+def test_setup_reports_unusable_gpus(clone: Path, tmp_path: Path) -> None:
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     assert done.stderr == "setup_lambda.sh: this machine cannot train yet: see the problem above\n"
-    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, CUDA can use none: " in done.stdout
+    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, but CUDA can use none: " in done.stdout
     assert "usable" not in done.stdout and "ready" not in done.stdout

@@ -22,14 +22,14 @@ LONG_NAME = "n" * 5000
         (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (1, ["--set", "model.vocab_size=256"], "got 256, wanted at least 257, the vocabulary of tokenizer bytes"),
         (1, ["--set", "model.emb_dim=262144"], "wanted 99.0 TB for 5 checkpoints"),
-        (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
-        (1, ["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
-        (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
+        (1, ["--set", "dataset=token_files/absent"], "is not a directory here; prepare it with prepare_data.py SOURCE"),
+        (1, ["--set", f"dataset={LONG_NAME}"], "is not a directory here; prepare it with"),
+        (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is not a directory here"),
         (2, ["--token-files", "/absent"], "/absent: no train tokens"),
         (1, ["--token-files", LONG_NAME], ": File name too long"),
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
-        (1, ["--resume", "step-1"], "no such checkpoint; there are none"),
-        (1, ["--resume", LONG_NAME], "no such checkpoint; there are none"),
+        (1, ["--resume", "step-1"], "no such checkpoint; existing ones: none"),
+        (1, ["--resume", LONG_NAME], "no such checkpoint; existing ones: none"),
         (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide, as"),
     ],
 )
@@ -41,7 +41,7 @@ def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, opt
     assert ended is not None and ended.reason == "user-error" and message in str(ended.problem)
 
 
-def test_all_problems_of_tokens_batch_and_disk_are_told_at_once(make_run: MakeRun) -> None:
+def test_all_input_problems_are_reported(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
     done = train(run, "--set", "vocab_size=256", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
@@ -51,7 +51,7 @@ def test_all_problems_of_tokens_batch_and_disk_are_told_at_once(make_run: MakeRu
     assert json.loads((run / "exit.json").read_text())["status"] == 1
 
 
-def test_an_unknown_option_that_is_a_key_is_answered_with_set(make_run: MakeRun) -> None:
+def test_keys_used_as_options_suggest_set(make_run: MakeRun) -> None:
     for words, said in (
         (["--seed", "3"], "--seed: unknown option; did you mean --set train.random_seed=3?"),
         (["--lr=1e-3"], "--lr: unknown option; did you mean --set train.learning_rate=1e-3?"),
@@ -62,7 +62,7 @@ def test_an_unknown_option_that_is_a_key_is_answered_with_set(make_run: MakeRun)
         assert done.returncode == 2 and said in done.stderr
 
 
-def test_memory_that_does_not_suffice_is_one_line(make_run: MakeRun, tmp_path: Path) -> None:
+def test_too_little_memory_is_one_line(make_run: MakeRun, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import runpy, shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=1 << 60)\n"
@@ -70,19 +70,19 @@ def test_memory_that_does_not_suffice_is_one_line(make_run: MakeRun, tmp_path: P
     )
     run = make_run()
     line = one_line(train(run, "--set", "model.emb_dim=262144", script=script))
-    assert "rank 0: this machine's memory does not hold microbatch_size 2; try --set" in line
+    assert "rank 0: this machine's memory is too small for microbatch_size 2; try --set" in line
     ended = read_exit(run)
     assert ended is not None and ended.reason == "out-of-memory" and ended.problem == line.removeprefix("train.py: ")
 
 
-def test_names_that_cannot_be_are_one_line(make_run: MakeRun, tmp_path: Path) -> None:
+def test_impossible_names_are_one_line(make_run: MakeRun, tmp_path: Path) -> None:
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
     assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
 
 
-def test_control_characters_of_a_name_never_reach_the_terminal(make_run: MakeRun) -> None:
+def test_control_characters_never_reach_the_terminal(make_run: MakeRun) -> None:
     for options in ((), ("--dry-run",), ("--plan",)):
         done = complete(make_run(f"a\x1b[2J\n{len(options)}{options[-1:]}", min_train_tokens=256), *options)
         assert "\x1b" not in done.stdout + done.stderr
@@ -96,7 +96,7 @@ def test_a_dry_run_needs_no_tokens() -> None:
     assert "micro-batch 16 x accumulation 1 x world size 8" in done.stdout
 
 
-def test_what_is_done_instead_of_training_is_an_option_and_a_function() -> None:
+def test_each_mode_has_an_option_and_a_function() -> None:
     assert script.INSTEAD_OF_TRAINING.keys() <= attrs.fields_dict(TrainCommand).keys()
     for module, function in script.INSTEAD_OF_TRAINING.values():
         assert callable(getattr(import_module(module), function))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evaluation.generation.generated_text import TextDecoder
 from evaluation.serve.api_request import AnswerRequest, ServedModel
-from model.generate import LOGITS, Drawing, Drawn, Prefix
+from model.generate import LOGITS, Drawing, DrawnToken, Prefix
 from model.loss import check_finite
 
 ANSWER_SECONDS = 300.0  # time limit of an answer, including the time in the queue
@@ -96,7 +96,7 @@ class ServedAnswer:
             assert self.drawing is not None
             yield self.take(self.drawing.take(logits))
 
-    def take(self, choice: Drawn) -> AnswerPart:
+    def take(self, choice: DrawnToken) -> AnswerPart:
         """Return the part that a new token completes. Its text may be empty."""
         alternatives = self.request.alternatives
         score = None if alternatives is None else scores_of([choice.token], choice.logits[None], alternatives)[0]

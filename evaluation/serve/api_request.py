@@ -159,7 +159,9 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
         for key, check in (IGNORED | neutral).items():
             if key in body and not check.holds(value := body.pop(key)):
                 unsupported = "not supported by this server; " if key in neutral else ""
-                problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.wanted}; you may leave it out"
+                problem = (
+                    f"{key}: {unsupported}got {quoted(value)}, wanted {check.accepted_values}; you may leave it out"
+                )
                 raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in neutral else None)
         parsed = checked(ChatBody, body) if chat else checked(CompletionBody, body)
         if parsed.model != served.name:
@@ -302,7 +304,7 @@ def _plain_prompt(where: str, content: Any, body: CompletionBody, served: Served
     ids = integer(0, served.trained.network.config.vocab_size - 1)
     if isinstance(content, list) and content and all(map(ids.holds, content)):
         return None, content
-    problem = f"{where}: got {quoted(content)}, wanted a string, or a list of token ids, each {ids.wanted}"
+    problem = f"{where}: got {quoted(content)}, wanted a string, or a list of token ids, each {ids.accepted_values}"
     advice = "" if where != "prompt" else "or a list of such prompts"
     raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 

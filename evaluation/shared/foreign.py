@@ -24,7 +24,16 @@ from evaluation.shared.model_files import (
     inner_config,
     weight_files,
 )
-from model.config import GPT2, OF_NANOGPT, OUR_ACTIVATIONS, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, stock_keys
+from model.config import (
+    GPT2,
+    NANOGPT_KEYS,
+    OUR_ACTIVATIONS,
+    ROTARY,
+    STOCK_ACTIVATIONS,
+    UNGATED,
+    ModelConfig,
+    stock_keys,
+)
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
@@ -49,7 +58,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
-    for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(OF_NANOGPT, ()))
+    for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(NANOGPT_KEYS, ()))
 }
 # The keys that name the activation, each with that program's names and the corresponding names of ours.
 ACTIVATION_KEYS = {

@@ -1,4 +1,4 @@
-"""Forecasts by a ladder's law: a target run's loss, with its interval, and the best size for a budget."""
+"""Forecasts from a ladder's law: the loss of a target run, with its interval, and the best size for a budget."""
 
 import json
 import math
@@ -28,20 +28,20 @@ from training.planning.plan_table import ESTIMATE_CAUTION
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import ESTIMATE, roofline, throughputs
 
-MOST_EXTRAPOLATION = 30.0  # of compute: as far as the coverage of intervals is simulated
-BEYOND = 8  # widest shape of a family over the ladder's widest
-BEST_SHOWN = 4  # machines
+MOST_EXTRAPOLATION = 30.0  # ratio of compute up to which simulations have tested how often the intervals are right
+BEYOND = 8  # ratio of the widest shape of a family to the ladder's widest size
+BEST_SHOWN = 4  # number of machines that are printed
 
 
 @attrs.frozen(kw_only=True)
 class Forecast:
-    """A target run's forecast by a law."""
+    """The forecast of a target run."""
 
     run: Run
     fit: LawFit
     held_out: HeldOut
-    parameters: int  # N of the law
-    tokens: int
+    parameters: int  # N in the law
+    tokens: int  # D in the law
     loss: Interval
 
     @classmethod
@@ -52,23 +52,23 @@ class Forecast:
 
     @property
     def extrapolation(self) -> float:
-        """Compute of the target over that of the ladder's largest run."""
+        """The ratio of the target's compute to that of the ladder's largest run."""
         return self.parameters * self.tokens / self.fit.compute
 
     def lines(self) -> list[str]:
-        """Return the law, its check and the forecast as lines."""
+        """Return lines with the law, its check and the forecast."""
         fit, law, sizes = self.fit, self.fit.law, len({point.parameters for point in self.fit.points})
         return [
             f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
-            f"D^{law.beta:.3g}, N weights in matrix products; noise of a run {100 * fit.noise:.2g} %",
+            f"D^{law.beta:.3g}, with N weights in matrix products; noise of a run {100 * fit.noise:.2g} %",
             f"check        {self.held_out.text()}",
             f"target       N {self.parameters:,}, D {self.tokens:,}: {describe_extrapolation(self.extrapolation)}; "
             f"{len(fit.points)} runs of {sizes} sizes",
-            f"forecast     loss {self.loss.text(4)}, 90 % interval of one run",
+            f"forecast     loss {self.loss.text(4)}, the 90 % interval for one run",
         ]
 
     def record(self) -> dict[str, Any]:
-        """Return target, law, points and held-out check as JSON."""
+        """Return the target, the law, the points and the held-out check as a JSON object."""
         held_out = self.held_out
         return {
             "target": {
@@ -93,30 +93,30 @@ class Forecast:
 
 
 def target_tokens(run: Run) -> int:
-    """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
+    """Return the number of train tokens of a target with a global batch. It does not depend on the micro-batch."""
     train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
-    fewest, lengths = train.execution.tensor_parallel, lengths_at_hand(train)
-    return make_plan(train, run.model.context_length, fewest, lengths).train_tokens
+    fewest_ranks, lengths = train.execution.tensor_parallel, lengths_at_hand(train)
+    return make_plan(train, run.model.context_length, fewest_ranks, lengths).train_tokens
 
 
 def describe_extrapolation(factor: float) -> str:
-    """Return a run's distance beyond the ladder."""
-    beyond = "" if factor <= MOST_EXTRAPOLATION else f" (beyond {MOST_EXTRAPOLATION:g} x no interval was tested)"
-    return f"{factor:.3g} x the compute{beyond} of its ladder's largest run"
+    """Return a phrase that compares a run's compute with that of the ladder's largest run."""
+    caution = "" if factor <= MOST_EXTRAPOLATION else f" (intervals were tested up to {MOST_EXTRAPOLATION:g} x)"
+    return f"{factor:.3g} x the compute{caution} of its ladder's largest run"
 
 
 def check_forecast(target: Path) -> None:
-    """Raise BadInput where a target's forecast.json is a file of the user: no forecast of an earlier call."""
+    """Raise BadInput if a target's forecast.json is a file of the user and not a forecast of an earlier call."""
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder")
 
 
 def write_forecast(target: Path, forecast: Forecast | None) -> None:
-    """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it."""
+    """Write the target's forecast.json, which train.py --plan shows. Without a forecast, remove the file."""
     check_forecast(target)
     text = None
     if forecast is not None:
-        about = {"date": utc_now()[:10], "commit": git_commit(), "recipe": forecast_recipe(forecast.run)}
-        text = json.dumps(about | forecast.record(), indent=2)
+        origin = {"date": utc_now()[:10], "commit": git_commit(), "recipe": forecast_recipe(forecast.run)}
+        text = json.dumps(origin | forecast.record(), indent=2)
     write_or_remove(target / FORECAST, text)
 
 
@@ -127,18 +127,21 @@ class BudgetChoice:
     machine: Machine
     model: ModelConfig
     tokens: int
-    tokens_per_second: float  # by a roofline, at the target's measured share of it where there is one
-    source: str  # of tokens/s
+    tokens_per_second: float  # roofline, times the share of it that was measured for the target, if it was measured
+    source: str  # where tokens/s come from
     loss: Interval
 
     @property
     def hours(self) -> float:
-        """Duration with the start-up, without validation."""
+        """The duration, with the start-up and without validation."""
         return (self.tokens / self.tokens_per_second + ASSUMED_START_UP_SECONDS) / 3600
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return shapes of the largest network's proportions, up to BEYOND times its width; layers follow a power of C."""
+    """Return shapes with the proportions of the largest network, up to BEYOND times its width.
+
+    The number of layers is a power of the width C, fitted to the given networks.
+    """
     largest = max(models, key=matmul_parameter_count)
     head, widths = largest.head_width, [model.emb_dim for model in models]
     if len(set(widths)) > 1:
@@ -146,7 +149,7 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
     else:
         power, factor = 0.0, math.log(largest.n_layers)
     group = largest.n_heads // largest.kv_heads
-    step = max(1, min(widths) // (4 * head)) * group  # heads
+    step = max(1, min(widths) // (4 * head)) * group  # in heads
     family = []
     for heads in range(-(-min(widths) // head // step) * step, BEYOND * max(widths) // head + 1, step):
         width = heads * head
@@ -161,7 +164,10 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
 def best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[BudgetChoice]:
-    """Return the best shape by machine, lowest loss first; the budget pays start-up and training, not validation."""
+    """Return the best shape for each machine, lowest loss first.
+
+    The budget pays for the start-up and for training, but not for validation.
+    """
     choices = [_best_on(machine, fit, shapes, target, usd) for machine in prices.machines]
     return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.loss.value)
 
@@ -169,10 +175,10 @@ def best_sizes(
 def describe_best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[str]:
-    """Return the best size for a budget as lines, for the best machines."""
+    """Return lines with the best sizes for a budget, one for each of the best machines."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
-        return [f"{dollars(usd)}: not enough for the start-up of any machine of {prices.path}; raise the budget"]
+        return [f"{dollars(usd)}: not enough for the start-up of any machine in {prices.path}; raise the budget"]
     lines = []
     for index, choice in enumerate(choices[:BEST_SHOWN]):
         model = choice.model
@@ -187,24 +193,27 @@ def describe_best_sizes(
 
 
 def limits_of(choice: BudgetChoice, fit: LawFit, shapes: Sequence[ModelConfig], target: Run) -> list[str]:
-    """Return warnings about a choice at the edge of the shapes or tokens, or outside the range of the ladder's runs."""
+    """Return warnings about a choice.
+
+    It may be at the edge of the available shapes or tokens, or outside the range of the ladder's runs.
+    """
     size, tokens, limits = matmul_parameter_count(choice.model), choice.tokens, []
-    searched = [matmul_parameter_count(shape) for shape in shapes]
-    for edge, word in ((min(searched), "smaller"), (max(searched), "larger")):
+    sizes = [matmul_parameter_count(shape) for shape in shapes]
+    for edge, word in ((min(sizes), "smaller"), (max(sizes), "larger")):
         if size == edge:
-            limits.append(f"at the edge of the sizes searched: a {word} one may be better")
+            limits.append(f"at the edge of the sizes that were tried: a {word} one may be better")
     extrapolation = size * tokens / fit.compute
     if extrapolation > MOST_EXTRAPOLATION:
         limits.append(f"{describe_extrapolation(extrapolation)}: extend the ladder")
     ratios = [point.tokens / point.parameters for point in fit.points]
     if not min(ratios) <= tokens / size <= max(ratios):
-        tested = f"the ladder has {min(ratios):.3g} to {max(ratios):.3g}"
+        tested = f"but the ladder has {min(ratios):.3g} to {max(ratios):.3g}"
         limits.append(f"{tokens / size:.3g} tokens per parameter, {tested}: add a horizon")
-    at_hand = _tokens_at_hand(target)
-    if at_hand is None:
-        limits.append(f"needs {tokens:,} train tokens: whether the dataset holds as many is not known here")
-    elif tokens == at_hand:
-        limits.append("all of the tokens at hand in max_epochs epochs: prepare more, or raise max_epochs")
+    available_tokens = _available_tokens(target)
+    if available_tokens is None:
+        limits.append(f"needs {tokens:,} train tokens; the dataset is not here, so its number of tokens is unknown")
+    elif tokens == available_tokens:
+        limits.append("uses all available tokens in max_epochs epochs: prepare more, or raise max_epochs")
     return limits
 
 
@@ -214,7 +223,7 @@ def _best_on(
     seconds = paid_seconds(usd, machine.usd_per_hour) - ASSUMED_START_UP_SECONDS
     if seconds <= 0 or machine.gpus % target.train.execution.tensor_parallel:
         return None
-    share, source, most = float(machine.gpus), ESTIMATE, _tokens_at_hand(target) or math.inf
+    share, source, most_tokens = float(machine.gpus), ESTIMATE, _available_tokens(target) or math.inf
     speed = next((speed for speed in throughputs(target.model, machine, train=target.train) if speed.measured), None)
     if speed is not None:
         share = speed.tokens_per_second / roofline(target.model, machine.gpu, target.train)
@@ -222,7 +231,7 @@ def _best_on(
     choices = []
     for model in (shape for shape in shapes if target.train.execution.shards in shard_counts(shape)):
         rate = share * roofline(model, machine.gpu, target.train)
-        tokens = int(min(seconds * rate, most))
+        tokens = int(min(seconds * rate, most_tokens))
         loss = fit.predict(matmul_parameter_count(model), tokens)
         choices.append(BudgetChoice(machine, model, tokens, tokens_per_second=rate, source=source, loss=loss))
     for choice in sorted(choices, key=lambda choice: choice.loss.value):
@@ -232,7 +241,7 @@ def _best_on(
     return None
 
 
-def _tokens_at_hand(target: Run) -> int | None:
-    """Return the train tokens here, in `max_epochs` epochs; None where some are elsewhere."""
+def _available_tokens(target: Run) -> int | None:
+    """Return the train tokens on this machine times `max_epochs`; None if a dataset is not on this machine."""
     lengths = [*lengths_at_hand(target.train).values()]
     return None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)

@@ -1,4 +1,7 @@
-"""Results of a ladder, printed, as Markdown and as JSON: no dates or durations, so the same bytes after any kill."""
+"""The results of a ladder: printed, as Markdown and as JSON.
+
+They contain no dates or durations, so that a ladder that was killed and continued gives the same bytes.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -41,49 +44,50 @@ from training.telemetry.metrics_log import LADDER
 
 @attrs.frozen(kw_only=True)
 class LadderTable:
-    """Results of a ladder."""
+    """The results of a ladder."""
 
     ladder: LadderFile
-    rates: dict[float, float]  # loss of the smallest size by rate
+    rates: dict[float, float]  # loss of the smallest size, by learning rate
     trunks: Sequence[Trunk]
     forecast: Forecast
-    refused: str | None  # why the forecast is not given
-    budget: Sequence[str] = ()  # best sizes for a budget, in words
-    warnings: Sequence[str] = ()  # on what the runs' records say
+    refused: str | None  # why no forecast is given
+    budget: Sequence[str] = ()  # lines about the best sizes for a budget
+    warnings: Sequence[str] = ()  # about differences between the runs' records
 
     def text(self, form: str = "simple") -> str:
-        """Return all as text; `form`: of tabulate."""
+        """Return all results as text. `form` is a table format of tabulate."""
         law = self.forecast.lines()
         if self.refused is not None:
             check = f"check        {self.forecast.held_out.text()}"
             law = [check, f"no forecast  {self.refused}"]
         fence = ["```"] if form == "github" else []
-        words = [*fence, *law, *self.budget, *fence]
-        return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
+        lines = [*fence, *law, *self.budget, *fence]
+        return "\n".join([self._rate_table(form), "", self._point_table(form), "", *lines, "", *self.notes()])
 
     def show(self) -> None:
-        """Print and write all, with the target's forecast, or remove an older one."""
+        """Print and write the results and the target's forecast. Without a forecast, remove an earlier one."""
         target = self.ladder.target.directory
         show_results(self.text, self.record, self.ladder.output, LADDER, str(target))
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
-        """Return the rules with what they give the target, and warnings where its train.json differs."""
+        """Return the scaling rules, the target's settings according to them, and warnings if its train.json differs."""
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
-        own, seeds = target.optimization.learning_rate, self.ladder.seeds
+        target_rate, seeds = target.optimization.learning_rate, self.ladder.seeds
         subject, where = "ladder" if self.refused else "forecast", warning(f"{target.file}:")
         lines = [
-            "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
-            "target's.",
+            "Rules (OLMo-core): the rate falls as N^(-1/3) from the smallest size's best, and the batch grows as "
+            "N^(2/3) up to the target's.",
             *([f"Losses are means over the seeds {', '.join(map(str, seeds))}."] if len(seeds) > 1 else []),
             f"For the target: learning_rate {rate:g}, batch {self.ladder.batch} sequences, {SCHEDULE}.",
         ]
-        if not 1 / MOST_DEVIATION <= own / rate <= MOST_DEVIATION:
-            lines.append(f"{where} learning_rate is {rounded_rate(own):g}: the {subject} is for the rule's {rate:g}")
+        if not 1 / MOST_DEVIATION <= target_rate / rate <= MOST_DEVIATION:
+            found_rate = rounded_rate(target_rate)
+            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} is for the rule's {rate:g}")
         if target.optimization.decay != SCHEDULE:
-            named = target.optimization.decay or "constant"
-            lines.append(f'{where} schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"')
+            schedule = target.optimization.decay or "constant"
+            lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} is for "{SCHEDULE}"')
         return [*lines, *self.warnings]
 
     def _rate_table(self, form: str) -> str:
@@ -107,7 +111,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def record(self) -> dict[str, Any]:
-        """Return rates and sizes, and the forecast's record, without target and law where it is refused."""
+        """Return the rates, the sizes and the forecast's record, without its target and law if it is refused."""
         return {
             "run": str(self.ladder.target.directory),
             "rates": [
@@ -126,36 +130,39 @@ class LadderTable:
 
 
 def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callable[[], None]:
-    """Train all trunks and branches; return a function that shows results. Raises as RunPool.train, and NoForecast."""
+    """Train all trunks and branches, and return a function that shows the results.
+
+    Raise errors as `RunPool.train`, and NoForecast if the learning rates do not include a best one.
+    """
     rates = tune_rate(pool, ladder)
-    check_records(tuning_runs(ladder, rates))  # before the larger sizes are paid for
+    check_records(tuning_runs(ladder, rates))  # before the larger sizes cost money
     trunks = size_trunks(ladder, best_rate(rates))
     train_trunks(pool, trunks, branches=True)
     return partial(show_ladder, ladder, rates, trunks, usd)
 
 
 def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> None:
-    """Show the results of a trained ladder, and write the target's forecast. Raises BadInput without one."""
+    """Show the results of a trained ladder and write the target's forecast. Raise BadInput if there is none."""
     horizons = [horizon.directory for trunk in trunks for horizon in trunk.horizons]
     warnings = check_records([*tuning_runs(ladder, rates), *horizons])
     target, table = ladder.target.directory, attrs.evolve(conclude(ladder, rates, trunks, usd), warnings=warnings)
     table.show()
     if table.refused is not None:
         raise BadInput(f"{ladder.file}: no forecast: {table.refused}; all results are in {ladder.output}")
-    show(f"{target / FORECAST}: shown by train.py {target} --plan")
+    show(f"{target / FORECAST}: train.py {target} --plan shows this forecast")
 
 
 def tuning_runs(ladder: LadderFile, rates: Iterable[float]) -> list[Path]:
-    """Return the runs of the smallest size by which its learning rate was chosen."""
+    """Return the runs of the smallest size that were used to choose its learning rate."""
     trunks = [trunk for rate in rates for trunk in trunks_of(ladder, ladder.sizes[0], rate)]
     return [trunk.directory for trunk in trunks]
 
 
 def check_records(runs: Iterable[Path]) -> list[str]:
-    """Return warnings on conditions in which the runs were trained otherwise, by their own records.
+    """Return warnings about conditions in which the runs differ, according to their own records.
 
-    Raises BadInput where their losses were not measured on the same tokens: no law, and no choice of a rate, holds for
-    those.
+    Raise BadInput if their losses were not measured on the same tokens, because such losses can neither be fitted by a
+    law nor decide on a learning rate.
     """
     recorded, warnings = read_recorded(dict.fromkeys(runs))
     check_same_tokens(recorded)
@@ -164,13 +171,16 @@ def check_records(runs: Iterable[Path]) -> list[str]:
 
 
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
-    """Return the results; `usd`: with the best sizes for so much money. Raises NoForecast for a run that diverged."""
+    """Return the results. If `usd` is given, they include the best sizes for this amount of money.
+
+    Raise NoForecast if a run diverged.
+    """
     points = loss_points(trunks)
     forecast = Forecast.of(ladder.target, fit_law(points), hold_out_largest(points))
     refused = refusal(forecast.held_out, forecast.fit)
     budget: list[str] = []
     if usd is not None:
-        budget = ["", f"for {dollars(usd)}   no best size without a forecast"]
+        budget = ["", f"for {dollars(usd)}   without a forecast, there is no best size"]
         if refused is None:
             family, prices = size_family(ladder.sizes), read_machines(MACHINES, ())
             budget[1:] = describe_best_sizes(forecast.fit, family, ladder.target, usd, prices)

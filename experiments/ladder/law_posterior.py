@@ -1,12 +1,12 @@
-"""Posterior distribution of a loss law's parameters: all laws that explain the points, by weight.
+"""The posterior distribution of a loss law's parameters: all laws that explain the points, with weights.
 
-For given exponents the law is linear in E, A and B (variable projection, Golub and Pereyra 1973), so that under noise
-of unknown size their distribution is Student's t in closed form. It is drawn from on a grid of exponents, cut to
-positive E, A and B, and summed over the correlation of a trunk's horizons.
+For given exponents the law is linear in E, A and B (variable projection, Golub and Pereyra 1973), so under noise of
+unknown size their distribution is a Student's t in closed form. Laws are drawn from it on a grid of exponents, limited
+to positive E, A and B, and summed over the possible correlations between the horizons of a trunk.
 
-Prior: the logarithm of each exponent is Student's t around EXPONENT; E and the two other terms at the center of the
-ladder are uniform; the correlation is one of SHARED, by their weights; the noise is scaled inverse chi-squared around
-NOISE, or NOISE_OF_ONE_SEED.
+The prior: the logarithm of each exponent is Student's t around EXPONENT; E and the other two terms, at the center of
+the ladder, are uniform; the correlation is one of SHARED, with their weights; and the noise is scaled inverse
+chi-squared around NOISE or NOISE_OF_ONE_SEED.
 """
 
 import math
@@ -17,66 +17,67 @@ import numpy as np
 from common.errors import BadInput
 
 # Published exponents: 0.34 and 0.28 (Hoffmann et al., arXiv 2203.15556), 0.35 and 0.37 (Besiroglu et al., 2404.10102).
-EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median; scale of the logarithm
-EXPONENT_FREEDOM = 4.0  # Student's t: exponents far off stay possible where a ladder speaks for them
-NEAR_EDGE = 1.25  # times the least exponent: where the prior may hide a smaller one
-REACH = 4.0  # of the first grid, scales on both sides: exponents of 0.11 to 1.2
-# Relative standard deviation over seeds, as assumed of a ladder of several seeds, and of one, which tells little of it:
-# benchmarks/forecast_coverage.py shows which values make the intervals hold. The runs that the assumption is worth.
+EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median, and scale of the logarithm
+EXPONENT_FREEDOM = 4.0  # degrees of freedom: the heavy tails allow unusual exponents if a ladder supports them
+NEAR_EDGE = 1.25  # below this multiple of the smallest exponent, the grid may hide an even smaller one
+REACH = 4.0  # the first grid covers this number of scales on both sides: exponents of 0.11 to 1.2
+# The assumed relative standard deviation over seeds: for a ladder with several seeds, and for one with a single seed,
+# which says little about it. benchmarks/forecast_coverage.py shows for which values the intervals are right.
+# NOISE_WEIGHT is the number of runs that the assumption is worth.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
-# Share of the noise's variance that the horizons of one trunk have in common: weight. They have most of their training
-# in common, so a large share is likelier.
+# Share of the noise's variance that the horizons of a trunk have in common, with its weight. The horizons have most of
+# their training in common, so a large share is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
-GRID, DRAWS = 16, 16  # exponents on each axis; laws drawn for each pair
-REFINEMENTS = 6  # of the grid, to where the weight is, at most
-ENOUGH = 0.6  # share of both axes with weight, after which the grid is fine enough
-LEAST_LOGARITHM = -1e300  # of a weight: more than that of laws that are not positive
-LEAST_WEIGHT = 1e-4  # of the heaviest exponent: to be kept by a refinement
+GRID, DRAWS = 16, 16  # exponents on each axis, and laws drawn for each pair of exponents
+REFINEMENTS = 6  # the grid is narrowed to the exponents with weight at most this often
+ENOUGH = 0.6  # the grid is fine enough if at least this share of both axes has weight
+LEAST_LOGARITHM = -1e300  # logarithm of a weight, larger than that of laws that are not positive
+LEAST_WEIGHT = 1e-4  # a refinement keeps exponents that have at least this share of the largest weight
 
 
 @attrs.frozen(kw_only=True)
 class Observations:
-    """A ladder as arrays of one length."""
+    """The points of a ladder, as arrays of the same length."""
 
-    sizes: np.ndarray  # logarithm of parameters, less its mean
-    tokens: np.ndarray  # the same of tokens
+    sizes: np.ndarray  # logarithms of parameters, minus their mean
+    tokens: np.ndarray  # logarithms of tokens, minus their mean
     losses: np.ndarray
     same_trunk: np.ndarray  # bool (points, points)
-    noise: float  # assumed
+    noise: float  # assumed relative standard deviation
 
 
 @attrs.frozen
 class Laws:
-    """Laws by weight, arrays of one length; the factors hold at the ladder's center."""
+    """Weighted laws, as arrays of the same length. The parts are those at the center of the ladder."""
 
     floor: np.ndarray  # E
     size_part: np.ndarray  # A / N^alpha at the center
-    token_part: np.ndarray
+    token_part: np.ndarray  # B / D^beta at the center
     alpha: np.ndarray
     beta: np.ndarray
     spread: np.ndarray  # standard deviation of a run's noise, as a share of the loss
-    noise: np.ndarray  # of one new run
+    noise: np.ndarray  # random noise of one new run, as a share of the loss
     weight: np.ndarray
 
     def losses(self, size: float, tokens: float) -> np.ndarray:
-        """Return the loss by each law, without noise; arguments as in Observations."""
+        """Return the loss according to each law, without noise. The arguments are logarithms as in Observations."""
         size_part = self.size_part * np.exp(-self.alpha * size)
         return np.asarray(self.floor + size_part + self.token_part * np.exp(-self.beta * tokens))
 
     def edge_share(self) -> float:
-        """Return the weight of laws of which an exponent is hardly above the least of the grid, 0 to 1."""
+        """Return the share, 0 to 1, of laws with an exponent that is close to the smallest one of the grid."""
         least = EXPONENT * math.exp(-REACH * EXPONENT_SPREAD)
         return float(self.weight[np.minimum(self.alpha, self.beta) < NEAR_EDGE * least].sum() / self.weight.sum())
 
     def quantiles(self, values: np.ndarray, *probabilities: float) -> list[float]:
-        """Return weighted quantiles of a value of each law."""
+        """Return weighted quantiles of `values`, which has one value for each law."""
         order = np.argsort(values)
         below = np.cumsum(self.weight[order]) - self.weight[order] / 2
         return [float(value) for value in np.interp(probabilities, below / self.weight.sum(), values[order])]
 
 
 def explaining_laws(observed: Observations) -> Laws:
-    """Return the laws that explain a ladder. Raises BadInput where loss does not fall with size and tokens."""
+    """Return the laws that explain a ladder. Raise BadInput if the loss does not fall with both size and tokens."""
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):
         axes = [np.linspace(*bound, GRID) for bound in bounds]
@@ -93,27 +94,27 @@ def explaining_laws(observed: Observations) -> Laws:
         if all(new[1] - new[0] >= ENOUGH * (old[1] - old[0]) for new, old in pairs):
             break
         bounds = narrowed
-    kept = weight > 1e-6 * weight.max()
-    fields = [*columns.reshape(-1, 7)[kept].T, weight[kept] / weight[kept].sum()]
+    heavy = weight > 1e-6 * weight.max()
+    fields = [*columns.reshape(-1, 7)[heavy].T, weight[heavy] / weight[heavy].sum()]
     return Laws(*fields)
 
 
 def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return laws (SHARED, pairs, DRAWS, columns of Laws) and their weights, flat, the largest 1 or less."""
+    """Return laws, (SHARED, pairs, DRAWS, columns of Laws), and their weights, flat and at most 1."""
     generator = np.random.default_rng(0)
-    drawn = [_draw_given(observed, exponents, shared, generator) for shared in SHARED]
-    weights = map(math.log, SHARED.values())
-    logarithm = np.concatenate([own + weight for (_, own), weight in zip(drawn, weights, strict=True)]).ravel()
-    return np.stack([laws for laws, _ in drawn]), np.exp(logarithm - max(logarithm.max(), LEAST_LOGARITHM))
+    draws = [_draw_given(observed, exponents, shared, generator) for shared in SHARED]
+    prior = map(math.log, SHARED.values())
+    logarithm = np.concatenate([weights + share for (_, weights), share in zip(draws, prior, strict=True)]).ravel()
+    return np.stack([laws for laws, _ in draws]), np.exp(logarithm - max(logarithm.max(), LEAST_LOGARITHM))
 
 
 def _draw_given(
     observed: Observations, exponents: np.ndarray, shared: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return laws (pairs, DRAWS, columns) and logarithms of their weights (pairs, DRAWS) for one correlation."""
+    """Return laws (pairs, DRAWS, columns) and the logarithms of their weights (pairs, DRAWS) for one correlation."""
     points, pairs = len(observed.losses), len(exponents)
     root = np.linalg.cholesky(np.where(observed.same_trunk, shared, 0.0) + (1 - shared) * np.eye(points))
-    whiten = np.linalg.inv(root) / observed.losses  # noise is relative
+    whiten = np.linalg.inv(root) / observed.losses  # divided by the losses, because the noise is relative
     alpha, beta = exponents.T[..., None]
     terms = np.stack(
         [np.ones((pairs, points)), np.exp(-alpha * observed.sizes), np.exp(-beta * observed.tokens)], axis=-1
@@ -131,12 +132,12 @@ def _draw_given(
     logarithm -= np.log(np.diagonal(root)).sum()
     scaled = np.square(np.log(exponents / EXPONENT) / EXPONENT_SPREAD) / EXPONENT_FREEDOM
     logarithm -= (EXPONENT_FREEDOM + 1) / 2 * np.log1p(scaled).sum(1)
-    both = np.broadcast_to(exponents[:, None], (pairs, DRAWS, 2))
-    laws = np.concatenate([parts, both, spread[..., None], (spread * normal[..., 3])[..., None]], axis=-1)
+    alpha_beta = np.broadcast_to(exponents[:, None], (pairs, DRAWS, 2))
+    laws = np.concatenate([parts, alpha_beta, spread[..., None], (spread * normal[..., 3])[..., None]], axis=-1)
     return laws, np.where((parts > 0).all(-1), logarithm[:, None], -np.inf)
 
 
 def _narrowed(axis: np.ndarray, shares: np.ndarray) -> tuple[float, float]:
-    """Return the part of a grid's axis that has weight, and a step on both sides."""
+    """Return the bounds of the part of an axis that has weight, widened by one step on both sides."""
     heavy = np.nonzero(shares > LEAST_WEIGHT * shares.max())[0]
     return float(axis[max(heavy[0] - 1, 0)]), float(axis[min(heavy[-1] + 1, len(axis) - 1)])

@@ -1,13 +1,15 @@
-"""Loss law: final loss as a function of parameters and tokens, fitted to a ladder, with intervals and refusals.
+"""The loss law: the final loss as a function of parameters and tokens, fitted to a ladder.
 
-The law is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, whose own fit of it had
-stopped early: Besiroglu et al. 2024, arXiv 2404.10102). N counts weights in matrix products, the blocks' and the
-head's: those of the 6 N of FLOPs, and the count by which nanochat's optima keep one ratio of tokens to parameters (its
-dev/LOG.md). A table of embeddings does no work per token; counting it bends the law of small networks (Pearce and Song
-2024, arXiv 2406.12907).
+It gives intervals, and refuses a forecast that the ladder does not support.
 
-A ladder of nine runs hardly determines five parameters: a forecast is that of all laws which explain the ladder, by
-weight, not that of the best one.
+The law is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, whose own fit had stopped too
+early: Besiroglu et al. 2024, arXiv 2404.10102). N is the number of weights in matrix products, in the blocks and in the
+head. It is the N in 6 N FLOPs per token, and with this count nanochat's optima have a constant ratio of tokens to
+parameters (its dev/LOG.md). A table of embeddings does no work per token, and including it distorts the law of small
+networks (Pearce and Song 2024, arXiv 2406.12907).
+
+A ladder of nine runs barely determines five parameters. A forecast is therefore a weighted average over all laws that
+explain the ladder, and not the prediction of the best law.
 """
 
 import math
@@ -22,19 +24,23 @@ from evaluation.shared.significance import Interval
 from experiments.ladder.law_posterior import NOISE, NOISE_OF_ONE_SEED, Laws, Observations, explaining_laws
 
 FORECAST_CONFIDENCE = 0.90
-MOST_AT_EDGE = 0.15  # weight of laws at the edge of exponents, where no interval holds
-MOST_MISS = 0.01  # of the held-out size: share of its loss
+MOST_AT_EDGE = 0.15  # accepted weight of laws at the edge of the tested exponents, where intervals are wrong
+MOST_MISS = 0.01  # accepted error for the held-out size, as a share of its loss
 
 
 @attrs.frozen(kw_only=True)
 class LossPoint:
-    """Final loss of one run of a ladder; rung and seed name its WSD trunk, of which each horizon is a point."""
+    """The final loss of one run of a ladder.
 
-    rung: str  # size
-    parameters: int  # N, weights in matrix products: matmul_parameter_count
+    `rung` and `seed` identify its trunk, a run with the warmup_stable_decay schedule; each horizon of a trunk is a
+    point.
+    """
+
+    rung: str  # name of the size
+    parameters: int  # N, the weights in matrix products: matmul_parameter_count
     tokens: int  # D
-    loss: float  # of validation, after the decay
-    seed: int | None = None  # None: the mean over seeds
+    loss: float  # validation loss after the decay
+    seed: int | None = None  # None for the mean over seeds
 
 
 @attrs.frozen(kw_only=True)
@@ -50,21 +56,21 @@ class LossLaw:
 
 @attrs.frozen(kw_only=True)
 class LawFit:
-    """A law fitted to points; predicts with intervals."""
+    """The laws fitted to the points of a ladder, which predict losses with intervals."""
 
     points: tuple[LossPoint, ...]
-    law: LossLaw  # medians of the laws' parameters, for people; a forecast is not computed from it
+    law: LossLaw  # medians of the parameters, to show to people; forecasts are not computed from it
     noise: float  # standard deviation of a run's loss over seeds, as a share of the loss
     laws: Laws
-    center: tuple[float, float]  # logarithms of N and D
+    center: tuple[float, float]  # means of the logarithms of N and D
 
     @property
     def compute(self) -> float:
-        """Largest parameters x tokens of the ladder: a sixth of FLOPs."""
+        """The largest product of parameters and tokens in the ladder: a sixth of the FLOPs."""
         return float(max(point.parameters * point.tokens for point in self.points))
 
     def predict(self, parameters: float, tokens: float) -> Interval:
-        """Return the loss of one new run, with its 90 % interval: uncertainty of the law and noise of the run."""
+        """Return the loss of one new run with its 90 % interval: uncertainty of the law plus noise of the run."""
         losses = self.laws.losses(math.log(parameters) - self.center[0], math.log(tokens) - self.center[1])
         tail = (1 - FORECAST_CONFIDENCE) / 2
         low, value, high = self.laws.quantiles(losses * (1 + self.laws.noise), tail, 0.5, 1 - tail)
@@ -72,28 +78,33 @@ class LawFit:
 
 
 class NoForecast(BadInput):
-    """A ladder that allows no forecast; its runs are kept."""
+    """The ladder does not support a forecast. Its runs are not deleted."""
 
 
 @attrs.frozen(kw_only=True)
 class HeldOut:
-    """Predictions of the largest size's losses, means over its seeds, by a law fitted to the others, by tokens."""
+    """The losses of the largest size, as predicted by a law that was fitted to the smaller sizes.
+
+    Points are means over the seeds of that size, in ascending order of tokens.
+    """
 
     points: tuple[LossPoint, ...]  # one for each horizon
     predicted: tuple[Interval, ...]
 
     @property
     def error(self) -> float:
-        """Mean over horizons of the absolute misses, which do not cancel."""
+        """The mean over horizons of the absolute misses, so that misses do not cancel."""
         return sum(map(abs, self.misses)) / len(self.points)
 
     @property
     def misses(self) -> list[float]:
-        """Predicted less measured at each horizon, as a share of the measured loss."""
-        return [one.value / point.loss - 1 for one, point in zip(self.predicted, self.points, strict=True)]
+        """The predicted minus the measured loss at each horizon, as a share of the measured loss."""
+        return [
+            prediction.value / point.loss - 1 for prediction, point in zip(self.predicted, self.points, strict=True)
+        ]
 
     def text(self) -> str:
-        """Return the misses in words, with the values of the longest horizon."""
+        """Return a sentence with the misses, and with the losses at the longest horizon."""
         point = self.points[-1]
         misses = ", ".join(f"{100 * miss:+.2f}" for miss in self.misses)
         return (
@@ -103,7 +114,10 @@ class HeldOut:
 
 
 def fit_law(points: Sequence[LossPoint]) -> LawFit:
-    """Fit the law to positive losses of two or more sizes and horizons. Raises BadInput where none explains them."""
+    """Fit the law to positive losses of at least two sizes and two horizons.
+
+    Raise BadInput if no law explains them.
+    """
     sizes = np.log([float(point.parameters) for point in points])
     tokens = np.log([float(point.tokens) for point in points])
     center = float(sizes.mean()), float(tokens.mean())
@@ -118,18 +132,21 @@ def fit_law(points: Sequence[LossPoint]) -> LawFit:
     laws = explaining_laws(observed)
     columns = (laws.floor, laws.size_part, laws.alpha, laws.token_part, laws.beta, laws.spread)
     floor, size_part, alpha, token_part, beta, spread = (laws.quantiles(column, 0.5)[0] for column in columns)
-    typical = LossLaw(
+    median_law = LossLaw(
         floor=floor,
         size_factor=size_part * math.exp(alpha * center[0]),
         alpha=alpha,
         token_factor=token_part * math.exp(beta * center[1]),
         beta=beta,
     )
-    return LawFit(points=tuple(points), law=typical, noise=spread, laws=laws, center=center)
+    return LawFit(points=tuple(points), law=median_law, noise=spread, laws=laws, center=center)
 
 
 def hold_out_largest(points: Sequence[LossPoint]) -> HeldOut:
-    """Fit without the size of most parameters, one of three or more, and predict its points. Raises BadInput."""
+    """Fit the law to all sizes except the largest, and predict the largest size's points.
+
+    There must be at least three sizes. Raise BadInput if no law explains the smaller sizes.
+    """
     sizes = {point.parameters for point in points}
     fit = fit_law([point for point in points if point.parameters < max(sizes)])
     means = mean_points([point for point in points if point.parameters == max(sizes)])
@@ -139,27 +156,27 @@ def hold_out_largest(points: Sequence[LossPoint]) -> HeldOut:
 
 
 def mean_points(points: Sequence[LossPoint]) -> list[LossPoint]:
-    """Return a point for each size and horizon, in their order: the mean over seeds."""
-    of_seeds: dict[tuple[int, int], list[LossPoint]] = {}
+    """Return the mean over seeds for each size and horizon, in the order of the points."""
+    points_by_run: dict[tuple[int, int], list[LossPoint]] = {}
     for point in points:
-        of_seeds.setdefault((point.parameters, point.tokens), []).append(point)
+        points_by_run.setdefault((point.parameters, point.tokens), []).append(point)
     return [
-        attrs.evolve(each[0], loss=statistics.fmean(point.loss for point in each), seed=None)
-        for each in of_seeds.values()
+        attrs.evolve(seed_points[0], loss=statistics.fmean(point.loss for point in seed_points), seed=None)
+        for seed_points in points_by_run.values()
     ]
 
 
 def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
-    """Return one line saying why no forecast is given, or None. `fit`: of all points."""
+    """Return a line that says why there is no forecast, or None if there is one. `fit` is the fit to all points."""
     if held_out.error <= MOST_MISS:
         if fit.laws.edge_share() <= MOST_AT_EDGE:
             return None
         return (
-            f"the loss falls so slowly that exponents of {fit.law.alpha:.2g} of size and "
-            f"{fit.law.beta:.2g} of tokens lie at the edge of the tested ones; add larger sizes and longer horizons"
+            f"the loss falls so slowly that the exponents, {fit.law.alpha:.2g} for size and {fit.law.beta:.2g} for "
+            "tokens, are at the edge of the tested range; add larger sizes and longer horizons"
         )
     return (
-        f"the largest size, held out, was missed by {100 * held_out.error:.2f} % on average, wanted "
-        f"within {100 * MOST_MISS:g} %; look at its curve, sweep its rates, or leave out the smallest size and add a "
-        "larger one"
+        f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, and at "
+        f"most {100 * MOST_MISS:g} % is accepted; look at its curve, sweep its learning rates, or leave out the "
+        "smallest size and add a larger one"
     )

@@ -1,6 +1,7 @@
-"""Trunks of a ladder: one warmup_stable_decay run of a size, and branches that decay earlier, one for each horizon.
+"""The trunks of a ladder. A trunk is a warmup_stable_decay run of one size; its branches decay earlier.
 
-Until its decay a shorter horizon trains exactly as the longest one: a branch is bit-identical to a run trained alone.
+There is one branch for each shorter horizon. Until its decay, a shorter horizon trains exactly like the longest one, so
+a branch is bit-identical to a run that is trained alone.
 """
 
 import math
@@ -30,12 +31,12 @@ from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS
 
 SCHEDULE = "warmup_stable_decay"
-MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
+MOST_EXTENSIONS = 3  # rates that are added if the best one is at the edge
 
 
 @attrs.frozen(kw_only=True)
 class Horizon:
-    """A run of a trunk: to so many tokens."""
+    """A run of a trunk up to a number of tokens."""
 
     directory: Path
     sections: Sections
@@ -43,26 +44,26 @@ class Horizon:
 
     @property
     def decay_begins(self) -> int:
-        """Step where a trunk pauses for it."""
+        """The step at which the decay begins, and at which the trunk pauses for this branch."""
         return self.plan.steps - self.plan.schedule.decay_steps
 
 
 @attrs.frozen(kw_only=True)
 class Trunk:
-    """A size with one rate and seed, and its horizons."""
+    """A size with one learning rate and one seed, and its horizons."""
 
     size: ModelConfig
     seed: int
     rate: float
     batch: dict[str, int]  # keys of train.json
-    horizons: tuple[Horizon, ...]  # rising; the last one is the trunk's own run
+    horizons: tuple[Horizon, ...]  # ascending; the last one is the trunk itself
 
     @property
     def directory(self) -> Path:
         return self.horizons[-1].directory
 
     def flops(self, *, branches: bool) -> float:
-        """Return the FLOPs of training it."""
+        """Return the FLOPs of training the trunk, with or without its branches."""
         steps = self.horizons[-1].plan.steps
         if branches:
             steps += sum(horizon.plan.schedule.decay_steps for horizon in self.horizons[:-1])
@@ -70,13 +71,16 @@ class Trunk:
 
 
 def trunks_of(ladder: LadderFile, size: ModelConfig, rate: float) -> list[Trunk]:
-    """Return a size's trunks, one for each seed; write nothing. Raises BadInput for runs that cannot be trained."""
+    """Return a size's trunks, one for each seed, without writing anything.
+
+    Raise BadInput if a run cannot be trained.
+    """
     return [_trunk(ladder, size, rate, seed) for seed in ladder.seeds]
 
 
 def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Trunk:
     parameters, target = matmul_parameter_count(size), matmul_parameter_count(ladder.target.model)
-    ranks = max(1, ladder.ranks // ladder.train.get("tensor_parallel", 1))  # data-parallel ones
+    ranks = max(1, ladder.ranks // ladder.train.get("tensor_parallel", 1))  # data-parallel ranks
     batch = scaled_batch(ladder.batch, parameters, target, ladder.microbatch_size, ranks)
     recipe = _recipe(ladder, rate, batch) | ({} if seed == ladder.target.train.random_seed else {"random_seed": seed})
     horizons: list[Horizon] = []
@@ -85,12 +89,12 @@ def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Tru
         longest = ratio == ladder.tokens_per_parameter[-1]
         keys = {**recipe, "min_train_tokens": round(ratio * parameters)}
         plan = _plan(ladder, size, keys)
-        if horizons:  # as many steps of warm-up as the shortest one, of which it is the target's share
-            wanted = horizons[0].plan.schedule.warmup_steps
-            # half a step more than the percentage of so many, which is rounded down
-            keys["warmup_period_percent"] = round(100 * (wanted + 0.5) / plan.steps, 6) if wanted else 0
+        if horizons:  # all horizons warm up for the same number of steps: the target's share of the shortest one
+            warmup_steps = horizons[0].plan.schedule.warmup_steps
+            # The plan rounds the steps of a percentage down, so add half a step.
+            keys["warmup_period_percent"] = round(100 * (warmup_steps + 0.5) / plan.steps, 6) if warmup_steps else 0
             plan = _plan(ladder, size, keys)
-            assert plan.schedule.warmup_steps == wanted
+            assert plan.schedule.warmup_steps == warmup_steps
         directory = ladder.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
         sections: Sections = {"model": stated("model", attrs.asdict(size)), "train": keys}
         check_unchanged(directory, sections, dict.fromkeys(batch, f"--ranks {ladder.ranks}"))
@@ -98,19 +102,26 @@ def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Tru
     begins = [horizon.decay_begins for horizon in horizons]
     if len({0, *begins}) <= len(begins):
         name = size_name(size)
-        raise BadInput(f"{ladder.file}: tokens_per_parameter: too short or too close for {name}: raise or spread")
+        raise BadInput(
+            f"{ladder.file}: tokens_per_parameter: the horizons of {name} are too short or too close to each other; "
+            "raise them or spread them more"
+        )
     return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
 
 
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:
-    """Begin a branch with the trunk's checkpoint, as hard links, once. Raises BadInput where the trunk lacks it."""
+    """Begin a branch with a checkpoint of the trunk, as hard links, unless it has begun already.
+
+    Raise BadInput if the trunk does not have the checkpoint.
+    """
     step = horizon.decay_begins
     if read_progress(horizon.directory).reached(step, horizon.plan.steps, validates=False):
         return
-    source, branch = (checkpoints_of(each.directory) / name_of(step) for each in (trunk, horizon))
+    source, branch = (checkpoints_of(run.directory) / name_of(step) for run in (trunk, horizon))
     if not source.is_dir():
         raise BadInput(
-            f"{source}: no such checkpoint, and {horizon.directory} has not begun; move {trunk.directory} away"
+            f"{source}: no such checkpoint, but {horizon.directory} must begin with it; move {trunk.directory} away "
+            "to train the trunk again"
         )
     write_run_directory(horizon.directory, horizon.sections)
     with writing(horizon.directory):
@@ -120,16 +131,16 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
 
 
 def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
-    """Return the smallest size's loss at its longest horizon by rate, a mean over the seeds.
+    """Return the smallest size's loss at its longest horizon for each learning rate, as a mean over the seeds.
 
-    Rates beyond an edge are added as needed. Raises NoForecast where the best one still lies at an edge, before the
-    larger sizes are paid for.
+    If the best rate is at an edge, more rates are tried beyond it. Raise NoForecast if the best one is still at an
+    edge, before the larger sizes cost money.
     """
 
     def measure(rates: list[float]) -> list[float]:
-        tried = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate)) for rate in rates]
-        train_trunks(pool, [trunk for trunks in tried for trunk in trunks], branches=False)
-        return [statistics.fmean(final_loss(trunk.horizons[-1]) for trunk in trunks) for trunks in tried]
+        trunks_by_rate = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate)) for rate in rates]
+        train_trunks(pool, [trunk for trunks in trunks_by_rate for trunk in trunks], branches=False)
+        return [statistics.fmean(final_loss(trunk.horizons[-1]) for trunk in trunks) for trunks in trunks_by_rate]
 
     losses = dict(zip(ladder.rates, measure(list(ladder.rates)), strict=True))
     factor = (ladder.rates[-1] / ladder.rates[0]) ** (1 / (len(ladder.rates) - 1))
@@ -139,36 +150,40 @@ def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
             losses[rate] = measure([rate])[0]
     losses = {rounded_rate(rate): losses[rate] for rate in sorted(losses)}
     if not any(map(math.isfinite, losses.values())):
-        tried = ", ".join(f"{rate:g}" for rate in losses)
-        raise NoForecast(f"{ladder.file}: rates: no forecast: all rates diverged ({tried}); lower them")
+        rates = ", ".join(f"{rate:g}" for rate in losses)
+        raise NoForecast(f"{ladder.file}: rates: no forecast: the runs diverged at all rates ({rates}); lower them")
     if (edge := edge_of(losses)) is not None:
-        tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
+        rates = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
         raise NoForecast(
-            f"{ladder.file}: rates: no forecast: the best one of {size_name(ladder.sizes[0])}, {best_rate(losses):g}, "
-            f"is the {edge}, so a better one may lie beyond ({tried}); widen the sweep"
+            f"{ladder.file}: rates: no forecast: the best rate for {size_name(ladder.sizes[0])}, "
+            f"{best_rate(losses):g}, is the {edge} one, so a better rate may exist beyond it (losses: {rates}); add "
+            f"rates at the {edge.removesuffix('est')} end"
         )
     return losses
 
 
 def best_rate(losses: dict[float, float]) -> float:
-    """Return the learning rate of least loss."""
+    """Return the learning rate with the lowest loss."""
     return min(losses, key=losses.__getitem__)
 
 
 def edge_of(losses: dict[float, float]) -> str | None:
-    """Return which end of the rates tried the best one is, in words; None inside."""
+    """Return "highest" or "lowest" if the best learning rate is at that edge of the rates; otherwise None."""
     best = best_rate(losses)
     return {max(losses): "highest", min(losses): "lowest"}.get(best)
 
 
 def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> None:
-    """Train trunks, in any case with the checkpoints of their branches; large ones begin first."""
+    """Train trunks, and also their `branches` if asked. Large trunks begin first.
+
+    The checkpoints with which branches begin are always written, so that branches can be trained later.
+    """
     trunks = sorted(trunks, key=lambda trunk: -matmul_parameter_count(trunk.size))
     for trunk in trunks:
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
-    waiting: list[Path] = []  # branches that have their checkpoint
+    waiting: list[Path] = []  # branches that have their first checkpoint
     for stage in range(len(trunks[0].horizons)):
-        last = stage == len(trunks[0].horizons) - 1  # the trunks' own end: no branch begins there
+        last = stage == len(trunks[0].horizons) - 1  # the end of the trunks, at which no branch begins
         ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}
         pool.train(ends | dict.fromkeys(waiting))
         if last:
@@ -178,21 +193,24 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
             branch, progress = trunk.horizons[stage], read_progress(trunk.directory)
             if progress.diverged is None and (branches or progress.ended is None):
                 write_branch(trunk, branch)
-            begun = read_progress(branch.directory).reached(1, branch.plan.steps, validates=False)
-            if branches and begun:  # of a trunk that diverged later, too
+            has_begun = read_progress(branch.directory).reached(1, branch.plan.steps, validates=False)
+            if branches and has_begun:  # even if the trunk diverged later
                 waiting.append(branch.directory)
 
 
 def final_loss(horizon: Horizon) -> float:
-    """Return the validation loss of a run that has ended; infinite where it diverged. Raises BadInput without one."""
+    """Return the validation loss at the end of a run, infinite if it diverged. Raise BadInput if there is none."""
     loss = read_progress(horizon.directory).loss_at(horizon.plan.steps)
     if loss is None:
-        raise BadInput(f"{horizon.directory}: no validation loss at its end; move it away")
+        raise BadInput(f"{horizon.directory}: has no validation loss at its last step; move it away to train it again")
     return loss
 
 
 def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
-    """Return the points for the loss law. Raises NoForecast for a run that diverged, BadInput without a final loss."""
+    """Return the points for the loss law.
+
+    Raise NoForecast if a run diverged, and BadInput if a run has no final loss.
+    """
     points = []
     for trunk in trunks:
         name, parameters = size_name(trunk.size), matmul_parameter_count(trunk.size)
@@ -205,55 +223,61 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
 
 
 def size_trunks(ladder: LadderFile, best: float) -> list[Trunk]:
-    """Return the trunks of all sizes and seeds, given the best rate of the smallest size."""
+    """Return the trunks of all sizes and seeds, given the best learning rate of the smallest size."""
     smallest = matmul_parameter_count(ladder.sizes[0])
-    each = [(size, scaled_rate(best, matmul_parameter_count(size), smallest)) for size in ladder.sizes]
-    return [trunk for size, rate in each for trunk in trunks_of(ladder, size, rate)]
+    rates = [(size, scaled_rate(best, matmul_parameter_count(size), smallest)) for size in ladder.sizes]
+    return [trunk for size, rate in rates for trunk in trunks_of(ladder, size, rate)]
 
 
 def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
-    """Return the plan as lines; `usd_per_hour`: of this machine. Raises BadInput for runs that could not be trained."""
+    """Return the plan of a ladder as lines. `usd_per_hour` is the price of this machine.
+
+    Raise BadInput if a run cannot be trained.
+    """
     seeds = len(ladder.seeds)
-    tried = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
+    tuning_trunks = [trunks_of(ladder, ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
     trunks = size_trunks(ladder, ladder.rates[len(ladder.rates) // 2])[::seeds]
-    lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
+    lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tuning_trunks]
     for trunk in trunks:
         lines += [
             _line(trunk, f"{size_name(trunk.size)}, {ratio:g} tokens per parameter", index)
             for index, ratio in enumerate(ladder.tokens_per_parameter)
         ]
-    flops = sum(trunk.flops(branches=False) for trunk in tried)
+    flops = sum(trunk.flops(branches=False) for trunk in tuning_trunks)
     flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
     flops *= seeds
-    whole = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
+    target_flops = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
     speeds = [
         speed * flops_per_token(trunk.size)
-        for trunk in (*tried, *trunks[1:])
+        for trunk in (*tuning_trunks, *trunks[1:])
         if (speed := measured_speed(trunk.directory)) is not None
     ]
     return [
         *lines,
-        f"{len(tried)} rates at {size_name(trunks[0].size)}, more while the best one lies at the edge; then "
-        f"{len(trunks)} sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk"
+        f"{len(tuning_trunks)} rates at {size_name(trunks[0].size)}, and more if the best one is at the edge; then "
+        f"{len(trunks)} sizes x {len(ladder.tokens_per_parameter)} horizons, with one trunk for each size"
         + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
-        + f": {flops:.3g} FLOPs, {flops / whole:.2g} x the target's {whole:.3g}",
+        + f": {flops:.3g} FLOPs, {flops / target_flops:.2g} x the target's {target_flops:.3g}",
         describe_cost(flops, "FLOP/s", speeds, usd_per_hour),
     ]
 
 
 def _link(source: str, target: str) -> None:
     try:
-        os.link(source, target)  # a published checkpoint never changes
-    except OSError:  # a file system without hard links
+        os.link(source, target)  # safe, because a published checkpoint never changes
+    except OSError:  # the file system has no hard links
         shutil.copy2(source, target)
 
 
 def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str, object]:
-    """Return the target's train.json with the ladder's schedule, batch and rates; those of groups keep their ratio."""
+    """Return the target's train.json with the ladder's schedule, batch and learning rate.
+
+    The learning rates of parameter groups keep their ratio to it.
+    """
     optimization = ladder.target.train.optimization
     keys = {key: value for key, value in ladder.train.items() if key not in ("gradient_accumulation_steps", BUCKET)}
-    for group, other in optimization.group_learning_rates.items():
-        keys[f"{group}_learning_rate"] = float(f"{other * rate / optimization.learning_rate:.4g}")
+    for group, group_rate in optimization.group_learning_rates.items():
+        keys[f"{group}_learning_rate"] = float(f"{group_rate * rate / optimization.learning_rate:.4g}")
     if optimization.decay != SCHEDULE:
         keys.pop("final_learning_rate_percent", None)
     return keys | batch | {"learning_rate": rate, "schedule_learning_rate": SCHEDULE}
@@ -263,7 +287,7 @@ def _plan(ladder: LadderFile, size: ModelConfig, keys: dict[str, object]) -> Pla
     with refusing(f"{ladder.file}: {size_name(size)}", kinds=(BadInput, ValueError)):
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
         for problem in contradictions(size.context_length, size.tie_weights, train):
-            raise InvalidValue(problem)  # train.py would refuse it, with the trunk paid for
+            raise InvalidValue(problem)  # train.py would report this only after the trunk has cost money
         return make_plan(train, size.context_length, ladder.ranks, lengths_at_hand(train))
 
 

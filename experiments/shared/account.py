@@ -1,10 +1,10 @@
-"""Account of an experiment: its wall-clock time and cost over all calls, in `account.jsonl`, kills included.
+"""The account of an experiment, `account.jsonl`: its wall-clock time and cost over all calls of experiment.py.
 
-Each line has the totals of all calls so far: a call writes one before its first job, then every few seconds while it
-has jobs, and at its end. One without that end was killed, and its jobs were asked to stop: it counts until
-ORPHAN_SECONDS after its last line, time to save a checkpoint, and to now while a run is still held, by a job that saves
-for longer or that no signal has reached. A call without jobs writes nothing and costs nothing: one that only shows
-results, or that finds the budget spent.
+Each line has the totals of all calls so far. A call writes a line before its first job, then every few seconds while it
+has jobs, and at its end. A call without a line for its end was killed, and its jobs were asked to stop. Such a call is
+charged until ORPHAN_SECONDS after its last line, which is the time to save a checkpoint. While a run is still locked,
+by a job that takes longer to save or that no signal has reached, it is charged until now. A call without jobs, which
+only shows results or finds that the budget is spent, writes nothing and costs nothing.
 """
 
 import math
@@ -26,9 +26,9 @@ from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.metrics_log import ACCOUNT
 from training.telemetry.time_ledger import Spending, Spent
 
-CALL_SECONDS = 5.0  # between beats
+CALL_SECONDS = 5.0  # between two lines of a call
 ORPHAN_SECONDS = 60.0
-_AMOUNT = number(0, 1e15)  # seconds, Unix time or dollars of a line that is not damaged
+_AMOUNT = number(0, 1e15)  # plausible seconds, Unix times and dollars; a line with other numbers is damaged
 _TOTALS = ValueCheck(lambda spent: all(map(_AMOUNT.holds, attrs.astuple(spent))), "totals of calls")
 
 
@@ -36,37 +36,37 @@ _TOTALS = ValueCheck(lambda spent: all(map(_AMOUNT.holds, attrs.astuple(spent)))
 class AccountLine:
     """Totals of all calls so far."""
 
-    time: float = attrs.field(validator=_AMOUNT)  # Unix
+    time: float = attrs.field(validator=_AMOUNT)  # Unix time
     spent: Spent = attrs.field(validator=_TOTALS)
     price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))  # of this call
-    ended: bool = False  # the call
-    machine: str | None = None  # whose clock `time` is of; None in a line of an earlier version
+    ended: bool = False  # whether the call has ended
+    machine: str | None = None  # the machine whose clock gave `time`; None in a line of an earlier version
 
 
 class Account(Spending):
-    """The account of one call, and of those before it. Only the call that has locked the experiment opens it."""
+    """The account of this call and of those before it. Only the call that has locked the experiment opens it."""
 
     def __init__(self, directory: Path, options: PoolOptions):
-        """Count the earlier calls. Raises BadInput where the account cannot be read, or not up to its end."""
+        """Add up the earlier calls. Raise BadInput if the account, or its last line, cannot be read."""
         lines = _read_lines(directory / ACCOUNT)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         last = lines[-1] if lines else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)
         self.after_kill, earlier = not last.ended, _largest([line.spent for line in lines])
         if self.after_kill:
-            most = math.inf if self._job_left() else ORPHAN_SECONDS
-            seconds = min(max(0.0, self._seconds_since(last) - age), most)
+            most_seconds = math.inf if self._job_is_running() else ORPHAN_SECONDS
+            seconds = min(max(0.0, self._seconds_since(last) - age), most_seconds)
             earlier = earlier.plus(seconds, last.price_per_hour)
         super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
-        self._beaten = 0.0
+        self._written_seconds = 0.0  # seconds of this process when it wrote the last line
 
     def seconds_left(self) -> float | None:
-        """Return the wall-clock seconds until the first limit; None without limits."""
-        left = self._budget.seconds_left(self)
-        return None if left is None else left[0]
+        """Return the wall-clock seconds until the first limit is reached; None without limits."""
+        seconds_and_limit = self._budget.seconds_left(self)
+        return None if seconds_and_limit is None else seconds_and_limit[0]
 
     def describe(self) -> str:
-        """Return the spent shares of the limits, as text."""
+        """Return the time and money spent, next to their limits, such as "1 h of 2 h, $3 of $10"."""
         limits, usd = self._budget, self.usd()
         text = duration(self.elapsed_seconds())
         if limits.max_hours is not None:
@@ -76,29 +76,32 @@ class Account(Spending):
         return text
 
     def beat(self) -> None:
-        """Write a beat, if the last one is old enough."""
-        if self._log is None or self.process_seconds() - self._beaten >= CALL_SECONDS:
+        """Write a line if the last one is at least CALL_SECONDS old."""
+        if self._log is None or self.process_seconds() - self._written_seconds >= CALL_SECONDS:
             self._write()
 
     def close(self) -> None:
         if self._log is not None:
-            self._write(ended=not self._job_left())
+            self._write(ended=not self._job_is_running())
             self._log.close()
 
     def _seconds_since(self, last: AccountLine) -> float:
-        """Return the seconds since a line; if another machine wrote it, by the disk's clock, which both share."""
+        """Return the seconds since a line was written.
+
+        If another machine wrote it, use the clock of the disk, which both machines share.
+        """
         if last.machine in (None, machine_identity()):
             return time.time() - last.time
         return seconds_since_written(self._directory / ACCOUNT)
 
-    def _job_left(self) -> bool:
-        """Tell whether a job of a killed call may still live: then the experiment's time goes on."""
+    def _job_is_running(self) -> bool:
+        """Return whether a job of a killed call may still be running, so that the experiment still costs money."""
         locks = self._directory.glob(f"*/{LOCK_FILE}") if self.after_kill else ()
         return any(lock_is_held(lock.parent) for lock in locks)
 
     def _write(self, *, ended: bool = False) -> None:
-        self._beaten = self.process_seconds()
-        spent = self.earlier.plus(self._beaten, self.price_per_hour)
+        self._written_seconds = self.process_seconds()
+        spent = self.earlier.plus(self._written_seconds, self.price_per_hour)
         now, machine = time.time(), machine_identity()
         line = AccountLine(time=now, spent=spent, price_per_hour=self.price_per_hour, ended=ended, machine=machine)
         with writing(self._directory / ACCOUNT):
@@ -107,21 +110,21 @@ class Account(Spending):
 
 
 def _read_lines(path: Path) -> list[AccountLine]:
-    """Return the lines of an account. Damaged ones between others are left out: a later line has their totals.
+    """Return the lines of an account. A damaged line is left out if a later line has the totals.
 
-    Raises BadInput for a whole damaged line at the end. The totals before it would count less than was spent.
+    Raise BadInput if the last line is complete but damaged, because the totals before it are less than what was spent.
     """
-    found = read_json_lines(path, partial(structured, kind=AccountLine))
-    if found.ends_damaged and not found.ends_torn:
+    log = read_json_lines(path, partial(structured, kind=AccountLine))
+    if log.ends_damaged and not log.ends_torn:
         raise BadInput(
-            f"{path}: line {found.damaged[-1]:,} cannot be read, so the time and money spent until then are not known; "
-            "correct the line, or remove it to count only the lines before it"
+            f"{path}: line {log.damaged[-1]:,} cannot be read, so the time and money spent until then are unknown; "
+            "correct the line, or remove it to use the totals of the line before it"
         )
-    lines: list[AccountLine] = found.noted()
+    lines: list[AccountLine] = log.noted()
     return lines
 
 
 def _largest(totals: Sequence[Spent]) -> Spent:
-    """Return the largest totals: they never fall, so a line with smaller ones was edited or is out of order."""
+    """Return the largest totals. Totals never decrease, so a line with smaller ones was edited or is out of order."""
     rows = [attrs.asdict(spent) for spent in totals]
     return Spent(**{key: max(row[key] for row in rows) for key in rows[0]}) if rows else Spent()

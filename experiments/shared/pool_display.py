@@ -1,4 +1,4 @@
-"""Display of a pool of runs: a line for each event, and in a terminal a progress bar."""
+"""Progress of a pool of runs: a line for each event, and in a terminal a progress bar."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ SHOW_SECONDS = 2.0  # between updates of the bar
 
 
 class PoolDisplay:
-    """Progress of one call of `train`: a line for each event, in a terminal a bar over the steps of all runs."""
+    """Progress of one call of `RunPool.reach`: a line for each event, and in a terminal a bar over all runs' steps."""
 
     def __init__(self, targets: Sequence[Target], account: Account):
         self._targets, self._account = targets, account
@@ -34,13 +34,14 @@ class PoolDisplay:
         self._bar.close()
 
     def say(self, line: str) -> None:
-        """Print a line with the runs done, the time and money spent, and, once it can be estimated, the time left."""
+        """Print a line with the number of finished runs, the time and money spent, and the estimated time left."""
         text, steps, seconds = self._spent(), self._steps(), time.monotonic() - self._began
         if self._first < steps < self._total:
             text += f"; about {duration((self._total - steps) * seconds / (steps - self._first))} left"
         show(progress(f"{line} ({text})"))
 
     def show(self) -> None:
+        """Update the progress bar, at most every SHOW_SECONDS."""
         if self._bar.disable or time.monotonic() - self._shown < SHOW_SECONDS:
             return
         self._shown = time.monotonic()

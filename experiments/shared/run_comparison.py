@@ -1,7 +1,7 @@
-"""Comparison of runs by their own records: on which tokens their losses were measured, and what else sets them apart.
+"""Compares runs by their own records: on which tokens their losses were measured, and what else differs.
 
-A configuration file states an intention. Defaults, code and token files decide what a run does, and `resolved.json`
-says what that was, so a verdict on several runs compares these records.
+A configuration file states an intention. What a run really does also depends on defaults, code and token files, and
+`resolved.json` records it. A verdict on several runs therefore compares these records.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ from common.errors import BadInput, refusing
 from common.json_files import read_json
 from common.output import warning
 from common.text import quoted
-from experiments.shared.experiment_files import FIXED, counted
+from experiments.shared.experiment_files import FIXED, with_count
 from tokens.format.manifest import identity_of
 from training.checkpoints.run_record import RESOLVED
 
 ABSENT = "absent"
-MEASURE_KEYS = (*FIXED, "train.objective")  # of a record: what decides on which tokens a final loss is measured
-CONDITIONS = ("precision", "torch")  # of a record's numerics
-NAMED_RUNS = 3  # runs without a record
+MEASURE_KEYS = (*FIXED, "train.objective")  # settings that determine on which tokens a final loss is measured
+CONDITIONS = ("precision", "torch")  # keys of a record's numerics
+NAMED_RUNS = 3  # a message names at most this number of runs
 HASH_DIGITS = 12
 
 
@@ -29,20 +29,21 @@ HASH_DIGITS = 12
 class RecordedRun:
     """The part of a run's `resolved.json` on which its loss depends.
 
-    It is read from the JSON and not as a RunRecord, because the compared runs are often trained by other commits, with
-    the code of a trial's candidate. Such a record may lack keys, or have values that this version does not know. The
-    comparison must show such a difference, where a RunRecord would refuse it or fill in this version's default.
+    It is read as plain JSON and not as a RunRecord, because the compared runs are often trained by other commits, for
+    example by the code of a trial's candidate. Such a record may not have all keys, or may have values that this
+    version does not know. The comparison must show such a difference; a RunRecord would raise an error or fill in this
+    version's default.
     """
 
     directory: Path
-    measure: Mapping[str, Any]  # by MEASURE_KEYS, and "validation tokens", "tokenizer"
+    measure: Mapping[str, Any]  # by MEASURE_KEYS, "validation tokens" and "tokenizer"
     token_files: Mapping[str, str]  # identity of each stream, by the folder and split that it was read from
-    train_tokens: int | None  # that the whole run reads
-    conditions: Mapping[str, Any]  # other than by its settings
+    train_tokens: int | None  # tokens that the complete run reads
+    conditions: Mapping[str, Any]  # what the loss depends on in addition to the settings
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":
-        """Raise BadInput for a record that is missing or damaged."""
+        """Read the record of a run directory. Raise BadInput if it is missing or damaged."""
         record = read_json(directory / RESOLVED)
         measure: dict[str, Any] = {}
         for name in MEASURE_KEYS:
@@ -63,8 +64,8 @@ class RecordedRun:
             measure=measure,
             token_files={
                 f"{stream['directory']}: {split} tokens": _identity(stream)
-                for split, each in streams.items()
-                for stream in each
+                for split, streams_of_split in streams.items()
+                for stream in streams_of_split
                 if stream.get("directory")
             },
             train_tokens=sum(counts) if counts and all(type(count) is int for count in counts) else None,
@@ -73,7 +74,10 @@ class RecordedRun:
 
 
 def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[str]]:
-    """Return the records of the runs that have one, and a note on those that have none. Raises BadInput as `read`."""
+    """Return the records of the runs that have one, and a warning about those that have none.
+
+    Raise BadInput as `RecordedRun.read`.
+    """
     recorded, missing = [], []
     for directory in directories:
         if (directory / RESOLVED).exists():
@@ -82,24 +86,25 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
             missing.append(directory.name)
     if not missing:
         return recorded, []
-    names = ", ".join(missing[:NAMED_RUNS]) + (" and others" if len(missing) > NAMED_RUNS else "")
+    names = ", ".join(missing[:NAMED_RUNS]) + (" and more" if len(missing) > NAMED_RUNS else "")
     verb = "has" if len(missing) == 1 else "have"
-    runs = counted(len(missing), "run")
-    return recorded, [str(warning(f"{runs} {verb} no {RESOLVED}, so what was measured there is not known: {names}."))]
+    runs = with_count(len(missing), "run")
+    problem = f"{runs} {verb} no {RESOLVED}, so it is unknown on which tokens the loss was measured: {names}."
+    return recorded, [str(warning(problem))]
 
 
 def check_same_tokens(runs: Sequence[RecordedRun]) -> None:
-    """Raise BadInput where two runs have read different tokens from one folder: it was prepared again in between."""
-    seen: dict[str, tuple[str, RecordedRun]] = {}
+    """Raise BadInput if two runs read different tokens from the same folder, which was then prepared again."""
+    first_readers: dict[str, tuple[str, RecordedRun]] = {}
     for run in runs:
         for name, identity in run.token_files.items():
-            before, other = seen.setdefault(name, (identity, run))
-            if before != identity:
-                raise _different(other, run, name, before, identity)
+            first_identity, first_run = first_readers.setdefault(name, (identity, run))
+            if first_identity != identity:
+                raise _different(first_run, run, name, first_identity, identity)
 
 
 def check_same_measure(runs: Sequence[RecordedRun]) -> None:
-    """Raise BadInput where two runs have measured their losses on different tokens."""
+    """Raise BadInput if two runs have measured their losses on different tokens."""
     for run in runs[1:]:
         for name, value in run.measure.items():
             if value != runs[0].measure[name]:
@@ -107,7 +112,7 @@ def check_same_measure(runs: Sequence[RecordedRun]) -> None:
 
 
 def describe_conditions(runs: Sequence[RecordedRun], intended: Collection[str] = ()) -> Iterator[str]:
-    """Yield a warning for each condition in which the runs differ; `intended`: names of keys that are to differ."""
+    """Yield a warning for each condition in which the runs differ, except for the `intended` differences."""
     for name in [name for name in (runs[0].conditions if runs else ()) if name not in intended]:
         values = {str(run.conditions[name]): run.directory.name for run in runs}
         if len(values) > 1:
@@ -115,11 +120,11 @@ def describe_conditions(runs: Sequence[RecordedRun], intended: Collection[str] =
             yield str(warning(f"the runs differ in {name}: {shown}."))
 
 
-def _different(one: RecordedRun, other: RecordedRun, name: str, before: Any, now: Any) -> BadInput:
+def _different(first: RecordedRun, second: RecordedRun, name: str, first_value: Any, second_value: Any) -> BadInput:
     return BadInput(
-        f"{other.directory / RESOLVED}: {name}: {quoted(now)}, but {one.directory.name} has {quoted(before)}: their "
-        "losses cannot be compared, because they were not measured, or not trained, on the same tokens; undo that "
-        f"change, or move {other.directory} away and train it again"
+        f"{second.directory / RESOLVED}: {name}: {quoted(second_value)}, but {first.directory.name} has "
+        f"{quoted(first_value)}: the losses of these runs cannot be compared, because they were not measured, or not "
+        f"trained, on the same tokens; undo that change, or move {second.directory} away and train it again"
     )
 
 
@@ -128,12 +133,12 @@ def _objects(value: Any) -> dict[str, Any]:
 
 
 def _streams(value: Any) -> list[dict[str, Any]]:
-    """Return the streams of one split: a run with a single dataset has one in place of a list."""
+    """Return the streams of one split as a list. The record of a run with a single dataset has one stream instead."""
     return [_objects(stream) for stream in (value if isinstance(value, list) else [value]) if stream is not None]
 
 
 def _identity(stream: Mapping[str, Any]) -> str:
-    """Return what identifies the tokens of a stream, as text; while they are being prepared, the plan does."""
+    """Return a text that identifies the tokens of a stream: their hashes, or their plan while they are prepared."""
     hashes, tokens = stream.get("sha256"), stream.get("tokens")
     if isinstance(hashes, list) and hashes:
         shown = "+".join(str(digest)[:HASH_DIGITS] for digest in hashes)

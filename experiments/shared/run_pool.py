@@ -1,4 +1,7 @@
-"""Pool of training jobs: an experiment's runs side by side, each resumed after any kill, under one budget."""
+"""The pool of training jobs: trains several runs of an experiment at a time, under one budget.
+
+A run whose job was killed is resumed.
+"""
 
 import signal
 import time
@@ -24,19 +27,22 @@ from training.supervision.training_process import TrainingProcess
 from training.telemetry.time_ledger import read_earlier
 
 EXPERIMENT_LOCK = ".experiment.lock"
-LAST_CALL_SECONDS = 2.0  # to wait for a call that is about to end
+LAST_CALL_SECONDS = 2.0  # time to wait for another call that is about to end
 POOL_POLL_SECONDS = 0.2
-KILL_SECONDS = 1.5  # before the end of the budget, a job that has not stopped by itself is killed
+KILL_SECONDS = 1.5  # this long before the end of the budget, jobs that have not stopped are killed
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class PoolStopped(Exception):
-    """Training ended early with checkpoints. The message has reason and missing runs; the same command continues."""
+    """Training ended early, with checkpoints, so that the same command can continue.
+
+    The message has the reason and the unfinished runs.
+    """
 
 
 @attrs.frozen
 class Job:
-    """A process that trains a target, and the devices it holds: numbers of GPUs, or of places on a CPU."""
+    """A process that trains a target, and the devices that it uses: numbers of GPUs, or of slots on a CPU."""
 
     target: Target
     process: TrainingProcess
@@ -44,18 +50,22 @@ class Job:
 
 
 class RunPool:
-    """Context manager that trains runs in an experiment's `directory`, several at a time; another call is refused."""
+    """Context manager that trains the runs in an experiment's `directory`, several at a time.
+
+    Only one process can do this for a directory at a time.
+    """
 
     def __init__(self, directory: Path, options: PoolOptions):
         self._directory, self._options = directory, options
         self._signal: int | None = None
         self._jobs: list[Job] = []
-        self._problem: str | None = None  # of the first job that failed
-        self._over_budget = self._asked = False  # all jobs to stop
+        self._problem: str | None = None  # message of the first job that failed
+        self._over_budget = False
+        self._stop_requested = False  # whether all jobs were asked to stop
 
     def __enter__(self) -> "RunPool":
         keep_logs_only()
-        contention = f"{self._directory}: another experiment.py works there; wait for it, or stop it"
+        contention = f"{self._directory}: another experiment.py is using this directory; wait for it, or stop it"
         self._lock = open_locked(self._directory / EXPERIMENT_LOCK, contention, wait_seconds=LAST_CALL_SECONDS)
         self._devices = PoolDevices.of(self._options)
         self.account = Account(self._directory, self._options)
@@ -63,18 +73,22 @@ class RunPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._stop_jobs()  # after an error of ours
+        self._stop_jobs()  # jobs are still running if this process failed
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self.account.close()
         self._lock.close()
 
     def train(self, runs: Mapping[Path, int | None]) -> None:
-        """Train runs to their steps, None: the end; raises as `reach`."""
+        """Train runs to the given steps; None is a run's last step. Raise errors as `reach`."""
         self.reach([Target.of(run, step, self._options.ranks) for run, step in runs.items()])
 
     def reach(self, targets: Sequence[Target]) -> None:
-        """Train runs to their targets. Raises BadInput, PoolStopped; KeyboardInterrupt after SIGINT."""
+        """Train runs to their targets.
+
+        Raise BadInput if a job fails, PoolStopped after a signal or at the end of the budget, and KeyboardInterrupt
+        after SIGINT.
+        """
         for target in targets:
             target.done = target.end(read_progress(target.directory)) is not None
         waiting = [target for target in targets if not target.done]
@@ -84,9 +98,9 @@ class RunPool:
                 self._start(waiting, display)
                 time.sleep(POOL_POLL_SECONDS)
                 if self._signal is not None or self._problem is not None:
-                    self._stop_jobs()  # here, so that a job which began as the signal came is asked, too
+                    self._stop_jobs()  # after `_start`, to include a job that started just when the signal arrived
                 for job in list(self._jobs):
-                    self._judge(job, waiting, display)
+                    self._handle_end(job, waiting, display)
                 if self._jobs:
                     self.account.beat()
                 self._enforce_budget()
@@ -105,42 +119,43 @@ class RunPool:
         self._signal = number
 
     def _start(self, waiting: list[Target], display: PoolDisplay) -> None:
-        """Start as many jobs as there are devices, of runs that no other process trains."""
-        held = [target for target in waiting if lock_is_held(target.directory)]
-        for target in held:
+        """Start jobs while there are free devices, for runs that no other process is training."""
+        locked = [target for target in waiting if lock_is_held(target.directory)]
+        for target in locked:
             if not target.awaited:
                 target.awaited = True
-                display.say(f"{target.name}: a job trains it already, started before; waiting for it")
-        if held and self.account.after_kill:
+                display.say(f"{target.name}: an earlier job is still training it; waiting for that job")
+        if locked and self.account.after_kill:
             self.account.beat()
-            return  # a job of the killed call has its devices until it has saved a checkpoint
-        for target in [target for target in waiting if target not in held]:
+            return  # a job of the killed call uses its devices until it has saved a checkpoint
+        for target in [target for target in waiting if target not in locked]:
             if target.awaited and target.end(progress := read_progress(target.directory)) is not None:
                 waiting.remove(target)
                 self._finish(target, progress, display)
                 continue
-            devices, left = self._devices.free([job.devices for job in self._jobs]), self.account.seconds_left()
+            devices = self._devices.free([job.devices for job in self._jobs])
+            seconds_left = self.account.seconds_left()
             if devices is None or self._stopping:
                 return
-            if left is not None and left < LEAST_SECONDS:
+            if seconds_left is not None and seconds_left < LEAST_SECONDS:
                 self._over_budget = True
                 return
             waiting.remove(target)
-            self._jobs.append(Job(target, self._launch(target, devices, left), devices))
+            self._jobs.append(Job(target, self._launch(target, devices, seconds_left), devices))
             display.say(f"{target.name}: training to step {target.step:,} of {target.last_step:,}")
 
-    def _launch(self, target: Target, devices: list[str], left: float | None) -> TrainingProcess:
+    def _launch(self, target: Target, devices: list[str], seconds_left: float | None) -> TrainingProcess:
         hours = None
-        if left is not None:  # train.py counts the earlier jobs of the run
-            hours = (read_earlier(target.directory, 0.0).seconds + left - TABLE_SECONDS) / 3600
+        if seconds_left is not None:  # the limit of train.py includes the time of the run's earlier jobs
+            hours = (read_earlier(target.directory, 0.0).seconds + seconds_left - TABLE_SECONDS) / 3600
         until = target.step if target.step < target.last_step else None
         command = train_command(target.directory, self._options, until_step=until, hours=hours, code=target.code)
-        self.account.beat()  # before it: a call after a kill counts this one
+        self.account.beat()  # before the job starts, so that a call after a kill charges this one
         environment = self._devices.environment(devices) | {SETTINGS_VARIABLE: SETTINGS_OF_EXPERIMENT}
         return TrainingProcess(target.directory, command, environment)
 
-    def _judge(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
-        """Take a job that has ended out of the list, and judge its end."""
+    def _handle_end(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
+        """If a job has ended, remove it from the list and record its outcome."""
         if (end := job.process.end()) is None:
             return
         self._jobs.remove(job)
@@ -151,7 +166,7 @@ class RunPool:
         elif end.status == EXIT_STOPPED or self._stopping:
             self._over_budget |= over_budget and self._signal is None and self._problem is None
             if not self._stopping:
-                self._signal = signal.SIGTERM  # the job was stopped from outside: so is the experiment
+                self._signal = signal.SIGTERM  # somebody stopped the job, so the experiment stops as well
         elif lock_is_held(target.directory):
             waiting.insert(0, target)
         elif over_budget:
@@ -160,22 +175,24 @@ class RunPool:
             self._problem = failure_of(target, end, job.process.log)
 
     def _finish(self, target: Target, progress: RunProgress, display: PoolDisplay) -> None:
-        """Note that a target has ended, and how."""
+        """Record that a target has ended, and print how."""
         target.done = True
         loss = progress.losses.get(target.step)
-        more = "" if loss is None else f", validation loss {loss:.4f}"
-        display.say(f"{target.name}: {target.end(progress)}{f': {progress.diverged}' if progress.diverged else more}")
+        details = "" if loss is None else f", validation loss {loss:.4f}"
+        if progress.diverged:
+            details = f": {progress.diverged}"
+        display.say(f"{target.name}: {target.end(progress)}{details}")
 
     def _stop_jobs(self) -> None:
-        """Ask all jobs, once, to save a checkpoint and to end."""
-        if not self._asked:
-            self._asked = True
+        """Ask all jobs to save a checkpoint and to end. A second call does nothing."""
+        if not self._stop_requested:
+            self._stop_requested = True
             for job in self._jobs:
                 job.process.ask_to_stop()
 
     def _enforce_budget(self) -> None:
-        left = self.account.seconds_left()
-        if left is not None and left < KILL_SECONDS:
+        seconds_left = self.account.seconds_left()
+        if seconds_left is not None and seconds_left < KILL_SECONDS:
             self._over_budget = True
             for job in self._jobs:
                 job.process.kill()
@@ -183,12 +200,13 @@ class RunPool:
     def _raise_stopped(self, missing: list[Target], count: int) -> None:
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
-        left, more = max(0.0, self.account.seconds_left() or 0.0), " with a larger budget"
-        reason = f"{left:.0f} s of the budget are left, a job needs {LEAST_SECONDS:.0f} s"
+        seconds_left = max(0.0, self.account.seconds_left() or 0.0)
+        reason = f"{seconds_left:.0f} s of the budget are left, but a job needs {LEAST_SECONDS:.0f} s"
+        command = "the same command with a larger budget"
         if self._signal is not None:
-            reason, more = f"stopped by {signal.Signals(self._signal).name}", ""
-        at = ", ".join(f"{one.name} ({one.place()})" for one in missing)
+            reason, command = f"stopped by {signal.Signals(self._signal).name}", "the same command"
+        unfinished = ", ".join(f"{target.name} ({target.describe()})" for target in missing)
         raise PoolStopped(
-            f"{reason}: {count - len(missing)} of {count} runs are done; missing: {at}; {self.account.describe()} "
-            f"spent; the same command{more} continues"
+            f"{reason}: {count - len(missing)} of {count} runs are done; unfinished: {unfinished}; "
+            f"{self.account.describe()} spent; {command} continues"
         )

@@ -1,4 +1,4 @@
-"""Progress of a run: its steps, those in its checkpoints and metrics, and the step that it is to reach."""
+"""The progress of a run: the steps in its checkpoints and metrics, and the step that it must reach."""
 
 import math
 import os
@@ -13,7 +13,7 @@ import attrs
 from common.errors import BadInput, Problem
 from common.json_files import open_regular
 from common.text import dollars, time_cost
-from experiments.shared.experiment_files import counted
+from experiments.shared.experiment_files import with_count
 from experiments.shared.training_jobs import ROOT
 from training.checkpoints.directory import checkpoints_of, linked_folders, step_of, steps_in
 from training.config.batch_plan import make_plan
@@ -21,38 +21,43 @@ from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS, STATES, Detail, Metric, RunEvent, event_of, read_metrics
 
-TAIL_BYTES = 1 << 13  # of the metrics: some ten lines
+TAIL_BYTES = 1 << 13  # the end of the metrics file, about ten lines
 
 
 @attrs.frozen(kw_only=True)
 class RunProgress:
-    """Progress of a run, kills included."""
+    """The progress of a run, whether or not its jobs were killed."""
 
-    steps: int  # of the newest checkpoint
+    steps: int  # step of the newest checkpoint
     losses: dict[int, float]  # validation loss by step
-    stopped_by: str | None  # reason of the last job's early stop
-    diverged: str | None  # the problem
-    ended: int | None  # last step of the run, where it has ended
+    stopped_by: str | None  # why the last job stopped early
+    diverged: str | None  # the problem, if the run diverged
+    ended: int | None  # last step of the run, if it has ended
 
     def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
-        """Tell whether the run has ended or has a checkpoint from a step on, and has its validation loss there."""
+        """Return whether the run is trained to a step.
+
+        It must have ended, or have a checkpoint at this step or later. If it `validates`, it must also have the
+        validation loss at this step.
+        """
         return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
 
     def loss_at(self, step: int) -> float | None:
-        """Return the validation loss at a step, infinite where the run diverged before; None where it is not known."""
+        """Return the validation loss at a step: infinite if the run diverged before it, None if it is not recorded."""
         loss = self.losses.get(step, None if self.diverged is None else math.inf)
         return loss if loss is None or math.isfinite(loss) else math.inf
 
 
 def read_progress(directory: Path) -> RunProgress:
-    """Return a run's progress; step 0 where it has not begun."""
+    """Return a run's progress, with step 0 if it has not begun."""
     records = read_metrics(directory)
     validated = [record for record in records if Metric.VALIDATION_LOSS in record]
     last: dict[str, Any] = next((record for record in reversed(records) if event_of(record) in STATES), {})
     checkpoints = checkpoints_of(directory)
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
-        # Only the state of a copied run tells its step. Reading it imports the network, which a trial may have broken.
+        # The step of a linked checkpoint is only in its state. Import this here, because it imports the network, which
+        # a trial's candidate may have broken.
         from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]
@@ -66,7 +71,7 @@ def read_progress(directory: Path) -> RunProgress:
 
 
 def measured_speed(directory: Path) -> float | None:
-    """Return the tokens/s of a run that has ended, start-up and validation included; None for any other."""
+    """Return the tokens/s of a run that has ended, including start-up and validation. Return None for other runs."""
     records = read_metrics(directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
     sources = ends[-1].get(Detail.SOURCES, ()) if ends else ()
@@ -75,45 +80,48 @@ def measured_speed(directory: Path) -> float | None:
 
 
 def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hour: float | None) -> str:
-    """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of earlier runs' speeds."""
+    """Return the hours, and with a price the dollars, that `work` would take at the median speed of earlier runs.
+
+    `work` is in tokens or FLOPs, and `unit` is the matching unit of speed.
+    """
     if not speeds:
-        return "time and cost: not known before a run of this experiment has ended"
+        return "time and cost: unknown until a run of this experiment has ended"
     seconds = work / statistics.median(speeds)
     usd = time_cost(seconds, price_per_hour)
     cost = "" if usd is None else f", {dollars(usd)}"
-    runs = counted(len(speeds), "earlier run")
-    return f"{seconds / 3600:.3g} hours{cost} one run after the other, at the {unit} of {runs}"
+    runs = with_count(len(speeds), "earlier run")
+    return f"{seconds / 3600:.3g} hours{cost} if one run is trained at a time, at the {unit} of {runs}"
 
 
 def logged_step(directory: Path) -> int:
-    """Return the step of the newest line of the metrics; 0 without one. It reads only the end of the file."""
+    """Return the step of the newest line of the metrics, or 0 if there is none. This reads only the end of the file."""
     try:
         with open_regular(directory / METRICS) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            found = re.findall(rb'"step": (\d+)', file.read())
+            steps = re.findall(rb'"step": (\d+)', file.read())
     except OSError:
         return 0
-    return int(found[-1]) if found else 0
+    return int(steps[-1]) if steps else 0
 
 
 @attrs.define
 class Target:
-    """A run on its way to a step."""
+    """A run, and the step to which it must be trained."""
 
     directory: Path
-    last_step: int  # of the whole run
-    step: int  # to reach
+    last_step: int  # of the complete run
+    step: int  # the target
     validates: bool
     code: Path = ROOT  # folder of its train.py
     done: bool = False
-    awaited: bool = False  # a job of another process trains it
+    awaited: bool = False  # whether a job of another process is training it
 
     @classmethod
     def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":
-        """Return the target of a run, None: its end. Raises BadInput where it could not be trained."""
+        """Return the target of a run; `until_step` None is the run's end. Raise BadInput if it cannot be trained."""
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
-            cause = "runs of an experiment are compared at one step"
+            cause = "all runs of an experiment are compared at the same step"
             raise BadInput(run.train.located(Problem(key="patience", expected="null", cause=cause)))
         plan = make_plan(run.train, run.model.context_length, ranks, lengths_at_hand(run.train))
         step = plan.steps if until_step is None else min(until_step, plan.steps)
@@ -124,14 +132,14 @@ class Target:
         return self.directory.name
 
     def end(self, progress: RunProgress) -> str | None:
-        """Return how the run has ended: diverged, done or paused; None where it is to be trained."""
+        """Return how the run has ended: diverged, done or paused. Return None if it must still be trained."""
         if progress.diverged is not None:
             return "diverged"
         if not progress.reached(self.step, self.last_step, validates=self.validates):
             return None
         return "done" if self.step == self.last_step else "paused"
 
-    def place(self) -> str:
-        """Return the run's progress, as text."""
+    def describe(self) -> str:
+        """Return the run's progress as text."""
         steps = read_progress(self.directory).steps
         return f"at step {steps:,} of {self.last_step:,}" if steps else "not begun"

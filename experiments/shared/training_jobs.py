@@ -1,4 +1,4 @@
-"""Training jobs of an experiment: options, devices, and the command of a job."""
+"""The training jobs of an experiment: their options, their devices, and the command of a job."""
 
 import os
 from pathlib import Path
@@ -21,45 +21,47 @@ ROOT = Path(__file__).parents[2]
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class PoolOptions:
-    """Options of an experiment's training jobs. The budget counts earlier calls of the same experiment."""
+    """Options of an experiment's training jobs. The budget includes earlier calls for the same experiment."""
 
     at_once: Annotated[
         int | None,
         option(
-            "runs side by side; default: as many as the GPUs, or on a CPU the cores, hold",
+            "train K runs at a time; default: as many as fit on the GPUs, or on the cores of a CPU",
             "K",
             check=integer(1, 1 << 16),
         ),
     ] = None
     ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
     device: Device = None
-    price_per_hour: Annotated[float | None, option("price of the machine", "USD", check=USD)] = None
+    price_per_hour: Annotated[float | None, option("price of the machine per hour", "USD", check=USD)] = None
     budget: Budget = attrs.field(factory=Budget)
 
 
 @attrs.frozen
 class PoolDevices:
-    """Devices, and how many jobs share them, each with as many as it has ranks."""
+    """The devices of this machine, the number of jobs that run on them at a time, and the ranks of each job."""
 
-    gpus: list[str]  # numbers, as CUDA_VISIBLE_DEVICES has them; none on a CPU
+    gpus: list[str]  # numbers as in CUDA_VISIBLE_DEVICES; empty on a CPU
     at_once: int
-    ranks: int
+    ranks: int  # each rank has one device
 
     @classmethod
     def of(cls, options: PoolOptions) -> "PoolDevices":
-        """Return the devices of this machine. Raises BadInput where it has too few."""
+        """Return the devices of this machine. Raise BadInput if it has too few."""
         gpus, ranks = _gpus(options.device), options.ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         at_once = options.at_once or max(1, (len(gpus) or cores) // ranks)
         if gpus and at_once * ranks > len(gpus):
-            raise BadInput(f"--at-once {at_once} x --ranks {ranks}: this machine has {len(gpus)} GPUs")
+            raise BadInput(
+                f"--at-once {at_once} x --ranks {ranks}: needs {at_once * ranks} GPUs, but this machine has {len(gpus)}"
+            )
         return cls(gpus, at_once, ranks)
 
-    def free(self, taken: list[list[str]]) -> list[str] | None:
-        """Return the devices of one more job beside those that jobs have taken; None where there are too few."""
-        places = self.gpus or [str(place) for place in range(self.at_once * self.ranks)]
-        left = [place for place in places if not any(place in devices for devices in taken)]
-        return left[: self.ranks] if len(taken) < self.at_once and len(left) >= self.ranks else None
+    def free(self, used: list[list[str]]) -> list[str] | None:
+        """Return the devices for one more job, or None if there are too few. `used` are the devices of each job."""
+        slots = self.gpus or [str(slot) for slot in range(self.at_once * self.ranks)]
+        free_slots = [slot for slot in slots if not any(slot in devices for devices in used)]
+        return free_slots[: self.ranks] if len(used) < self.at_once and len(free_slots) >= self.ranks else None
 
     def environment(self, devices: list[str]) -> dict[str, str]:
         """Return the environment variables of a job that has these devices."""
@@ -67,7 +69,7 @@ class PoolDevices:
 
 
 def describe_jobs(options: PoolOptions) -> list[str | Notice]:
-    """Return how this machine would train the runs, for --dry-run: side by side, and within which limits."""
+    """Return lines for --dry-run: how many runs this machine would train at a time, and within which limits."""
     lines, budget = list[str | Notice](), options.budget
     try:
         devices = PoolDevices.of(options)
@@ -79,7 +81,7 @@ def describe_jobs(options: PoolOptions) -> list[str | Notice]:
     limits = [] if budget.max_hours is None else [f"{budget.max_hours:g} hours"]
     limits += [] if budget.max_usd is None else [dollars(budget.max_usd)]
     if limits:
-        lines.append(f"stops before {either(limits)}, earlier calls of this experiment included")
+        lines.append(f"stops before {either(limits)}, including earlier calls for this experiment")
     return lines
 
 
@@ -91,7 +93,10 @@ def train_command(
     hours: float | None = None,
     code: Path = ROOT,
 ) -> list[str]:
-    """Return the arguments of Python that train a run with the train.py of `code`, under torchrun on several ranks."""
+    """Return the arguments of Python for a job that trains a run with the train.py in `code`.
+
+    With several ranks, it runs under torchrun. `hours` is a limit for all jobs of the run together.
+    """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}"]
     command = [*(torchrun if options.ranks > 1 else []), str(code / "train.py"), str(directory)]
     if options.device is not None:

@@ -1,7 +1,7 @@
-"""SharedMeasure of a sweep: the loss on held-out tokens that all variants share, whatever they are trained on.
+"""The key `measure` of a sweep: measures all variants on the same held-out text, whatever they are trained on.
 
-Nats per token where all variants have the tokenizer of the measured tokens. Else bits per byte: the text of a
-range is encoded with each variant's own tokenizer.
+The loss is in nats per token if all variants have the tokenizer of the measured tokens. Otherwise it is in bits per
+byte, and the text is encoded with each variant's own tokenizer.
 """
 
 import hashlib
@@ -37,9 +37,9 @@ from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
-MEASURED = "measured"  # folder beside the runs: texts of the ranges in tokens of other tokenizers
-SEQUENCE_BYTES = 56  # of text that is searched for in training tokens: 13 of GPT-2's tokens of English
-MOST_SEEN = 0.02  # share of the measured text: phrases that stand in any text of a kind
+MEASURED = "measured"  # folder next to the runs: the measured texts, encoded with other tokenizers
+SEQUENCE_BYTES = 56  # length of the sequences that are searched for in training tokens: 13 GPT-2 tokens of English
+MOST_SEEN = 0.02  # accepted share of measured text in the training tokens: common phrases occur in any similar text
 
 
 @attrs.frozen(kw_only=True)
@@ -50,83 +50,88 @@ class MeasuredRange:
     split: str = attrs.field(default="validation", validator=text())
     start: int = attrs.field(default=0, validator=integer(0), metadata={KEY: "from"})
     count: int | None = attrs.field(default=None, validator=optional(integer(1)))
-    weight: float = attrs.field(default=1.0, validator=number(0, above=True))  # in the loss of a run
+    weight: float = attrs.field(default=1.0, validator=number(0, above=True))  # weight in a run's mean loss
 
 
 @attrs.frozen(kw_only=True)
 class SharedMeasure:
-    """Ranges of held-out tokens, and their shares of a run's loss."""
+    """Ranges of held-out tokens, and their shares in a run's loss."""
 
     ranges: tuple[Range, ...]
     shares: tuple[float, ...]
-    own_tokens: bool  # False: bits per byte of the text, in each variant's own tokens
+    same_ids: bool  # whether all variants have the tokenizer of the ranges; otherwise the loss is in bits per byte
 
     @property
     def unit(self) -> str:
-        return "nats per token" if self.own_tokens else "bits per byte"
+        return "nats per token" if self.same_ids else "bits per byte"
 
     def mean(self, losses: Sequence[float]) -> float:
-        """Return a run's loss of those on all ranges."""
+        """Return a run's loss: the weighted mean of its losses on all ranges."""
         return float(np.dot(self.shares, losses))
 
 
 def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> SharedMeasure | None:
-    """Return the key `measure` of a sweep file whose variants train as `trains`; None without it. Raises BadInput."""
+    """Return the key `measure` of a sweep file, or None if the file does not have it.
+
+    `trains` are the configurations of the variants. Raise BadInput for an invalid key.
+    """
     if value is None:
         return None
     with refusing(f"{file}: measure"):
         entries = [checked(MeasuredRange, entry) for entry in (value if isinstance(value, list) else [value])]
     if not entries:
-        raise BadInput(f"{file}: measure: got no range, wanted one, or a list")
-    ranges = [choose_range(Path(one.dataset), one.split, one.start, one.count, []) for one in entries]
+        raise BadInput(f"{file}: measure: the list is empty; add at least one range")
+    ranges = [choose_range(Path(entry.dataset), entry.split, entry.start, entry.count, []) for entry in entries]
     tokenizers = [tokenizer_of(directory) for directory in [*sources_of(trains), *(span.directory for span in ranges)]]
-    total = sum(one.weight for one in entries)
+    total = sum(entry.weight for entry in entries)
     return SharedMeasure(
         ranges=tuple(ranges),
-        shares=tuple(one.weight / total for one in entries),
-        own_tokens=all(gives_same_ids(tokenizers[0], one) for one in tokenizers[1:]),
+        shares=tuple(entry.weight / total for entry in entries),
+        same_ids=all(gives_same_ids(tokenizers[0], tokenizer) for tokenizer in tokenizers[1:]),
     )
 
 
 def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
-    """Raise BadInput for a training source that holds more of the measured text than phrases in common."""
+    """Raise BadInput if a training source contains the measured text, apart from common phrases."""
     for directory in sources_of(trains):
         tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
         for span in measure.ranges:
             texts = texts_of(span)
             if not texts:
-                raise BadInput(f"{span}: holds no text")
+                raise BadInput(f"{span}: contains no text to measure; choose another range")
             tokens = np.concatenate([tokenizer.encode(text) for text in texts])
             n = max(1, round(SEQUENCE_BYTES * len(tokens) / sum(len(text.encode()) for text in texts)))
             sequences = [[tokens[at : at + n]] for at in range(0, len(tokens) - n + 1, n)]
             share = float(find_overlap([stream], sequences, n).touched.mean()) if sequences else 0.0
             if share > MOST_SEEN:
                 raise BadInput(
-                    f"{directory}: {share:.1%} of what is measured, {span}, stands in its training tokens, in "
-                    f"sequences of {n} tokens; wanted at most {MOST_SEEN:.0%}: leave it out, or measure other text"
+                    f"{directory}: its training tokens contain {share:.1%} of the measured text {span}, in sequences "
+                    f"of {n} tokens, and at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, or measure "
+                    "other text"
                 )
 
 
 def measure_run(
     measure: SharedMeasure, run: Path, steps: int, train: TrainConfig, device: str | None
 ) -> list[float] | None:
-    """Return the losses of a run's checkpoint on all ranges, measured on a device unless evaluations.jsonl has them.
+    """Return the losses of a run's last checkpoint on all ranges.
 
-    A stored loss counts for the weights that it was measured on. One without their hash, from an older version, is
-    measured again where there is a device. None: a loss is missing, and there is no device. Raises BadInput.
+    Losses are read from evaluations.jsonl if they were measured on the same weights; otherwise they are measured on
+    `device`. A loss without a hash of the weights, from an older version, is measured again if there is a device.
+    Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the checkpoint is invalid.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
-    now = identity_on_disk(run, title)
-    for span in measure.ranges if measure.own_tokens else _own_ranges(measure, run, train):
+    weights = identity_on_disk(run, title)
+    for span in measure.ranges if measure.same_ids else _encoded_ranges(measure, run, train):
         identity = span.identity()
-        # A result under a tokenizer of --tokenizer is of other ids than the run was trained on.
-        own = [one for one in results_of(run, title, "loss") if GIVEN_TOKENIZER not in one]
-        stored = [one for one in own if one.get("range") == identity]
-        known = [one for one in stored if now is None or now.is_same(WeightsIdentity.of(one))]
-        if device is None or now is None:  # nothing can be measured: lines without a hash count, too
-            stored = known or [one for one in stored if WeightsIdentity.of(one) is None]
+        # With --tokenizer, a loss was measured on other ids than the run was trained on.
+        loss_results = [line for line in results_of(run, title, "loss") if GIVEN_TOKENIZER not in line]
+        stored = [line for line in loss_results if line.get("range") == identity]
+        matching = [line for line in stored if weights is None or weights.is_same(WeightsIdentity.of(line))]
+        if device is None or weights is None:  # nothing can be measured, so use lines without a hash as well
+            stored = matching or [line for line in stored if WeightsIdentity.of(line) is None]
         else:
-            stored = known
+            stored = matching
         if not stored and device is None:
             return None
         if not stored:
@@ -134,19 +139,19 @@ def measure_run(
             trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
             stored = [held_out_loss(trained, (span, identity), alone)[0]]
             append_result(run, title, "loss", stored[0], identity_of(trained.network, trained.location.path))
-        losses.append(_loss_of(stored[-1], "nats_per_token" if measure.own_tokens else "bits_per_byte", run))
+        losses.append(_loss_of(stored[-1], "nats_per_token" if measure.same_ids else "bits_per_byte", run))
     return losses
 
 
 def _loss_of(result: dict[str, Any], key: str, run: Path) -> float:
-    """Return the loss of a stored result. Raises BadInput where it is none: a verdict would follow from it."""
+    """Return the loss of a stored result. Raise BadInput if it is not a number, because it would decide a verdict."""
     loss = result.get(key)
     if not number(0).holds(loss):
         raise BadInput(
-            f"{run / EVALUATIONS}: {key}: got {quoted(loss)}, wanted a number from 0 in the last result on "
-            f"{result['range']['tokens']}; remove that line to measure it again"
+            f"{run / EVALUATIONS}: {key}: got {quoted(loss)} in the last result on {result['range']['tokens']}, "
+            "expected a number from 0; remove that line to measure it again"
         )
-    return float(loss)  # type: ignore[arg-type]  # a number, as the check has found
+    return float(loss)  # type: ignore[arg-type]  # the check has found that it is a number
 
 
 def sources_of(trains: Iterable[TrainConfig]) -> list[Path]:
@@ -156,29 +161,31 @@ def sources_of(trains: Iterable[TrainConfig]) -> list[Path]:
 
 @cache
 def tokenizer_of(directory: Path) -> Tokenizer:
-    """Return the tokenizer of prepared tokens. Raises BadInput where no manifest names it."""
+    """Return the tokenizer of prepared tokens. Raise BadInput if they have no manifest, which names it."""
     manifest = read_manifest(directory)
     if manifest is None:
-        raise BadInput(f"{directory}: its tokenizer is not known: no manifest.json; prepare it with prepare_data.py")
+        raise BadInput(
+            f"{directory}: there is no manifest.json, so the tokenizer is unknown; prepare it with prepare_data.py"
+        )
     return recorded_tokenizer(manifest.tokenizer, directory)
 
 
 def texts_of(span: Range) -> list[str]:
-    """Return the text of a range by document; the first and the last may be cut."""
+    """Return the text of each document in a range. The first and the last document may be cut off."""
     tokenizer, stream = tokenizer_of(span.directory), open_split(span.directory, span.split)
-    found = documents(stream, tokenizer.end_of_text_id, span.start, span.count + 1)
-    return [tokenizer.decode(tokens.tolist()) for (tokens,) in found]
+    cut_documents = documents(stream, tokenizer.end_of_text_id, span.start, span.count + 1)
+    return [tokenizer.decode(tokens.tolist()) for (tokens,) in cut_documents]
 
 
-def _own_ranges(measure: SharedMeasure, run: Path, train: TrainConfig) -> list[Range]:
-    """Return the text of the ranges in a run's tokens; it is written below the experiment's folder."""
+def _encoded_ranges(measure: SharedMeasure, run: Path, train: TrainConfig) -> list[Range]:
+    """Return the ranges, encoded with a run's tokenizer. Their tokens are written to the experiment's folder."""
     tokenizer, ranges = tokenizer_of(sources_of([train])[0]), []
     for span in measure.ranges:
         end = np.array([tokenizer.end_of_text_id])
         parts = [part for text in texts_of(span) for part in (end, tokenizer.encode(text))]
         tokens = np.concatenate(parts).astype(token_dtype(tokenizer.vocabulary_size))
         folder = run.parent / MEASURED / hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
-        if not (file := folder / "validation.safetensors").exists():  # its name is that of its content
+        if not (file := folder / "validation.safetensors").exists():  # the folder is named for the file's content
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 replace_file(file, save({"tokens": tokens}))

@@ -1,4 +1,4 @@
-"""Sweep file: a base run directory, levers, seeds, and a rule that stops losers."""
+"""The sweep file: a base run directory, levers, seeds, and a rule that stops losing variants early."""
 
 import json
 import math
@@ -21,33 +21,33 @@ from training.config.train_config import KEYS, Run, resolve_key
 BASE = "base"
 MOST_VARIANTS = 1000
 NO_LEVER = (
-    "no lever, for it changes the tokens that the final loss is measured on; it may stand in 'set', for all runs, or "
-    "in a file with 'measure'"
+    "cannot be a lever, because it changes the tokens on which the final loss is measured; put it into 'set', for all "
+    "runs, or add 'measure' to the file"
 )
 REFUSED = {
-    f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the disk",
+    f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the local disk",
     "train.random_seed": "the seeds of a sweep are its key 'seeds'",
 }
 
 
 @attrs.frozen(kw_only=True)
 class Variant:
-    """The base, or a change of it."""
+    """The base, or the base with some settings changed."""
 
     name: str
     changes: Changes
-    run: Run  # with the changes, and with those of all runs
+    run: Run  # with these changes and with those of `set`
 
 
 def read_variants(
     file: Path, levers: Any, base: Run, shared: Changes, fixed: Collection[str] = FIXED
 ) -> tuple[Variant, ...]:
-    """Return the base, then each lever's other values; `shared`: changes of all runs. Raises BadInput for a lever.
+    """Return the base, then a variant for each value of a lever that differs from the base.
 
-    `fixed`: keys that are no lever.
+    `shared` are the changes of all runs, `fixed` the keys that cannot be levers. Raise BadInput for an invalid lever.
     """
     if not isinstance(levers, dict) or not levers:
-        raise BadInput(f'{file}: levers: got {quoted(levers)}, wanted {{"train.KEY": [VALUE, ...]}}')
+        raise BadInput(f'{file}: levers: got {quoted(levers)}, expected {{"train.KEY": [VALUE, ...]}}')
     variants = {BASE: Variant(name=BASE, changes={}, run=base)}
     for lever, values in levers.items():
         for name, changes in _choices(file, lever, values, fixed):
@@ -55,22 +55,28 @@ def read_variants(
             if _keys(run) == _keys(base):
                 continue
             if name in variants:
-                raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
+                raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; rename one of them")
             variants[name] = Variant(name=name, changes=changes, run=run)
     if not 1 < len(variants) <= MOST_VARIANTS:
-        raise BadInput(f"{file}: levers: got {len(variants) - 1:,} variants that differ from the base, wanted 1 to 999")
+        raise BadInput(
+            f"{file}: levers: got {len(variants) - 1:,} variants that differ from the base, expected 1 to 999"
+        )
     return tuple(variants.values())
 
 
 def read_changes(file: Path, where: str, values: Any, fixed: Collection[str] | None = None) -> Changes:
-    """Return "SECTION.KEY" and values of a lever, None: of `set`, spelled as for --set. Raises BadInput."""
+    """Return the changes of a lever, or of `set`, as "SECTION.KEY" and value. Keys may be spelled as for --set.
+
+    `fixed` are the keys that cannot be levers; None for `set`. Raise BadInput for an unknown key or a key that an
+    experiment cannot change.
+    """
     if not isinstance(values, dict) or (fixed is not None and not values):
-        raise BadInput(f'{file}: {where}: got {quoted(values)}, wanted {{"train.KEY": VALUE}}')
-    known = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
+        raise BadInput(f'{file}: {where}: got {quoted(values)}, expected {{"train.KEY": VALUE}}')
+    known_keys = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
     changes = {".".join(resolve_key(name)): value for name, value in values.items()}
     for key in changes:
-        if key not in known:
-            raise BadInput(unknown_key(key, known, f"{file}: {where}"))
+        if key not in known_keys:
+            raise BadInput(unknown_key(key, known_keys, f"{file}: {where}"))
         reason = REFUSED.get(key) or (NO_LEVER if key in (fixed or ()) else None)
         if reason is not None:
             raise BadInput(f"{file}: {where}: {key}: {reason}")
@@ -78,75 +84,92 @@ def read_changes(file: Path, where: str, values: Any, fixed: Collection[str] | N
 
 
 def _choices(file: Path, name: str, lever: Any, fixed: Collection[str]) -> Iterator[tuple[str, Changes]]:
-    """Yield name and changes of each value of a lever: of one key, or the keys of a named one."""
+    """Yield the name and the changes of each variant of a lever.
+
+    A lever is a list of values for one key, or an object that changes several keys and has a name.
+    """
     if isinstance(lever, dict):
         if not re.fullmatch(r"[\w.+-]{1,80}", name) or name.startswith("."):
-            raise BadInput(f"{file}: levers: {quoted(name)}: wanted a name of letters, digits and _ . + -")
+            raise BadInput(f"{file}: levers: {quoted(name)}: the name may only have letters, digits and _ . + -")
         yield name, read_changes(file, f"levers: {name}", lever, fixed)
         return
     if not isinstance(lever, list) or not lever:
-        raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, wanted a list of values, or an object of keys")
+        raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, expected a list of values or an object of keys")
     for value in lever:
         changes = read_changes(file, "levers", {name: value}, fixed)
         if isinstance(value, list | dict):
-            raise BadInput(f'{file}: levers: {name}: a list needs a name: {{"NAME": {{"{name}": ...}}}}')
+            raise BadInput(
+                f"{file}: levers: {name}: a value that is a list or an object needs a name: "
+                f'{{"NAME": {{"{name}": ...}}}}'
+            )
         text = re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
         yield f"{resolve_key(name)[1]}={text[:80]}", changes
 
 
 def _keys(run: Run) -> str:
-    """Return all keys of a run, defaults included, as text: true is not 1 there."""
+    """Return all settings of a run, including defaults, as text, in which `true` differs from 1."""
     return json.dumps([attrs.asdict(run.model), run.train.flat()])
 
 
 KNOWN = ("base", "levers", "measure", "seeds", "set", "halving")
 REMOVED = {
-    "mixture": "the mixing law was removed: a seed's noise is shared by all measured domains, so its intervals did not "
-    "hold, and it named a best mixture in 20 to 44 % of cases in which there was nothing to gain; instead, compare the "
-    "weights that interest you as levers, with 'measure': "
+    "mixture": "the mixing law was removed: the noise of a seed affects all measured domains at once, so the law's "
+    "intervals were wrong, and it named a best mixture in 20 to 44 % of the cases in which there was nothing to gain; "
+    "instead, compare the weights that interest you as levers, with 'measure': "
     '"levers": {"NAME": {"train.dataset": [{"dataset": DIR, "weight": 2}, {"dataset": DIR, "weight": 1}]}}'
 }
 
 
 @attrs.frozen(kw_only=True)
 class Halving:
-    """Successive halving (Jamieson and Talwalkar 2016, AISTATS) by mean validation loss; the base always goes on."""
+    """Successive halving (Jamieson and Talwalkar 2016, AISTATS) by mean validation loss.
 
-    factor: float
-    rungs: tuple[float, ...]  # shares of a run's steps, rising; none: no rule
+    The base is never stopped.
+    """
+
+    factor: float  # at each rung, the best 1/factor of the variants continue
+    rungs: tuple[float, ...]  # shares of a run's steps, ascending; empty without a rule
 
     def losers(self, means: Mapping[str, float]) -> list[str]:
-        """Return the variants that do not go on, by their mean losses; of equal ones the first of the file do."""
+        """Return the variants to stop, by their mean losses.
+
+        If two have the same loss, the one that comes first in the file continues.
+        """
         ranked = sorted(means, key=means.__getitem__)
         return ranked[max(1, math.ceil(len(ranked) / self.factor)) :]
 
 
 @attrs.frozen(kw_only=True)
 class Sweep:
-    """A sweep file, checked. The first variant is the base."""
+    """A sweep file after all checks. The first variant is the base."""
 
     file: Path
     base: Path
-    changes: Changes  # of all runs: "set"
+    changes: Changes  # the key "set": changes of all runs
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     halving: Halving
-    measure: SharedMeasure | None  # of the final loss; None: the runs' own validation
+    measure: SharedMeasure | None  # how to measure the final loss; None uses the validation loss of the runs
 
 
 def read_sweep(file: Path) -> Sweep:
-    """Read a sweep file. Raises BadInput, naming file and key."""
-    advice = 'wanted {"base": RUN, "levers": {"train.KEY": [VALUE, ...]}, "seeds": N}'
+    """Read a sweep file. Raise BadInput, with the file and the key, if it is invalid."""
+    advice = 'expected {"base": RUN, "levers": {"train.KEY": [VALUE, ...]}, "seeds": N}'
     values = read_experiment(file, KNOWN, advice, removed=REMOVED)
     base = values.get("base")
     if not isinstance(base, str):
-        raise BadInput(f"{file}: base: got {quoted(base)}, wanted a run directory, such as runs/quickstart")
+        raise BadInput(f"{file}: base: got {quoted(base)}, expected a run directory, such as runs/quickstart")
     if values.get("halving") is not None and values.get("measure") is not None:
-        raise BadInput(f"{file}: halving: rungs are compared by the runs' own validation, not by 'measure'; remove one")
+        raise BadInput(
+            f"{file}: halving: cannot be combined with 'measure', because it compares the runs' own validation losses; "
+            "remove one of the two keys"
+        )
     changes = read_changes(file, "set", values.get("set", {}))
     run = changed_run(str(file), Path(base), changes)
     if run.train.validation.validation_interval is None:
-        raise BadInput(f"{file}: {base} never validates; set train.validation_interval: the verdict needs the loss")
+        raise BadInput(
+            f"{file}: {base} never validates, but the verdict needs the validation loss; set train.validation_interval"
+        )
     fixed = FIXED if values.get("measure") is None else ("train.validation_interval",)
     variants = read_variants(file, values.get("levers"), run, changes, fixed)
     seeds = values.get("seeds")
@@ -164,17 +187,19 @@ def read_sweep(file: Path) -> Sweep:
 
 
 def run_name(variant: str, seed: int | str) -> str:
-    """Return the name of the directory of a variant's run."""
+    """Return the name of the run directory of a variant and a seed."""
     return f"{variant}-seed-{seed}"
 
 
 def _halving(file: Path, rule: Any) -> Halving:
     if rule is None:
         return Halving(factor=1, rungs=())
-    fine = isinstance(rule, dict) and set(rule) == {"factor", "rungs"} and isinstance(rule["rungs"], list)
-    fine = fine and all(type(value) in (int, float) for value in [rule["factor"], *rule["rungs"]])
-    fine = fine and 1 < rule["factor"] < MOST_VARIANTS and bool(rule["rungs"])
-    if not fine or not all(low < high for low, high in pairwise([0, *rule["rungs"], 1])):
-        wanted = '{"factor": 3, "rungs": [0.25, 0.5]}: a number above 1, and rising shares of the steps below 1'
-        raise BadInput(f"{file}: halving: got {quoted(rule)}, wanted {wanted}")
+    valid = isinstance(rule, dict) and set(rule) == {"factor", "rungs"} and isinstance(rule["rungs"], list)
+    valid = valid and all(type(value) in (int, float) for value in [rule["factor"], *rule["rungs"]])
+    valid = valid and 1 < rule["factor"] < MOST_VARIANTS and bool(rule["rungs"])
+    if not valid or not all(low < high for low, high in pairwise([0, *rule["rungs"], 1])):
+        raise BadInput(
+            f"{file}: halving: got {quoted(rule)}, expected a factor above 1 and ascending shares of the steps below "
+            '1, such as {"factor": 3, "rungs": [0.25, 0.5]}'
+        )
     return Halving(factor=rule["factor"], rungs=tuple(rule["rungs"]))

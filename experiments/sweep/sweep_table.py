@@ -1,6 +1,7 @@
-"""Verdicts of a sweep, each variant against the base, and its table: printed, as Markdown and as JSON.
+"""The verdicts of a sweep, which compare each variant with the base, and its table: printed, as Markdown and as JSON.
 
-Paired by seed, with Dunnett's intervals for all variants begun: a stopped one could have become a false winner, too.
+Runs are paired by seed. Dunnett's intervals are for all variants that have begun, including those that the rule has
+stopped, because each of them could have become a false winner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import LOSS_DIGITS, counted, show_results
+from experiments.shared.experiment_files import LOSS_DIGITS, show_results, with_count
 from experiments.sweep.sweep_file import Sweep, run_name
 from training.telemetry.metrics_log import SWEEP, result_files
 
@@ -36,39 +37,42 @@ COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
 @attrs.frozen(kw_only=True)
 class VariantResult:
-    """Final validation losses of a variant."""
+    """The final losses of a variant."""
 
     name: str
-    losses: Mapping[int, float | None]  # by seed; None: diverged. A seed whose run has not ended is absent
-    stopped_at: int | None = None  # step where the rule has stopped it
+    losses: Mapping[int, float | None]  # by seed; None if the run diverged. Seeds whose run has not ended are left out
+    stopped_at: int | None = None  # step at which the rule stopped it
 
     @property
     def runs(self) -> dict[int, float]:
-        """Losses of the runs that did not diverge, by seed."""
+        """The losses of the runs that did not diverge, by seed."""
         return {seed: loss for seed, loss in self.losses.items() if loss is not None}
 
     @property
     def diverged(self) -> int:
-        """Number of runs that diverged."""
+        """The number of runs that diverged."""
         return len(self.losses) - len(self.runs)
 
     def mean(self) -> float | None:
-        """Return the mean over the seeds that have ended; None without one."""
+        """Return the mean loss of the runs that have ended without diverging; None if there are none."""
         return float(np.mean([*self.runs.values()])) if self.runs else None
 
 
 @attrs.frozen(kw_only=True)
 class SweepVerdict:
-    """A variant against the base."""
+    """The verdict on a variant, compared with the base."""
 
     text: str
-    difference: Interval | None = None  # variant - base; None: no comparison
+    difference: Interval | None = None  # variant - base; None if they were not compared
 
 
 def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds: Sequence[int]) -> list[SweepVerdict]:
-    """Return the verdict on each variant. Without all runs there is none: looking early would raise the error."""
-    missing = sum(len(set(seeds) - set(one.losses)) for one in (base, *variants) if one.stopped_at is None)
-    compared = [one.runs for one in variants if one.stopped_at is None and not one.diverged]
+    """Return the verdict on each variant.
+
+    While runs are missing, no variants are compared: looking at the results early would raise the error rate.
+    """
+    missing = sum(len(set(seeds) - set(variant.losses)) for variant in (base, *variants) if variant.stopped_at is None)
+    compared = [variant.runs for variant in variants if variant.stopped_at is None and not variant.diverged]
     reason = None
     if missing:
         reason = f"no verdict yet: {missing} runs of the sweep are missing"
@@ -77,13 +81,13 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
     elif len(seeds) < 2:
         reason = "no verdict: one seed"
     differences = iter([] if reason else compare_with_base(base.runs, compared, len(variants)))
-    selected = any(one.stopped_at is not None for one in variants)
+    selected = any(variant.stopped_at is not None for variant in variants)
     verdicts = []
-    for one in variants:
-        if one.diverged:
-            verdicts.append(SweepVerdict(text=f"diverged in {one.diverged} of {len(seeds)} seeds"))
-        elif one.stopped_at is not None:
-            verdicts.append(SweepVerdict(text=f"stopped at step {one.stopped_at:,} by the rule"))
+    for variant in variants:
+        if variant.diverged:
+            verdicts.append(SweepVerdict(text=f"diverged in {variant.diverged} of {len(seeds)} seeds"))
+        elif variant.stopped_at is not None:
+            verdicts.append(SweepVerdict(text=f"stopped at step {variant.stopped_at:,} by the rule"))
         elif reason is not None:
             verdicts.append(SweepVerdict(text=reason))
         else:
@@ -92,25 +96,28 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
 
 def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) -> list[tuple[Interval, SeedNoise]]:
-    """Return each variant less the base: an interval that holds for all comparisons together, and its noise."""
-    found = []
+    """Return the difference of each variant from the base, as an interval, and its noise.
+
+    The intervals hold for all comparisons together.
+    """
+    differences = []
     for runs in compared:
         noise = seed_noise([base, *compared], runs, base)
-        assert noise is not None, "the sweep has two seeds"
+        assert noise is not None, "the sweep has at least two seeds"
         reach = noise.reach(comparisons, dunnett_quantile(comparisons, noise.freedom))
         mean = float(np.mean([loss - base[seed] for seed, loss in runs.items()]))
-        found.append((Interval(value=mean, low=mean - reach, high=mean + reach), noise))
-    return found
+        differences.append((Interval(value=mean, low=mean - reach, high=mean + reach), noise))
+    return differences
 
 
 @attrs.frozen(kw_only=True)
 class SweepTable:
-    """Results and verdicts of a sweep. The first of both is the base's, without a comparison."""
+    """The results and verdicts of a sweep. The first result is the base's; its verdict compares nothing."""
 
     sweep: Sweep
     results: Sequence[VariantResult]
     verdicts: Sequence[SweepVerdict]
-    warnings: Sequence[str] = ()  # on what the runs' records say
+    warnings: Sequence[str] = ()  # about differences between the runs' records
 
     @classmethod
     def of(cls, sweep: Sweep, results: Sequence[VariantResult], warnings: Sequence[str] = ()) -> "SweepTable":
@@ -120,34 +127,34 @@ class SweepTable:
         return cls(sweep=sweep, results=results, verdicts=verdicts, warnings=warnings)
 
     def text(self, form: str = "simple") -> str:
-        """Return the table and its basis; `form`: of tabulate."""
-        rows = [self._row(*of_variant) for of_variant in zip(self.results, self.verdicts, strict=True)]
+        """Return the table and notes on how it was computed. `form` is a table format of tabulate."""
+        rows = [self._row(result, verdict) for result, verdict in zip(self.results, self.verdicts, strict=True)]
         table = tabulate(rows, COLUMNS, form, colalign=("left", "right", "right", "left"), disable_numparse=True)
         return "\n".join([table, "", *self._notes()])
 
     def show(self, output: Path) -> None:
-        """Print the table; write sweep.md and sweep.json, unless they hold runs that are here no more."""
-        if gone := self._gone(output):
+        """Print the table, and write sweep.md and sweep.json unless they have results of runs that no longer exist."""
+        if removed_runs := self._removed_runs(output):
             table_file, _ = result_files(output, SWEEP)
-            kept = f"{table_file}: kept as it is: it has results that are here no more: {', '.join(gone)}"
-            show(*self.text().split("\n"), "", kept)
+            note_text = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
+            show(*self.text().split("\n"), "", note_text + ", ".join(removed_runs))
         else:
             show_results(self.text, self.record, output, SWEEP, str(self.sweep.base))
 
-    def _gone(self, output: Path) -> list[str]:
-        """Return the missing runs of which an earlier table has the result."""
+    def _removed_runs(self, output: Path) -> list[str]:
+        """Return the missing runs whose results an earlier table has."""
         _, record_file = result_files(output, SWEEP)
         try:
             variants = read_json(record_file)["variants"]
-            held = {
+            recorded = {
                 run_name(variant["name"], seed)
                 for variant in variants
-                # those of the rule's losers have none at the end
+                # A variant that the rule stopped has no final losses, but it had runs.
                 for seed in variant["losses"] or (self.sweep.seeds if "stopped at step" in variant["verdict"] else ())
             }
-        except (BadInput, LookupError, TypeError):  # none, or damaged
+        except (BadInput, LookupError, TypeError):  # there is no earlier table, or it is damaged
             return []
-        return [name for name in self._missing() if name in held]
+        return [name for name in self._missing() if name in recorded]
 
     def _row(self, result: VariantResult, verdict: SweepVerdict) -> list[str]:
         mean, seeds, finite = result.mean(), len(self.sweep.seeds), len(result.runs)
@@ -155,7 +162,7 @@ class SweepTable:
         return [result.name, f"{len(result.losses)}/{seeds}", shown, verdict.text]
 
     def _missing(self) -> list[str]:
-        """Return the runs that have not ended, without those that the rule has stopped."""
+        """Return the runs that have not ended, except for those that the rule has stopped."""
         return [
             run_name(variant.name, seed)
             for variant, result in zip(self.sweep.variants, self.results, strict=True)
@@ -164,37 +171,37 @@ class SweepTable:
         ]
 
     def _deviation(self) -> tuple[float, int] | None:
-        """Return the seed deviation behind the intervals, and its degrees of freedom; None without a comparison."""
-        compared = [one for one, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
+        """Return the seed deviation behind the intervals, and its degrees of freedom. None if nothing was compared."""
+        compared = [result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
-        return residual_deviation([one.runs for one in (self.results[0], *compared)], paired=True)
+        return residual_deviation([result.runs for result in (self.results[0], *compared)], paired=True)
 
     def _notes(self) -> list[str]:
-        seeds, found = self.sweep.seeds, self._deviation()
+        seeds, deviation = self.sweep.seeds, self._deviation()
         shown = ", ".join(map(str, seeds))
         loss = "Final validation loss in nats per token"
         if (measure := self.sweep.measure) is not None:
             loss = f"Final loss in {measure.unit} on {', '.join(map(str, measure.ranges))}"
-        lines = [f"{loss}; mean over the seeds {shown}; lower is better."]
-        if found is not None:
+        lines = [f"{loss}, mean over the seeds {shown}; lower is better."]
+        if deviation is not None:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
-                f"{counted(len(self.verdicts) - 1, 'comparison')}.",
-                "Deviation of one run over seeds, without what a seed does to all variants alike: "
-                f"{found[0]:.{LOSS_DIGITS}f} (degrees of freedom: {found[1]}).",
+                f"{with_count(len(self.verdicts) - 1, 'comparison')}.",
+                "Standard deviation of one run over seeds, without the effect that a seed has on all variants: "
+                f"{deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
             ]
         if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
-            lines.append(f"Rule, stated beforehand: at {rungs} of the steps the best 1/{rule.factor:g} go on.")
-            lines.append("Their means look too good, for they were chosen by them: a gain is stated by its bound.")
+            lines.append(f"Rule, set in advance: at {rungs} of the steps, the best 1/{rule.factor:g} continue.")
+            lines.append("They were chosen by these losses, so their means look too good; a gain is given as a bound.")
         if missing := self._missing():
             lines.append(f"Missing: {', '.join(missing)}.")
         return [*lines, *self.warnings]
 
     def record(self) -> dict[str, Any]:
         """Return losses, verdicts and intervals by variant, and the seed deviation."""
-        found = self._deviation()
+        deviation = self._deviation()
         variants = [
             {
                 "name": variant.name,
@@ -211,30 +218,34 @@ class SweepTable:
             "set": self.sweep.changes,
             "seeds": list(self.sweep.seeds),
             "halving": attrs.asdict(self.sweep.halving) if self.sweep.halving.rungs else None,
-            "seed_deviation": None if found is None else found[0],
+            "seed_deviation": None if deviation is None else deviation[0],
             "warnings": list(self.warnings),
             "variants": variants,
         }
 
 
 def describe_power(sweep: Sweep) -> str:
-    """Return the differences that this many seeds can find, as text."""
+    """Return a sentence about the size of the differences that the sweep's number of seeds can find."""
     seeds, comparisons = len(sweep.seeds), len(sweep.variants) - 1
     if seeds < 2:
-        return "one seed gives no verdict: nothing tells a difference from luck"
-    found, enough = detectable_deviations(comparisons, seeds), default_seeds(comparisons)
-    more = f"; {enough} seeds find one of {SOUGHT_DEVIATIONS:g}" if found > SOUGHT_DEVIATIONS else ""
+        return "no verdict is possible: one seed cannot separate a difference from luck"
+    detectable, enough = detectable_deviations(comparisons, seeds), default_seeds(comparisons)
+    advice = f"; {enough} seeds find one of {SOUGHT_DEVIATIONS:g}" if detectable > SOUGHT_DEVIATIONS else ""
     return (
-        f"with {POWER:.0%} probability {seeds} seeds find a difference of {found:.1f} seed deviations (the spread "
-        f"of one run over seeds, without what a seed does to all variants alike), smaller ones less often{more}"
+        f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (standard "
+        "deviations of one run over seeds, without the effect that a seed has on all variants); smaller differences "
+        f"are found less often{advice}"
     )
 
 
 def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> SweepVerdict:
-    """Return a variant's verdict. `selected`: a rule has chosen it by these losses, so that its mean looks too good."""
+    """Return a variant's verdict.
+
+    If it was `selected` by a rule that used these losses, its mean looks too good, and the verdict has only a bound.
+    """
     if noise.pooled == noise.pairwise == 0:
-        same = "no verdict: the seeds change no loss; the difference is"
-        return SweepVerdict(text=f"{same} {difference.value:+.{LOSS_DIGITS}f}")
+        reason = "no verdict: the loss is the same for all seeds; the difference is"
+        return SweepVerdict(text=f"{reason} {difference.value:+.{LOSS_DIGITS}f}")
     text = f"no difference found: {difference.text(LOSS_DIGITS, '+')}"
     if difference.excludes_zero:
         better = difference.value < 0

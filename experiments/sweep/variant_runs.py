@@ -1,4 +1,4 @@
-"""Runs of a sweep: a directory for each variant and seed, trained as the file's halving rule says."""
+"""The runs of a sweep: a run directory for each variant and seed, trained according to the file's halving rule."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from experiments.shared.experiment_files import (
     BUCKET,
     Sections,
     check_unchanged,
-    counted,
+    with_count,
     write_run_directory,
 )
 from experiments.shared.run_comparison import (
@@ -43,26 +43,26 @@ from training.precision import resolve
 from training.schedule import learning_rate
 from training.telemetry.metrics_log import METRICS
 
-# Keys of train.json that a plan resolves to steps, sequences of a batch, and learning rates
+# Keys of train.json that a plan turns into a number of steps, sequences per batch, and learning rates.
 RESOLVED_KEYS = (
     *("min_train_tokens", "global_batch_size", "schedule_learning_rate"),
     *("warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
 )
-SAMPLED_STEPS = 1000  # of a schedule, which tell it from another
+SAMPLED_STEPS = 1000  # two schedules are compared at about this number of steps
 
 
 @attrs.frozen(kw_only=True)
 class VariantRun:
-    """A variant with one seed."""
+    """The run of a variant with one seed."""
 
     variant: Variant
     seed: int
     directory: Path
-    sections: Sections  # model.json and train.json
+    sections: Sections  # contents of model.json and train.json
     plan: Plan
 
     def rung_step(self, share: float) -> int:
-        """Return the step of a rung: where the run pauses and validates."""
+        """Return the step of a rung, at which the run pauses and validates."""
         return max(1, round(share * self.plan.steps))
 
     def rung_loss(self, share: float) -> float | None:
@@ -71,7 +71,10 @@ class VariantRun:
 
 
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
-    """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
+    """Return all runs of a sweep, variant by variant, without writing anything.
+
+    Raise BadInput if a run cannot be trained, or has begun with other settings.
+    """
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
     runs = []
@@ -90,13 +93,17 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
 
 
 def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
-    """Raise BadInput for rungs on one step or on the last one, or where a run is past a rung without its loss."""
+    """Raise BadInput if two rungs are at the same step or one is at the last step.
+
+    Also raise it if a run was trained past a rung without a validation there.
+    """
     for run in runs:
         steps = [*map(run.rung_step, sweep.halving.rungs), run.plan.steps]
         if any(low >= high for low, high in pairwise(steps)):
             raise BadInput(
-                f"{sweep.file}: halving: {run.directory.name}: got rungs at steps {', '.join(map(str, steps[:-1]))} of "
-                f"{run.plan.steps:,}, wanted rising ones before the last; spread the rungs, or train more steps"
+                f"{sweep.file}: halving: {run.directory.name}: the rungs are at steps "
+                f"{', '.join(map(str, steps[:-1]))} of {run.plan.steps:,}, but they must be different steps before the "
+                "last; spread the rungs, or train more steps"
             )
     stopped = stopped_variants(sweep, runs)
     for share in sweep.halving.rungs:
@@ -105,57 +112,62 @@ def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
             passed = run.variant.name not in stopped and max(progress.steps, progress.ended or 0) > step
             if passed and run.rung_loss(share) is None:
                 raise BadInput(
-                    f"{sweep.file}: halving: {run.directory.name} is already past the rung at step {step:,}, without a "
+                    f"{sweep.file}: halving: {run.directory.name} was trained past the rung at step {step:,} without a "
                     "validation there; remove the key, or choose another --output"
                 )
 
 
 def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> None:
-    """Raise BadInput where two variants train the same: they would count as a comparison, and find luck alone.
+    """Raise BadInput if two variants train in exactly the same way, because comparing them could only find luck.
 
-    `device`: "cpu" or "cuda", on which this machine is about to train them. None: other machines may train them, and
-    nothing here knows what the precision "auto" is there, so it is no other precision.
+    `device` is "cpu" or "cuda" if this machine is about to train the variants. None means that other machines may
+    train them, where the precision "auto" is unknown; it is then treated as different from all other precisions.
     """
     for resolved_on in dict.fromkeys([None, device]):
         if (same := _same_variants(runs, resolved_on)) is None:
             continue
-        variant, other = same
+        variant, earlier = same
         plumbing = ", ".join(key for key in variant.changes if key.partition(".")[2] in PLUMBING_KEYS)
-        advice = f"{plumbing}: no lever, it may stand in 'set', for all runs" if plumbing else "leave one out"
+        advice = "leave one out"
+        if plumbing:
+            advice = f"{plumbing} does not change results, so it cannot be a lever; put it into 'set', for all runs"
         where = ""
         if resolved_on is not None:
             where = f' on this machine, where the precision "auto" is "{resolve("auto", torch.device(resolved_on))}"'
-            advice += ", or train on other machines: --print-commands"
+            advice += ", or use --print-commands to train on other machines"
         raise BadInput(
-            f"{sweep.file}: levers: {quoted(variant.name)} trains the same as {quoted(other.name)}{where}; {advice}"
+            f"{sweep.file}: levers: {quoted(variant.name)} trains the same as {quoted(earlier.name)}{where}; {advice}"
         )
 
 
 def _same_variants(runs: Sequence[VariantRun], device: str | None) -> tuple[Variant, Variant] | None:
-    """Return a variant that trains the same as an earlier one, and that one; None if there is none."""
-    seen: dict[str, Variant] = {}
+    """Return a variant that trains the same as an earlier one, and the earlier one; None if there are none."""
+    first_variants: dict[str, Variant] = {}
     for run in runs:
-        other = seen.setdefault(_trained(run, device), run.variant)
-        if other is not run.variant:
-            return run.variant, other
+        earlier = first_variants.setdefault(_training_settings(run, device), run.variant)
+        if earlier is not run.variant:
+            return run.variant, earlier
     return None
 
 
-def _trained(run: VariantRun, device: str | None) -> str:
-    """Return all that decides on a run's result except its seed, resolved: the same for two that train the same."""
+def _training_settings(run: VariantRun, device: str | None) -> str:
+    """Return everything that determines a run's result except its seed, as text.
+
+    Settings are resolved, so that two runs with the same text train in the same way.
+    """
     train, plan = run.variant.run.train, run.plan
     keys = recipe(run.variant.run.model, train)
     for key in RESOLVED_KEYS:
         del keys["train"][key]
     if device is not None:
         keys["train"]["precision"] = resolve(train.execution.precision, torch.device(device))
-    between = max(1, plan.steps // SAMPLED_STEPS)
-    rates = [learning_rate(plan.schedule, step) for step in (*range(0, plan.steps, between), max(0, plan.steps - 2))]
+    stride = max(1, plan.steps // SAMPLED_STEPS)
+    rates = [learning_rate(plan.schedule, step) for step in (*range(0, plan.steps, stride), max(0, plan.steps - 2))]
     return json.dumps([keys, plan.steps, plan.layout.global_batch_size, rates])
 
 
 def write_runs(runs: Sequence[VariantRun]) -> None:
-    """Write the run directories that are not there yet."""
+    """Write the run directories that do not exist yet."""
     for run in runs:
         write_run_directory(run.directory, run.sections)
 
@@ -163,13 +175,16 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 def train_sweep(
     pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str
 ) -> Callable[[], None]:
-    """Train the runs that the rule does not stop; return a function that shows results. Raises as RunPool.train."""
+    """Train the runs, except those that the rule stops, and return a function that shows the results.
+
+    Raise errors as `RunPool.train`.
+    """
     write_runs(runs)
     try:
         for share in (*sweep.halving.rungs, None):
             stopped = stopped_variants(sweep, runs)
-            going_on = [run for run in runs if run.variant.name not in stopped]
-            pool.train({run.directory: None if share is None else run.rung_step(share) for run in going_on})
+            continuing = [run for run in runs if run.variant.name not in stopped]
+            pool.train({run.directory: None if share is None else run.rung_step(share) for run in continuing})
     except PoolStopped:
         show_sweep(sweep, runs, output, None)
         raise
@@ -177,7 +192,11 @@ def train_sweep(
 
 
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
-    """Write the table of the runs that are there, and print it. `device`: to measure on; None: show what is known."""
+    """Write and print the table of the runs that have been trained.
+
+    `device` is used to measure losses for the key `measure`; with None, only losses that were measured before are
+    shown.
+    """
     warnings = check_records(sweep, runs)
     bar = tqdm(runs, "measured", unit="run", leave=False, disable=True if sweep.measure is None else None)
     losses = [final_losses(sweep, run, device) for run in bar]
@@ -185,9 +204,9 @@ def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: s
 
 
 def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
-    """Return warnings on conditions in which the runs were trained otherwise, by their own records.
+    """Return warnings about conditions in which the runs differ, according to their own records.
 
-    Raises BadInput where their losses were not measured on the same tokens.
+    Raise BadInput if their losses were not measured on the same tokens.
     """
     recorded, warnings = read_recorded(run.directory for run in runs if (run.directory / METRICS).exists())
     check_same_tokens(recorded)
@@ -198,7 +217,10 @@ def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
 
 
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
-    """Return the step where the rule has stopped each loser, by variant, as far as the rungs are complete."""
+    """Return the variants that the rule has stopped, and the step of each.
+
+    Only rungs count at which all variants have a loss.
+    """
     stopped: dict[str, int] = {}
     for share in sweep.halving.rungs:
         losses: dict[str, list[float]] = {}
@@ -215,9 +237,12 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
 
 
 def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
-    """Return a run's final loss, or one for each measured range; infinite: it diverged; None: not known yet."""
+    """Return a run's final loss, or its losses on all ranges of `measure`.
+
+    The loss is infinite if the run diverged. Return None if the loss is not known yet.
+    """
     progress = read_progress(run.directory)
-    steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
+    steps = progress.ended or run.plan.steps  # the steps of the plan may depend on --ranks
     loss = progress.loss_at(steps)
     if loss is None or not (math.isinf(loss) or progress.ended is not None or progress.steps >= steps):
         return None
@@ -227,29 +252,33 @@ def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[floa
 
 
 def results_of(sweep: Sweep, runs: Sequence[VariantRun], final: Sequence[list[float] | None]) -> list[VariantResult]:
-    """Return the final losses of each variant; `final`: of `final_losses`, by run."""
+    """Return the final losses of each variant. `final` has the result of `final_losses` for each run."""
     stopped = stopped_variants(sweep, runs)
     losses: dict[str, dict[int, float | None]] = {variant.name: {} for variant in sweep.variants}
-    for run, found in zip(runs, final, strict=True):
-        if found is not None:
-            loss = found[0] if sweep.measure is None or math.isinf(found[0]) else sweep.measure.mean(found)
+    for run, run_losses in zip(runs, final, strict=True):
+        if run_losses is not None:
+            diverged = math.isinf(run_losses[0])
+            loss = run_losses[0] if sweep.measure is None or diverged else sweep.measure.mean(run_losses)
             losses[run.variant.name][run.seed] = None if math.isinf(loss) else loss
-    return [VariantResult(name=name, losses=each, stopped_at=stopped.get(name)) for name, each in losses.items()]
+    return [
+        VariantResult(name=name, losses=losses_by_seed, stopped_at=stopped.get(name))
+        for name, losses_by_seed in losses.items()
+    ]
 
 
 def describe_runs(
     sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: float | None, device: str | None
 ) -> list[str | Notice]:
-    """Return the runs, their tokens, time and cost where known, and the difference that their number can find.
+    """Return lines for --dry-run: the runs, their tokens, their time and cost if known, and what the seeds can find.
 
-    `device`: that this machine would train on; None where it cannot be used.
+    `device` is the one that this machine would train on.
     """
     tokens = sum(run.plan.train_tokens for run in runs)
     speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path))]
     return [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
-        f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
-        + (" at most: the rule stops losers early" if sweep.halving.rungs else ""),
+        f"{len(sweep.variants)} variants x {with_count(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
+        + (" at most, because the rule stops losing variants early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
         describe_power(sweep),
         *_describe_same_here(sweep, runs, device),
@@ -257,7 +286,7 @@ def describe_runs(
 
 
 def _describe_same_here(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> list[Notice]:
-    """Return a note on variants that this machine would not tell apart, as `check_variants` says it."""
+    """Return the error of `check_variants` as a note, if this machine would train two variants in the same way."""
     try:
         check_variants(sweep, runs, device)
     except BadInput as error:
@@ -266,8 +295,11 @@ def _describe_same_here(sweep: Sweep, runs: Sequence[VariantRun], device: str | 
 
 
 def shell_commands(sweep: Sweep, runs: Sequence[VariantRun], options: PoolOptions) -> list[str]:
-    """Return a command for each run that has not ended. Raises BadInput with a halving rule."""
+    """Return a command for each run that has not ended. Raise BadInput if the sweep has a halving rule."""
     if sweep.halving.rungs:
-        raise BadInput(f"{sweep.file}: halving: needs the losses of all runs at once; not with --print-commands")
+        raise BadInput(
+            f"{sweep.file}: halving: cannot be used with --print-commands, because the rule needs the losses of all "
+            "runs during training; remove the key, or train here"
+        )
     missing = [run.directory for run in runs if read_progress(run.directory).ended is None]
     return [shlex.join(["python", *train_command(directory, options)]) for directory in missing]

@@ -1,7 +1,7 @@
-"""New files of a working tree: which of them a program there needs, because it imports or names them.
+"""The new files of a working tree that its programs need, because they import or name them.
 
-A candidate is what its programs do. A new file that nothing refers to (notes, another run, a plot) changes nothing, so
-it must not make another candidate.
+A candidate is defined by what its programs do. A new file that nothing refers to, such as notes, another run or a plot,
+changes nothing, so the candidate with this file must be the same candidate.
 """
 
 import ast
@@ -11,24 +11,24 @@ from pathlib import Path, PurePosixPath
 
 from common.json_files import read_regular
 
-UNUSED_FOLDERS = ("tests",)  # whose programs no training job runs
+UNUSED_FOLDERS = ("tests",)  # no training job runs programs from these folders
 
 
 def needed_files(root: Path, tracked: Collection[str], new: Sequence[str]) -> list[str]:
-    """Return the new files that a tracked Python file, or another new file that is needed, imports or names.
+    """Return the new files that a tracked Python file, or another needed new file, imports or names.
 
-    A name is a string constant with the file's path, or, in the same top-level folder, with the file's own name. All
-    paths are relative to `root`.
+    A program names a file by a string constant with the file's path or, if both are in the same top-level folder, with
+    the file's name. All paths are relative to `root`.
     """
     waiting = [path for path in tracked if _is_program(path)]
     needed: dict[str, None] = {}
     while waiting:
         sources = {path: _content(root / path) for path in waiting}
-        found = [
+        matches = [
             path for path in new if path not in needed and any(_refers(*source, path) for source in sources.items())
         ]
-        needed |= dict.fromkeys(found)
-        waiting = [path for path in found if _is_program(path)]
+        needed |= dict.fromkeys(matches)
+        waiting = [path for path in matches if _is_program(path)]
     return [*needed]
 
 
@@ -39,30 +39,30 @@ def _is_program(path: str) -> bool:
 def _content(path: Path) -> bytes:
     try:
         return read_regular(path)
-    except OSError:  # deleted, or a link to something else
+    except OSError:  # the file was deleted, or is a link
         return b""
 
 
 def _refers(program: str, source: bytes, path: str) -> bool:
-    """Tell whether the source of a program imports or names a file."""
+    """Return whether the source of a program imports or names a file."""
     file, module = PurePosixPath(path), _module(path)
     word = file.name if module is None else module.rpartition(".")[2]
-    if word.encode() not in source:  # quickly, for most
+    if word.encode() not in source:  # a quick check that is enough for most files
         return False
     try:
         words = set(_words(program, ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):
         return True
     same_folder = program.partition("/")[0] == path.partition("/")[0] or "/" not in program + path
-    whole_path = re.compile(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])")
+    path_pattern = re.compile(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])")
     return any(
-        name == module or whole_path.search(name) or (same_folder and PurePosixPath(name).name == file.name)
+        name == module or path_pattern.search(name) or (same_folder and PurePosixPath(name).name == file.name)
         for name in words
     )
 
 
 def _words(program: str, tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that a program imports, with those around them, and its string constants."""
+    """Yield the modules that a program imports, with the packages that contain them, and its string constants."""
     package = program.split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value:
@@ -84,7 +84,7 @@ def _with_parents(module: str) -> Iterator[str]:
 
 
 def _module(path: str) -> str | None:
-    """Return the name by which Python imports a file; None for a file of another kind."""
+    """Return the name by which Python imports a file, or None if it is not a Python file."""
     file = PurePosixPath(path)
     if file.suffix != ".py":
         return None

@@ -1,4 +1,4 @@
-"""A trial: two commits, each with its own files and its own version of one run directory."""
+"""A trial: two commits, each with its own files and its own version of the same run directory."""
 
 import hashlib
 import json
@@ -12,36 +12,36 @@ from common.errors import BadInput
 from common.json_files import read_json
 from common.output import progress, show, warning
 from common.text import quoted
-from experiments.shared.experiment_files import BUCKET, FIXED, Sections, counted
+from experiments.shared.experiment_files import BUCKET, FIXED, Sections, with_count
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.checkout import Snapshots, describe_left_out, uncommitted_size
 from training.config.train_config import KEYS, load_run, one_form
 
 FOLDER = ROOT / "trials"
-CODE = FOLDER / "code"  # files of each tree, shared by trials
+CODE = FOLDER / "code"  # checked-out files of each tree, shared by all trials
 SIDES = ("base", "candidate")
-# Decide on the final loss
+# Files and folders that determine how the final loss is measured.
 MEASURE = ("training/validation.py", "training/loop.py", "model/loss.py", "tokens/batches/", "tokens/format/")
 
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """Two commits and a run directory."""
+    """Two commits and a run directory. The mappings have the keys of SIDES."""
 
-    revisions: dict[str, str]  # of each side, as the user gave them
-    trees: dict[str, str]  # hashes of their files
+    revisions: dict[str, str]  # as the user entered them
+    trees: dict[str, str]  # hashes of the files
     run: Path
-    sections: dict[str, Sections]  # of each side
+    sections: dict[str, Sections]  # contents of model.json and train.json
     changed_files: tuple[str, ...] = ()  # paths in which the trees differ
-    left_out: tuple[str, ...] = ()  # new files of the working tree that belong to no side
-    sizes: Mapping[str, str] = attrs.field(factory=dict)  # of each side's files, as text
-    uncommitted: str = ""  # number and size of the files of a side that are not committed, as text
+    left_out: tuple[str, ...] = ()  # new files of the working tree that are not part of the trial
+    sizes: Mapping[str, str] = attrs.field(factory=dict)  # number and size of the files, as text
+    uncommitted: str = ""  # number and size of the uncommitted files that are part of the trial, as text
 
     @classmethod
     def of(cls, snapshots: Snapshots, base: str, candidate: str, run: Path) -> "Trial":
-        """Read two git revisions. Raises BadInput for unknown ones, and where final losses cannot be compared.
+        """Read two git revisions. Nothing is written; `check_out` does that.
 
-        Nothing is written: `check_out` does that.
+        Raise BadInput if a revision is unknown, or if the final losses of the two sides could not be compared.
         """
         load_run(run, ())
         revisions = dict(zip(SIDES, (base, candidate), strict=True))
@@ -51,13 +51,17 @@ class Trial:
             train = form_of("train", sections[side])
             if train["validation_interval"] is None or train["patience"] is not None:
                 path = run.resolve() / "train.json"
-                raise BadInput(f"{path}: wanted a validation_interval and no patience: final losses decide")
+                raise BadInput(
+                    f"{path}: a trial compares final losses; set validation_interval, and set patience to null"
+                )
         if fixed := [key for key in differing_keys(sections) if key in FIXED]:
             section, _, key = fixed[0].partition(".")
-            got, was = (quoted(sections[side][section].get(key)) for side in reversed(SIDES))
-            why = "it changes the tokens that the final loss is measured on"
+            candidate_value, base_value = (quoted(sections[side][section].get(key)) for side in reversed(SIDES))
             path = run.resolve() / f"{section}.json"
-            raise BadInput(f"{path}: {key}: got {got}, wanted {was}, as the base has it: {why}")
+            raise BadInput(
+                f"{path}: {key}: the candidate has {candidate_value}, but the base has {base_value}; both need the "
+                "same value, because it changes the tokens on which the final loss is measured"
+            )
         return cls(
             revisions=revisions,
             trees=trees,
@@ -70,7 +74,7 @@ class Trial:
         )
 
     def check_out(self, snapshots: Snapshots) -> None:
-        """Write the files of both sides into folders of their own, unless they are there, and say how much that is."""
+        """Write the files of each side into a folder, unless it exists, and print their number and size."""
         for side, tree in self.trees.items():
             if not (folder := CODE / tree).exists():
                 show(progress(f"{folder}: {self.sizes[side]}, the {side}"))
@@ -78,7 +82,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of the trial, equal for the same files and keys alone."""
+        """The name of the trial, which is the same only for the same files and settings."""
         keys = hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()
         return "-".join([self.run.resolve().name, *(tree[:8] for tree in self.trees.values()), keys[:8]])
 
@@ -87,25 +91,28 @@ class Trial:
         return FOLDER / self.name
 
     def directory(self, side: str, name: str) -> Path:
-        """Return the directory of a run; those without a seed are no part of a report."""
+        """Return the directory of a run. Runs without a seed are in `probes/`, which a report leaves out."""
         return self.output / ("" if name.startswith("seed-") else "probes") / f"{side}-{name}"
 
     def notes(self) -> list[str]:
-        """Return notes on the change: keys, requirements, and files of the measure."""
+        """Return notes on the change: different settings, requirements, and files that measure the loss."""
         files, notes = self.changed_files, [*describe_left_out(self.left_out)]
         if keys := differing_keys(self.sections):
             notes.append(f"The run directories differ in {', '.join(keys)}.")
         if requirements := [path for path in files if path.rpartition("/")[2].startswith("requirements")]:
-            notes.append(f"{', '.join(requirements)} differ: both sides ran with the packages that are installed.")
+            notes.append(
+                f"The requirements differ ({', '.join(requirements)}), but both sides ran with the installed packages."
+            )
         if measures := [path for path in files if path.startswith(MEASURE)]:
-            count = counted(len(measures), "file")
-            differ = f"{count} that the loss is measured with differ: {', '.join(measures[:3])}."
-            notes.append(str(warning(differ)))
+            count = with_count(len(measures), "file")
+            verb = "differs" if len(measures) == 1 else "differ"
+            problem = f"{count} of the code that measures the loss {verb}: {', '.join(measures[:3])}."
+            notes.append(str(warning(problem)))
         return notes
 
 
 def differing_keys(sections: dict[str, Sections]) -> list[str]:
-    """Return the keys, as "train.KEY", in which the run directories differ."""
+    """Return the settings, as "train.KEY", in which the run directories of the two sides differ."""
     differing = []
     for section in KEYS:
         base, candidate = (form_of(section, sections[side]) for side in SIDES)
@@ -115,17 +122,20 @@ def differing_keys(sections: dict[str, Sections]) -> list[str]:
 
 
 def form_of(section: str, sections: Sections) -> dict[str, Any]:
-    """Return keys in one form, with defaults; as they are where only the commit's own code can read them."""
+    """Return a section's settings with defaults and in one spelling, so that they can be compared.
+
+    Settings that only the commit's own code can read are returned unchanged.
+    """
     return {key: field.default for key, field in KEYS[section].items()} | one_form(section, sections[section])
 
 
 def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:
-    """Return the keys of a run directory as a tree has them, or as they are on the disk if it has no such directory."""
+    """Return the settings of a run directory in a tree. If the tree does not have it, read the directory on disk."""
     path, sections = run.resolve(), {}
-    for key in KEYS:
-        own = None
+    for name in KEYS:
+        values = None
         if path.is_relative_to(ROOT):
-            own = snapshots.read_json(tree, f"{path.relative_to(ROOT).as_posix()}/{key}.json")
-        sections[key] = read_json(path / f"{key}.json") if own is None else own
+            values = snapshots.read_json(tree, f"{path.relative_to(ROOT).as_posix()}/{name}.json")
+        sections[name] = read_json(path / f"{name}.json") if values is None else values
     sections["train"].pop(BUCKET, None)
     return sections

@@ -1,13 +1,13 @@
-"""Rule of a trial, stated before its first pair of runs: level, looks, and the verdict on the pairs' differences.
+"""The rule of a trial, fixed before its first pair of runs: the level, the looks, and the verdict on the pairs.
 
-A difference is candidate - base, of two runs that share seed and data. Student's t tells it from luck, at a level
-that counts all earlier trials; each look spends its own share of the level, so that the sum bounds the error of
-stopping early, whatever the looks have in common.
+A difference is candidate - base, for two runs with the same seed and data. Student's t separates it from luck, at a
+level that takes all earlier trials into account. Each look at the results spends its own share of the level, so that
+the sum bounds the error of stopping early, however the looks are correlated.
 
-This holds if differences are about normal, or symmetric with heavy tails. It does not hold if they are skewed. A change
-that is better in nine runs of ten, and much worse in the tenth, looks like a gain until the tenth run comes. No rule
-can tell the two apart from a few pairs, so the verdict names the assumption, with the share of runs that the pairs may
-not have shown. benchmarks/trial_loops.py measures the error without it.
+This is correct if differences are roughly normal, or symmetric with heavy tails. It is not correct if they are skewed.
+A change that is better in nine runs of ten, and much worse in the tenth, looks like a gain until the tenth run. No rule
+can distinguish the two from a few pairs, so the verdict states the assumption, and the share of runs that the pairs may
+not represent. benchmarks/trial_loops.py measures the error if the assumption is wrong.
 """
 
 import hashlib
@@ -32,49 +32,54 @@ from evaluation.shared.significance import (
 )
 from experiments.shared.experiment_files import LOSS_DIGITS
 
-# Exit status of experiment.py trial
+# Exit status of experiment.py trial for each verdict.
 VERDICTS = {
     **{"better": 0, "same bits": 10, "no difference found": 11, "worse": 12, "cannot tell": 13},
     "cannot tell yet": EXIT_STOPPED,
 }
 MOST_PAIRS = 1000
-GAMMA = 0.389  # 1 / (t x max(1, log t) ** 2) times this sums to 1
-LOOKS = (0.4, 0.7, 1.0)  # shares of the pairs
-SPENDING = 2.5  # exponent
-AIMED_POWER = 0.95  # POWER, and what the stops for futility lose
-FUTILITY = 0.985  # one-sided confidence that a gain worth seeking is not there
+GAMMA = 0.389  # the sum of GAMMA / (t x max(1, log t) ** 2) over all trials t is 1
+LOOKS = (0.4, 0.7, 1.0)  # shares of the pairs after which the results are looked at
+SPENDING = 2.5  # exponent of the spending function
+AIMED_POWER = 0.95  # POWER, plus the power that is lost by stopping for futility
+FUTILITY = 0.985  # one-sided confidence that there is no gain of the size that the trial looks for
 
 
-def keep_level(number: int, kept: int) -> float:
-    """Return the probability of a false "better" that trial `number` (1: the first) may have, after `kept` gains.
+def keep_level(number: int, gains: int) -> float:
+    """Return the probability of a false "better" that a trial may have.
 
-    LOND (Javanmard and Montanari, arXiv 1502.06197, 2015) as Zrnic, Ramdas and Jordan have it (JMLR 22, 2021): ERROR x
-    gamma x max(1, kept). Of all that is kept, at most the share ERROR is false, in expectation, where trials are
-    independent or positively dependent. Until a first change is kept, the probability of any false one is at most
-    ERROR, under any dependence.
+    `number` is the number of the trial, from 1, and `gains` the number of earlier trials that ended with "better".
+
+    This is LOND (Javanmard and Montanari, arXiv 1502.06197, 2015) in the form of Zrnic, Ramdas and Jordan (JMLR 22,
+    2021): ERROR x gamma x max(1, gains). The expected share of false gains among all gains is at most ERROR if the
+    trials are independent or positively dependent. Until the first gain, the probability of any false gain is at most
+    ERROR, however the trials depend on each other.
     """
-    return ERROR * GAMMA * max(1, kept) / (number * max(1.0, math.log(number)) ** 2)
+    return ERROR * GAMMA * max(1, gains) / (number * max(1.0, math.log(number)) ** 2)
 
 
 @attrs.frozen
 class TrialVerdict:
     """The verdict on a candidate."""
 
-    verdict: str  # of VERDICTS
+    verdict: str  # one of VERDICTS
     text: str
-    difference: Interval | None = None  # of the loss, nats per token; confidence: 1 - 2 x level
+    difference: Interval | None = None  # of the loss, in nats per token, with a confidence of 1 - 2 x level
 
 
 @attrs.frozen(kw_only=True)
 class TrialRule:
-    """Level and looks of a trial."""
+    """The level and the looks of a trial."""
 
-    level: float  # probability of a false "better", and of a false "worse"
-    looks: tuple[int, ...]  # pairs after which the differences are looked at, rising
+    level: float  # probability of a false "better", and also of a false "worse"
+    looks: tuple[int, ...]  # numbers of pairs after which the differences are looked at, ascending
 
     @classmethod
     def of(cls, level: float, pairs: int | None) -> "TrialRule":
-        """Return one look after so many pairs; None: three looks, the last one after enough for SOUGHT_DEVIATIONS."""
+        """Return a rule with one look after `pairs` pairs.
+
+        With None it has three looks, the last one after enough pairs to find a difference of SOUGHT_DEVIATIONS.
+        """
         if pairs is not None:
             return cls(level=level, looks=(pairs,))
         last = (1 - LOOKS[-2] ** SPENDING) * level
@@ -83,25 +88,30 @@ class TrialRule:
         return cls(level=level, looks=tuple(sorted(looks)))
 
     def describe(self, number: int) -> str:
-        """Return number, level and looks of a trial as text."""
+        """Return a sentence with the number, the level and the looks of a trial."""
         looks = " and ".join(", ".join(map(str, self.looks)).rsplit(", ", 1))
         return f"Trial {number:,}: a false gain has a probability of {self.level:.2g}; looks after {looks} pairs"
 
     def spent(self, pairs: int) -> float:
-        """Return the level of one look, by a power of the share of pairs (Kim and DeMets, Biometrika 74, 1987)."""
-        before = max((look for look in self.looks if look < pairs), default=0)
+        """Return the level that the look after `pairs` pairs spends.
+
+        The spending function is a power of the share of pairs (Kim and DeMets, Biometrika 74, 1987).
+        """
+        previous_look = max((look for look in self.looks if look < pairs), default=0)
         share, last = (float(number) ** SPENDING for number in (pairs, self.looks[-1]))
-        return self.level * (share - before**SPENDING) / last
+        return self.level * (share - previous_look**SPENDING) / last
 
     def judge(self, differences: Sequence[float]) -> TrialVerdict | None:
-        """Return the verdict at a look; None: the next look's pairs are to be trained."""
+        """Return the verdict at a look, or None if the pairs of the next look must be trained first."""
         pairs, level = len(differences), self.spent(len(differences))
         mean, error = mean_and_error(np.array(differences))
         if error is None or np.ptp(differences) == 0:
             if not any(differences):
                 return TrialVerdict("no difference found", "no difference found: all pairs have equal losses")
-            why = "one pair tells no difference from luck" if pairs == 1 else "the seeds change no loss"
-            text = f"cannot tell: {why}; the difference is {differences[0]:+.{LOSS_DIGITS}f}"
+            why = "all pairs have the same difference"
+            if pairs == 1:
+                why = "one pair cannot separate a difference from luck"
+            text = f"cannot tell: {why}; the mean difference is {mean:+.{LOSS_DIGITS}f}"
             return TrialVerdict("cannot tell", text)
         deviation, freedom = error * math.sqrt(pairs), pairs - 1
         difference = student_interval(mean, error, freedom, 1 - 2 * level)
@@ -111,45 +121,49 @@ class TrialRule:
         sought = _scaled(SOUGHT_DEVIATIONS) * deviation
         if pairs < self.looks[-1] and abs(mean) + student_quantile(FUTILITY, freedom) * error >= sought:
             return None
-        found = detectable(level, pairs) * deviation
+        detectable_difference = detectable(level, pairs) * deviation
         text = (
-            f"no difference found: {difference.text(LOSS_DIGITS, '+')}; one of {found:.{LOSS_DIGITS}f} would have been "
-            f"found with a probability of {POWER:.0%}"
+            f"no difference found: {difference.text(LOSS_DIGITS, '+')}; one of "
+            f"{detectable_difference:.{LOSS_DIGITS}f} would have been found with a probability of {POWER:.0%}"
         )
         return TrialVerdict("no difference found", text, difference)
 
 
 def assumption(pairs: int) -> str:
-    """Return what a verdict on a difference needs, and what this many pairs cannot rule out, as text.
+    """Return a phrase with the assumption behind a verdict, and with what this number of pairs cannot rule out.
 
-    An outcome of a share p of all runs is in none of n pairs with the probability (1 - p) ** n, whatever the
-    distribution is. The share in the text is the largest one that ERROR does not exclude.
+    Something that happens in a share p of all runs is missing from n pairs with the probability (1 - p) ** n, whatever
+    the distribution is. The share in the phrase is the largest one that ERROR does not exclude.
     """
     unseen = 1 - ERROR ** (1 / pairs)
     return (
-        f"if differences are about normal: what happens in up to {unseen:.0%} of runs may be missing in {pairs} pairs"
+        f"if differences are roughly normal; what happens in up to {unseen:.0%} of runs may not have shown in {pairs} "
+        "pairs"
     )
 
 
 @cache
 def detectable(level: float, pairs: int) -> float:
-    """Return the difference found with the probability POWER, in deviations of a pair's difference."""
+    """Return the difference that is found with the probability POWER, in deviations of a pair's difference."""
     return detectable_shift(lambda shift: _power(shift, level, pairs))
 
 
 def seeds_of(name: str) -> range:
-    """Return a trial's seeds: its own, so that no earlier trial has chosen by their luck; the same at each call."""
+    """Return the seeds of a trial, which are the same at each call.
+
+    Each trial has different seeds, so that no earlier decision has used their luck.
+    """
     first = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
     return range(first, first + MOST_PAIRS)
 
 
 def _scaled(deviations: float) -> float:
-    """Return deviations of one run over seeds in those of a pair's difference, of two runs."""
+    """Convert deviations of one run over seeds into deviations of the difference between the two runs of a pair."""
     return deviations / math.sqrt(2)
 
 
 @cache
 def _power(shift: float, level: float, pairs: int) -> float:
-    """Return the probability to find a difference of `shift` deviations of a pair's (noncentral t)."""
+    """Return the probability of finding a difference of `shift` deviations of a pair's difference (noncentral t)."""
     critical = student_quantile(1 - level, pairs - 1)
     return 1 - float(special.nctdtr(pairs - 1, shift * math.sqrt(pairs), critical))

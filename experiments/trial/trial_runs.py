@@ -1,7 +1,8 @@
-"""Runs of a trial: the first step and a short whole run of both commits, then pairs over seeds, until the rule ends it.
+"""The runs of a trial: one step and a short run of both commits, then pairs of runs until the rule ends the trial.
 
-A `probe` takes one step. It shows a change that breaks training, how many steps the commit plans, and on which tokens
-it measures its loss. Where these bits are equal, a `short` run takes a few steps to its end: the whole schedule.
+A `probe` trains one step. It shows whether the change breaks training, how many steps the commit plans, and on which
+tokens it measures its loss. If the bits of the probes are equal, a `short` run trains a few steps from the beginning to
+the end of the schedule. The runs of a pair have the same seed.
 """
 
 import json
@@ -39,24 +40,27 @@ SHORT_STEPS = 16
 
 
 def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> list[str]:
-    """Return rule and cost of a trial, of which nothing is done. Raises BadInput as `rule_of`."""
+    """Return lines for --dry-run with the rule and the cost of a trial. Raise BadInput as `rule_of`."""
     number, rule = rule_of(read_trials(FOLDER), trial.name, pairs)
-    run, most = load_run(trial.run, ()), 2 * rule.looks[-1]
+    run, most_runs = load_run(trial.run, ()), 2 * rule.looks[-1]
     plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train))
-    tokens, speed = most * plan.train_tokens, measured_speed(trial.run)
+    tokens, speed = most_runs * plan.train_tokens, measured_speed(trial.run)
     return [
         f"{trial.output}: {len(trial.changed_files):,} files differ",
         f"copies: base {trial.sizes['base']}, candidate {trial.sizes['candidate']}; not committed: {trial.uncommitted}",
-        f"first 1 and {short_steps(plan.steps)} steps of each; equal bits end the trial",
+        f"first, both train 1 step and a run of {short_steps(plan.steps)} steps; if the bits are equal, the trial ends",
         rule.describe(number),
-        f"at most {most} runs, {tokens:,} tokens",
+        f"at most {most_runs} runs, {tokens:,} tokens",
         describe_cost(tokens, "tokens/s", [speed] if speed else [], options.price_per_hour),
     ]
 
 
 def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], int]:
-    """Train what the verdict needs; return a function that shows it and returns its exit status. Raises BadInput."""
-    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the repository around it is another commit
+    """Train the runs that the verdict needs, and return a function that shows it and returns its exit status.
+
+    Raise BadInput if a run fails, or if the losses cannot be compared.
+    """
+    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the repository around the checkouts is another commit
     table = TrialTable(trial=trial, notes=trial.notes())
     try:
         pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, whole=False))
@@ -93,34 +97,36 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
 
 
 def recorded_number(path: Path, name: str) -> int:
-    """Return a whole number above 0 that a run has recorded as KEY or SECTION.KEY. Raises BadInput for others."""
+    """Return a whole number above 0 that a run has recorded as KEY or SECTION.KEY. Raise BadInput if it has not."""
     section, _, key = name.rpartition(".")
     record = read_json(path)
-    holder = record.get(section) if section else record
-    value = holder.get(key) if isinstance(holder, dict) else None
-    if not integer(1).holds(value):
-        raise BadInput(f"{path}: {name}: got {quoted(value)}, wanted a whole number above 0: this commit wrote it")
-    return int(value)  # type: ignore[arg-type]  # as the check has found
+    values = record.get(section) if section else record
+    number = values.get(key) if isinstance(values, dict) else None
+    if not integer(1).holds(number):
+        raise BadInput(
+            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; the code of this commit wrote it"
+        )
+    return int(number)  # type: ignore[arg-type]  # the check has found that it is a number
 
 
 def short_steps(steps: int) -> int:
-    """Return the steps of the run that shows equal bits: all of a run that has so few, else of a shortened one."""
+    """Return the number of steps of the short run that compares bits: at most SHORT_STEPS."""
     return min(SHORT_STEPS, steps)
 
 
 def describe_same_bits(short: int, steps: int) -> str:
-    """Return a verdict that claims what was compared: a run of `short` steps, of a run that has `steps`."""
+    """Return a verdict that claims only what was compared: `short` steps of a run that has `steps`."""
     equal = "same bits: equal weights, moments and validation losses"
     if short == steps:
         return f"{equal} after the whole run of {steps:,} steps"
     return (
-        f"{equal} in a run shortened to {short:,} steps; this run has {steps:,}, and what a program does only after "
-        f"step {short:,} was not compared"
+        f"{equal} in a run shortened to {short:,} steps; the full run has {steps:,}, and anything that a program does "
+        f"only after step {short:,} was not compared"
     )
 
 
 def check_measured(trial: Trial, names: Sequence[str]) -> None:
-    """Raise BadInput where the records of the runs show that their losses were measured on different tokens."""
+    """Raise BadInput if the records of the runs show that their losses were measured on different tokens."""
     directories = [trial.directory(side, name) for name in names for side in SIDES]
     runs = [RecordedRun.read(directory) for directory in directories]
     check_same_tokens(runs)
@@ -128,22 +134,26 @@ def check_measured(trial: Trial, names: Sequence[str]) -> None:
 
 
 def describe_lengths(trial: Trial, steps: Mapping[str, int]) -> Iterator[str]:
-    """Yield notes on sides that train another number of steps or tokens, or that measure in another precision."""
+    """Yield notes if the sides train different numbers of steps or tokens, or measure in different precisions."""
     base, candidate = (RecordedRun.read(trial.directory(side, "probe")) for side in SIDES)
     if steps["base"] != steps["candidate"]:
         yield f"The base trains {steps['base']:,} steps, the candidate {steps['candidate']:,}."
     if base.train_tokens != candidate.train_tokens:
-        counts = ("unknown" if one is None else f"{one:,}" for one in (base.train_tokens, candidate.train_tokens))
+        token_counts = (base.train_tokens, candidate.train_tokens)
+        counts = ("unknown" if count is None else f"{count:,}" for count in token_counts)
         yield "Training tokens: base {}, candidate {}.".format(*counts)
     if base.conditions["precision"] != candidate.conditions["precision"]:
         precisions = base.conditions["precision"], candidate.conditions["precision"]
-        yield "The loss of the base is measured in {}, that of the candidate in {}.".format(*precisions)
+        yield "The loss of the base is measured in {}, and the loss of the candidate in {}.".format(*precisions)
 
 
 def _targets(
     trial: Trial, name: str, steps: Mapping[str, int], changes: dict[str, Any], *, whole: bool = True
 ) -> list[Target]:
-    """Write a run of each side with changes of train.json, and return its target; not `whole`: it goes on after."""
+    """Write the run directory of each side, with changes of train.json, and return the targets.
+
+    `steps` has the target step of each side. If not `whole`, the run does not end there.
+    """
     targets = []
     for side in SIDES:
         directory, sections = trial.directory(side, name), trial.sections[side]
@@ -154,7 +164,7 @@ def _targets(
 
 
 def _same_state(trial: Trial, name: str, step: int) -> bool:
-    """Tell whether a run of both sides has the same weights, moments and validation losses after a step."""
+    """Return whether the runs of both sides have the same weights, moments and validation losses after a step."""
     runs = [trial.directory(side, name) for side in SIDES]
     if any(read_progress(run).diverged for run in runs):
         return False
@@ -167,7 +177,7 @@ def _same_state(trial: Trial, name: str, step: int) -> bool:
 
 
 def _side_run(target: Target) -> SideRun:
-    """Return loss, time and memory of a run that has ended."""
+    """Return the loss, step time and memory of a run that has ended."""
     records = read_metrics(target.directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
     tokens = sum(source["tokens"] for record in ends for source in record[Detail.SOURCES])
@@ -183,7 +193,7 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 
 
 def _show(trial: Trial, table: TrialTable) -> int:
-    """Print the table and, as the last line, its record; write both; return the verdict's exit status."""
+    """Print and write the table and its record, which is the last line, and return the verdict's exit status."""
     base, candidate = trial.revisions.values()
     show_results(table.text, table.record, trial.output, TRIAL, f"{candidate} against {base} on {trial.run}")
     show(json.dumps(table.record()))

@@ -1,4 +1,4 @@
-"""Table of a trial: loss, time and memory of both commits, printed, as Markdown and as JSON."""
+"""The table of a trial, with loss, time and memory of both commits: printed, as Markdown and as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ import numpy as np
 from tabulate import tabulate
 
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
-from experiments.shared.experiment_files import LOSS_DIGITS, counted
+from experiments.shared.experiment_files import LOSS_DIGITS, with_count
 from experiments.trial.trial import SIDES, Trial
 from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict, assumption
 
 RATIO_DIGITS = 3
 ALIGNED = ("left", "right", "right", "left")
-# Title, key in the record, number of a pair's value, unit, digits
+# For each row: title, key in the record, index in SideRun, unit, and digits.
 ROWS = (
     ("validation loss", "loss_difference", 0, 1.0, LOSS_DIGITS),
     ("ms per step", "step_time_ratio", 1, 1e-3, 1),
     ("peak memory, MB", "memory_ratio", 2, 1e6, 1),
 )
-# Of a run: final loss in nats per token, infinite where it diverged; median seconds of a step; peak memory in bytes
+# A run's final loss in nats per token, infinite if it diverged; median seconds of a step; and peak memory in bytes.
 SideRun = tuple[float | None, float | None, float | None]
 
 
@@ -31,38 +31,43 @@ class TrialTable:
 
     trial: Trial
     notes: Sequence[str]
-    number: int = 0  # among the project's; 0: no pair is needed
+    number: int = 0  # among the project's trials; 0 if the trial needs no pairs
     rule: TrialRule | None = None
-    pairs: Sequence[Sequence[SideRun]] = ()  # of base and candidate
-    compared_steps: int | None = None  # of the runs that had the same bits
-    steps: int | None = None  # of the run that the trial is about, next to those
+    pairs: Sequence[Sequence[SideRun]] = ()  # each has the run of the base and that of the candidate
+    compared_steps: int | None = None  # if the bits are the same: steps of the runs that were compared
+    steps: int | None = None  # if the bits are the same: steps of the complete run
     judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
 
     def judge(self) -> TrialVerdict | None:
-        """Return the verdict on the pairs at a look; None: the rule wants more of them."""
+        """Return the verdict on the pairs at a look, or None if the rule needs more pairs."""
         assert self.rule is not None
         for side, verdict in enumerate(("cannot tell", "worse")):
-            if lost := sum(pair[side][0] == math.inf for pair in self.pairs):
-                of = counted(len(self.pairs), "seed")
-                return TrialVerdict(verdict, f"{verdict}: the {SIDES[side]} diverged in {lost} of {of}")
+            if diverged := sum(pair[side][0] == math.inf for pair in self.pairs):
+                seeds = with_count(len(self.pairs), "seed")
+                return TrialVerdict(verdict, f"{verdict}: the {SIDES[side]} diverged in {diverged} of {seeds}")
         return self.rule.judge([candidate - base for base, candidate in self._values(0)])
 
     def text(self, form: str = "simple") -> str:
-        """Return the table, the rule and notes; `form`: of tabulate."""
+        """Return the verdict, the table, the rule and notes. `form` is a table format of tabulate."""
         lines = [f"{self.judgement.text[:1].upper()}{self.judgement.text[1:]}.", ""]
         if self.rule is not None:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
-            lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
-            error = f"error {2 * self.rule.level:.2g}, all looks together"
-            lines.append(f"Interval of the loss: {error}; of time and memory: {CONFIDENCE:.0%}.")
+            lines.append(f"{self.rule.describe(self.number)}; {with_count(len(self.pairs), 'pair')} trained.")
+            error = f"error {2 * self.rule.level:.2g} for all looks together"
+            lines.append(f"Interval of the loss: {error}; intervals of time and memory: {CONFIDENCE:.0%}.")
             if self.pairs:
-                lines.append(f"All intervals hold {assumption(len(self.pairs))}.")
+                lines.append(f"All intervals are valid {assumption(len(self.pairs))}.")
         return "\n".join([*lines, *self.notes])
 
     def record(self) -> dict[str, Any]:
-        """Return verdict, exit status, losses, and intervals [value, low, high]: docs/agents.md has the keys."""
-        intervals = {key: list(found.record().values()) if found else None for key, found in self._intervals().items()}
+        """Return the verdict, the exit status, the losses, and intervals as [value, low, high].
+
+        docs/trials.md explains the keys.
+        """
+        intervals = {
+            key: list(interval.record().values()) if interval else None for key, interval in self._intervals().items()
+        }
         means = np.mean(self._values(0), axis=0).tolist() if self._values(0) else [None, None]
         verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))
         rows = zip(self.trial.revisions.values(), means, verdicts, strict=True)
@@ -88,21 +93,26 @@ class TrialTable:
         }
 
     def _values(self, number: int) -> list[tuple[float, float]]:
-        """Return a value of base and candidate in each pair where both are known and finite."""
-        both = ((base[number], candidate[number]) for base, candidate in self.pairs)
-        return [(base, candidate) for base, candidate in both if base and candidate and math.isfinite(base + candidate)]
+        """Return one value of the base and the candidate for each pair in which both are known and finite.
+
+        `number` is the index of the value in SideRun.
+        """
+        pairs = ((base[number], candidate[number]) for base, candidate in self.pairs)
+        return [
+            (base, candidate) for base, candidate in pairs if base and candidate and math.isfinite(base + candidate)
+        ]
 
     def _intervals(self) -> dict[str, Interval | None]:
-        """Return the loss's difference, and geometric means over the pairs of the ratios of time and memory."""
-        found: dict[str, Interval | None] = {ROWS[0][1]: self.judgement.difference}
+        """Return the difference of the loss, and the geometric means of the ratios of time and memory."""
+        intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgement.difference}
         for _, key, number, *_ in ROWS[1:]:
-            found[key] = None
+            intervals[key] = None
             if values := self._values(number):
                 logarithms = np.array([math.log(candidate / base) for base, candidate in values])
                 ratio = student_interval(*mean_and_error(logarithms), len(values) - 1)
                 low, high = (None if bound is None else math.exp(bound) for bound in (ratio.low, ratio.high))
-                found[key] = Interval(value=math.exp(ratio.value), low=low, high=high)
-        return found
+                intervals[key] = Interval(value=math.exp(ratio.value), low=low, high=high)
+        return intervals
 
     def _rows(self) -> list[list[str]]:
         rows = []

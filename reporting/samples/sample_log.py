@@ -1,4 +1,4 @@
-"""Sample log, `samples.jsonl`: what each checkpoint generated, and its log-probabilities of a held-out text."""
+"""The sample log, `samples.jsonl`: what each checkpoint generated, and its log-probabilities of a held-out text."""
 
 import math
 from collections.abc import Sequence
@@ -34,15 +34,17 @@ from training.telemetry.metrics_log import SAMPLES, read_starts
 
 Item = TypeVar("Item")
 SPLIT = "validation"
-TEXT_TOKENS = 512  # of the held-out text that are predicted
+TEXT_TOKENS = 512  # length of the held-out text that each checkpoint predicts
 SEED, TOP_K = 0, 25
 PROMPTS, PROMPT_CHARACTERS = 6, 32
-PROMPT_TOKENS = 1 << 16  # of held-out text, from which prompts are taken
-DECIMALS = 3  # of log-probabilities
+PROMPT_TOKENS = 1 << 16  # prompts are taken from this number of held-out tokens
+DECIMALS = 3  # of recorded log-probabilities
 
 
 @attrs.frozen(kw_only=True)
 class Said:
+    """A continuation of a prompt. The names of the fields are keys in `samples.jsonl`."""
+
     prompt: str
     temperature: float  # 0: the most likely token each time
     text: str
@@ -54,33 +56,36 @@ class HeldOutText:
 
     source: str  # where its tokens were read
     ids: list[int]
-    tokens: list[str]  # the bytes of each, as Latin-1; in older lines "" for a special token
-    window: int  # tokens that are predicted together: the first of each window has no context but one token
-    special: list[int] = attrs.field(factory=list)  # those of the ids that are special tokens, ascending
+    tokens: list[str]  # the bytes of each token, decoded as Latin-1; older lines have "" for a special token
+    window: int  # tokens that are predicted together; the first prediction in a window sees only one token before it
+    special: list[int] = attrs.field(factory=list)  # the ids in `ids` that are special tokens, ascending
 
 
 @attrs.frozen(kw_only=True)
 class CheckpointSample:
-    """One line: a checkpoint's samples. Its first token of the text is not predicted."""
+    """One line of the log: the samples of one checkpoint."""
 
     step: int
     name: str
     weights_sha256: str
-    starts: int  # jobs that had begun when it was recorded: a later one may supersede it
+    starts: int  # number of the run's jobs when this line was recorded: a later job may replace the checkpoint
     said: list[Said]
-    held_out: HeldOutText | None  # None: the run's tokens were not at hand
-    log_probabilities: list[float | None] | None  # nats of ids 1, 2, ...; None where not finite
+    held_out: HeldOutText | None  # None if the run's tokens could not be read
+    log_probabilities: list[float | None] | None  # nats, of ids 1, 2, ... (id 0 is not predicted); None if not finite
     problem: str | None = None  # why there is nothing to show
 
     @property
     def mean_nats(self) -> float | None:
-        """Mean surprise of the text's tokens, in nats; None where none is known."""
-        known = [value for value in self.log_probabilities or [] if value is not None]
-        return -math.fsum(known) / len(known) if known else None
+        """The mean surprise of the text's tokens, in nats; None if no log-probability was recorded."""
+        finite = [value for value in self.log_probabilities or [] if value is not None]
+        return -math.fsum(finite) / len(finite) if finite else None
 
 
 def read_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
-    """Return a run's samples by step, without superseded ones, and the log. Raises BadInput if it is unreadable."""
+    """Return a run's samples in the order of steps, and the lines of the log.
+
+    Samples of checkpoints that a later job has replaced are left out. Raise BadInput if the log cannot be read.
+    """
     lines = read_json_lines(run / SAMPLES, _parsed)
     starts = read_starts(run) if lines.records else []
     weights = weights_on_disk(run) if lines.records else {}
@@ -94,32 +99,40 @@ def read_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
 
 
 def spaced(items: Sequence[Item], most: int) -> list[Item]:
-    """Return at most so many of the items, evenly spaced, the first and the last among them."""
+    """Return at most `most` of the items, evenly spaced, including the first and the last."""
     chosen = np.linspace(0, len(items) - 1, min(most, len(items))).round()
     return [items[int(number)] for number in chosen]
 
 
 def weights_on_disk(run: Path) -> dict[str, str]:
-    """Return the sha256 of each checkpoint's weights by its manifest, without those just deleted or damaged."""
+    """Return the sha256 of each checkpoint's weights, as its manifest has it.
+
+    Checkpoints that are damaged or are just being deleted are left out.
+    """
     checkpoints = checkpoints_by_step(checkpoints_of(run))
     digests = {name_of(step): weights_digest(checkpoint) for step, checkpoint in checkpoints.items()}
     return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def record_samples(run: Path) -> list[str]:
-    """Record samples that are missing, the newest and the best checkpoint first, unless another does; return notes."""
+    """Record the samples that are missing, and return notes.
+
+    The newest and the best checkpoint come first. If another process is recording samples of this run, do nothing.
+    """
     text, notes = _held_out_tokens(run)
     if not _missing(run, text):
         if not weights_on_disk(run) and not read_samples(run)[0]:
             notes.append(
-                f"{checkpoints_of(run)}: no checkpoint on this disk, so no samples; report where the run is trained"
+                f"{checkpoints_of(run)}: no checkpoint on this disk, so there are no samples; "
+                "run report.py on the machine that trains the run"
             )
         return notes
     path = run / SAMPLES
     try:
         with writing(path), closing(JsonLog(path)) as log:
-            lock(log.file, path, f"{path}: another report is recording samples; this one shows those that are there")
-            for name in _missing(run, text):  # another process may have recorded some
+            contention = f"{path}: another report.py is recording samples; this page shows those recorded so far"
+            lock(log.file, path, contention)
+            for name in _missing(run, text):  # list them again, because another process may have recorded some
                 starts = len(read_starts(run))
                 try:
                     if (sample := _sample(run, name, text, starts)) is not None:
@@ -131,35 +144,37 @@ def record_samples(run: Path) -> list[str]:
     return notes
 
 
-def lacks_samples(run: Path) -> bool:
+def has_missing_samples(run: Path) -> bool:
+    """Return whether `record_samples` would have checkpoints to sample."""
     return bool(_missing(run, _held_out_tokens(run)[0]))
 
 
 def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
-    """Return a line as a sample; None, or ValueError, for a damaged one."""
+    """Return a line of the log as a sample. For a damaged line, return None or raise ValueError."""
     sample = structured(record, CheckpointSample, unknown_keys=True)
     if not 0 <= sample.step <= LARGEST_INTEGER or sample.starts < 0:
         return None
     text, values = sample.held_out, sample.log_probabilities or []
-    # fp32 may round to a little above 0
+    # A log-probability is at most 0, but fp32 may round to slightly more.
     if not all(value is None or value < 1 for value in values):
         return None
     if text is None:
         return sample
-    whole = len(text.ids) == len(text.tokens) and len(values) == len(text.ids) - 1 and text.window > 0
-    if not whole or any(max(token, default="") > "\xff" for token in text.tokens):
+    complete = len(text.ids) == len(text.tokens) and len(values) == len(text.ids) - 1 and text.window > 0
+    if not complete or any(max(token, default="") > "\xff" for token in text.tokens):
         return None
-    source = ": ".join(Path(part).name for part in text.source.split(": "))  # no folders: the page may be published
+    # Remove folders from the source, because the page may be published.
+    source = ": ".join(Path(part).name for part in text.source.split(": "))
     return attrs.evolve(sample, held_out=attrs.evolve(text, source=source))
 
 
 def _missing(run: Path, text: Range | None) -> list[str]:
-    """Return the names of checkpoints to sample, in order of interest."""
-    known = {sample.name: sample for sample in read_samples(run)[0]}
-    done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
+    """Return the names of the checkpoints to sample: the newest and the best first, then from new to old."""
+    samples = {sample.name: sample for sample in read_samples(run)[0]}
+    done = {name for name, sample in samples.items() if sample.held_out is not None or text is None or sample.problem}
     names = [name for name, weights in weights_on_disk(run).items() if name not in done]
     best = None
-    with suppress(BadInput):  # of a damaged checkpoint: the others are sampled all the same
+    with suppress(BadInput):  # even if the best checkpoint is damaged, the rest can be sampled
         if (step := linked_step(checkpoints_of(run), "best")) is not None:
             best = name_of(step)
     newest_first = sorted(names, reverse=True)
@@ -167,10 +182,10 @@ def _missing(run: Path, text: Range | None) -> list[str]:
 
 
 def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
-    """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
-    record, job, _ = read_resolved(run)  # its notes are those of the history
+    """Return the first tokens of the run's validation stream, or None and a note if they cannot be read."""
+    record, job, _ = read_resolved(run)  # without its notes: the run's history has them already
     start, vocabulary = (0, 0) if record is None else (record.train.validation.start_val_token, record.model.vocab_size)
-    problem = f"{run / RESOLVED}: names no token files"
+    problem = f"{run / RESOLVED}: lists no token files"
     for directory in job.token_directories:
         try:
             stream = open_split(directory, SPLIT)
@@ -179,16 +194,19 @@ def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
             continue
         count = min(stream.length - start - 1, TEXT_TOKENS)
         if count > 0 and record is not None and not _is_of(record, directory):
-            problem = f"{directory.name}: holds other tokens now than those that the run was validated on"
+            problem = f"{directory.name}: the token files have changed since the run was validated on them"
         elif count > 0:
             if max(stream.read(start, count + 1)) < vocabulary:
                 return Range(directory=directory, split=SPLIT, start=start, count=count), []
-            problem = f"{directory.name}: holds ids beyond the vocabulary of {vocabulary:,}: not the run's tokens"
-    return None, [f"no held-out text, so no log-probabilities: {problem}"]
+            problem = f"{directory.name}: has ids beyond the vocabulary of {vocabulary:,}, so it is not the run's data"
+    return None, [f"no held-out text, so there are no log-probabilities: {problem}"]
 
 
 def _is_of(record: RunRecord, directory: Path) -> bool:
-    """Tell whether a directory still holds a run's tokens, as far as its manifest tells; without one, it is assumed."""
+    """Return whether a directory still holds a run's tokens, according to its manifest.
+
+    Without a manifest, assume that it does.
+    """
     if read_manifest(directory) is None:
         return True
     streams = [stream for stream in record.validation_streams or record.train_streams if stream.sha256 or stream.plan]
@@ -196,9 +214,10 @@ def _is_of(record: RunRecord, directory: Path) -> bool:
 
 
 def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
-    """Return the beginnings of lines of the held-out text, evenly spaced; none without it.
+    """Return prompts from the held-out text, evenly spaced; none if there is no such text.
 
-    Of conversations: the beginnings of rows up to the first answer, with the ids that the model was trained on.
+    A prompt is the beginning of a line. In conversations it is the beginning of a row up to the first answer, with the
+    same ids that the model was trained on.
     """
     if text is None:
         return []
@@ -213,60 +232,64 @@ def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
 
 
 def _questions(trained: Trained, stream: TokenStream, span: range) -> list[AskedPrompt]:
-    """Return the first question of each row of conversations in a part of a stream, each once."""
+    """Return the first question of each row of conversations in a part of a stream, without repetitions."""
     length = stream.context_length
     assert length is not None
-    found: dict[str, AskedPrompt] = {}
+    questions: dict[str, AskedPrompt] = {}
     for start in range(-(-span.start // length) * length, span.stop - length + 1, length):
         weights = np.empty(length, np.uint8)
         stream.read_weights_into(weights, start)
-        first = int(weights.argmax())  # token that counts; before it is the question
+        first = int(weights.argmax())  # the first token that adds to the loss; the question ends before it
         if weights[first] and first > 0:
             ids = stream.read(start, first).tolist()
             shown = trained.decode(ids)
-            found.setdefault(shown, AskedPrompt(shown, ids))
-    return [*found.values()]
+            questions.setdefault(shown, AskedPrompt(shown, ids))
+    return [*questions.values()]
 
 
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return the bytes of ids as a sample has them: as Latin-1, special tokens spelled."""
+    """Return the text of each id as a sample stores it: its bytes decoded as Latin-1, or a special token's name."""
     return [tokenizer.spell(token).decode("latin-1") for token in ids]
 
 
 def special_among(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Return the ids of special tokens that occur in `ids`, ascending."""
     return sorted({*ids} & {*tokenizer.special_tokens.values()})
 
 
 def _sample(run: Path, name: str, text: Range | None, starts: int) -> CheckpointSample | None:
-    """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
+    """Return the samples of one checkpoint, or None if it was deleted meanwhile.
+
+    Raise BadInput if the checkpoint cannot be read.
+    """
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
     directory = checkpoints_of(run)
     path = checkpoints_by_step(directory).get(step_of(name), directory / name)
-    wanted = weights_on_disk(run).get(name)
+    expected_sha256 = weights_on_disk(run).get(name)
     try:
         trained = load(ModelLocation(path, run, run), None, ranks.device)
         prompts = held_out_prompts(trained, text)
-        if wanted is None or sha256(path / WEIGHTS) != wanted:
-            raise BadInput(f"{path / WEIGHTS}: damaged: its sha256 is not the one in its manifest")
-    except Exception as error:  # safetensors' own, FileNotFoundError, BadInput: of a checkpoint that is going, any
-        if weights_on_disk(run).get(name) != wanted or wanted is None:
+        if expected_sha256 is None or sha256(path / WEIGHTS) != expected_sha256:
+            raise BadInput(f"{path / WEIGHTS}: damaged: its sha256 differs from the one in its manifest")
+    except Exception as error:  # reading a checkpoint that is being deleted can raise anything, also from safetensors
+        if weights_on_disk(run).get(name) != expected_sha256 or expected_sha256 is None:
             return None
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path}: cannot be read: {error}") from error
-    # before the network is laid out for generation
+    # Measure first, because `smoke` changes the layout of the network for generation.
     held_out, values = (None, None) if text is None else _measure(trained, text, ranks)
-    said, problem = [], None
+    continuations, problem = [], None
     try:
-        said = smoke(trained, prompts, None, Sampling(top_k=TOP_K, seed=SEED), ranks)
-    except BadInput as error:  # logits that are not finite
+        continuations = smoke(trained, prompts, None, Sampling(top_k=TOP_K, seed=SEED), ranks)
+    except BadInput as error:  # the logits are not finite
         problem = str(error)
     return CheckpointSample(
         step=step_of(name),
         name=name,
-        weights_sha256=wanted,
+        weights_sha256=expected_sha256,
         starts=starts,
-        said=[Said(prompt=one.prompt, temperature=one.temperature, text=one.text) for one in said],
+        said=[Said(prompt=text.prompt, temperature=text.temperature, text=text.text) for text in continuations],
         held_out=held_out,
         log_probabilities=values,
         problem=problem,

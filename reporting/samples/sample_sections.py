@@ -1,4 +1,4 @@
-"""Sections of a report on checkpoints: continuations of prompts, and the heat map of a held-out text."""
+"""The sections of a report about checkpoints: continuations of prompts, and the heat map of a held-out text."""
 
 import math
 import unicodedata
@@ -15,25 +15,28 @@ from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_sam
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.supervision.run_lock import is_locked
 
-MOST_SHOWN = 12  # checkpoints in the gallery; all of them are in samples.jsonl
-MOST_LISTED = 40  # checkpoints whose means are listed, of all runs together
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # lower bounds of the colours of a difference, either way
-# Why a run is left out.
+MOST_SHOWN = 12  # checkpoints in the gallery; samples.jsonl has all of them
+MOST_LISTED = 40  # checkpoints whose means are listed, for all runs together
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # lower bounds of the colours of a difference, better or worse
+# Reasons for leaving out a run.
 NOT_RECORDED = "no log-probabilities are recorded for it"
-OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context"
+OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context length"
 NAMED = {"\n": "↵\n", "\t": "⇥\t", "\r": "␍", " ": " "}
 
-Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # with its label
-Values: TypeAlias = Sequence[float | None]  # nats, by token; None: not predicted, or not finite
+Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # a label and the samples
+Values: TypeAlias = Sequence[float | None]  # nats, by token; None if the token is not predicted or not finite
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Markup], list[str | Notice]]:
-    """Return sections by title, and notes; first `record` what is missing. Raises BadInput for an unreadable log."""
+    """Return the sections by title, and notes. If `record`, record missing samples first.
+
+    Raise BadInput if a sample log cannot be read.
+    """
     notes: list[str | Notice] = [note for run in runs for note in record_samples(run)] if record else []
     samples = []
     for name, run in zip(run_names(runs), runs, strict=True):
-        found, lines = read_samples(run)
-        samples.append((name, found))
+        run_samples, lines = read_samples(run)
+        samples.append((name, run_samples))
         notes += lines.notes(growing=is_locked(run))
     missing = render("reporting/templates/missing_samples.html", notes=notes) if notes else None
     parts = {"Samples": gallery(samples), "Log-probabilities": heat_map(samples), "Missing samples": missing}
@@ -41,14 +44,16 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Ma
 
 
 def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup | None:
-    """Return the continuations of named runs as HTML, by prompt; None where there are none."""
-    said = [_labelled(name, [sample for sample in samples if sample.said], len(runs)) for name, samples in runs]
-    rows = [row for of_run in said for row in spaced(of_run, max(2, MOST_SHOWN // len(runs)))]
+    """Return the continuations of named runs as HTML, by prompt, or None if there are none."""
+    checkpoints_by_run = [
+        _labelled(name, [sample for sample in samples if sample.said], len(runs)) for name, samples in runs
+    ]
+    rows = [row for checkpoints in checkpoints_by_run for row in spaced(checkpoints, max(2, MOST_SHOWN // len(runs)))]
     if not rows:
         return None
     return render(
         "reporting/templates/gallery.html",
-        prompts=list(dict.fromkeys(one.prompt for _, sample in rows for one in sample.said)),
+        prompts=list(dict.fromkeys(answer.prompt for _, sample in rows for answer in sample.said)),
         rows=rows,
         problems=[(name, sample) for name, samples in runs for sample in samples if sample.problem],
         count=sum(len(samples) for _, samples in runs),
@@ -56,40 +61,44 @@ def gallery(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup | 
 
 
 def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup | None:
-    """Return the heat map of named runs as HTML; None where there is nothing to show.
+    """Return the heat map of named runs as HTML, or None if there is nothing to show.
 
-    Two views: the last checkpoint of the first run that has a text, and its difference from the first checkpoint, or
-    that of a second run on the same text from it. A line names the runs that are left out, and why.
+    It has two views: the last checkpoint of the first run that has a text, and a difference. With a second run on the
+    same text, the difference is between the last checkpoints of both runs, otherwise between the first run's last and
+    first checkpoints. A line names the runs that are left out, and the reason.
     """
     usable = {name: [sample for sample in samples if sample.log_probabilities] for name, samples in runs}
     text = next((samples[-1].held_out for samples in usable.values() if samples), None)
     if text is None:
         return None
-    same = {name: [one for one in samples if _is_same(one.held_out, text)] for name, samples in usable.items()}
-    first, *others = [_labelled(name, samples, len(runs)) for name, samples in same.items() if samples]
+    comparable = {
+        name: [sample for sample in samples if _is_same(sample.held_out, text)] for name, samples in usable.items()
+    }
+    first, *more_runs = [_labelled(name, samples, len(runs)) for name, samples in comparable.items() if samples]
     views = [(first[-1][0], _values(first[-1]))]
-    if others or len(first) > 1:
-        views.append(_difference(others[0][-1], first[-1]) if others else _difference(first[-1], first[0]))
+    if more_runs or len(first) > 1:
+        views.append(_difference(more_runs[0][-1], first[-1]) if more_runs else _difference(first[-1], first[0]))
     return render(
         "reporting/templates/heat_map.html",
         text=text,
         labels=[label for label, _ in views],
         cells=[cell(text, at, [values[at] for _, values in views]) for at in range(len(text.ids))],
-        left_out=[(name, OTHER_TEXT if usable[name] else NOT_RECORDED) for name in same if not same[name]],
+        left_out=[(name, OTHER_TEXT if usable[name] else NOT_RECORDED) for name in comparable if not comparable[name]],
         legend=HEAT_LEGEND,
         difference_nats=DIFFERENCE_NATS,
         means=[
             (label, sample.mean_nats)
-            for of_run in (first, *others)
-            for label, sample in spaced(of_run, max(2, MOST_LISTED // len(runs)))
+            for checkpoints in (first, *more_runs)
+            for label, sample in spaced(checkpoints, max(2, MOST_LISTED // len(runs)))
         ],
     )
 
 
 def token_text(token: str, *, special: bool = False) -> tuple[str, str]:
-    """Return a token, given as bytes in Latin-1, for people; and "text", "space", "bytes" (no UTF-8) or "end".
+    """Return how the page shows a token, and its kind: "text", "space", "bytes" (not UTF-8) or "end".
 
-    The last is a special token, as the end of a text or of a turn; "" is the end of text in a line of older versions.
+    `token` has the token's bytes, decoded as Latin-1. "end" is a special token, such as the end of a text or of a turn;
+    logs of older versions have "" for the end of a text.
     """
     content = token.encode("latin-1")
     if not content:
@@ -107,36 +116,37 @@ def _labelled(name: str, samples: Sequence[CheckpointSample], runs: int) -> list
     return [(f"{name}, step {sample.step:,}" if runs > 1 else f"step {sample.step:,}", sample) for sample in samples]
 
 
-def _is_same(one: HeldOutText | None, other: HeldOutText) -> bool:
-    """Tell whether checkpoints predicted the same tokens, each from as many before it."""
-    if one is None or (one.ids, one.window) != (other.ids, other.window):
+def _is_same(text: HeldOutText | None, reference: HeldOutText) -> bool:
+    """Return whether two texts have the same tokens and windows, so that their predictions can be compared."""
+    if text is None or (text.ids, text.window) != (reference.ids, reference.window):
         return False
     # An older version stored "" for each special token.
-    return all(a == b or "" in (a, b) for a, b in zip(one.tokens, other.tokens, strict=True))
+    return all(a == b or "" in (a, b) for a, b in zip(text.tokens, reference.tokens, strict=True))
 
 
 def _values(checkpoint: Checkpoint) -> Values:
     return [None, *(checkpoint[1].log_probabilities or [])]  # nothing predicts the first token
 
 
-def _difference(one: Checkpoint, other: Checkpoint) -> tuple[str, Values]:
-    pairs = zip(_values(one), _values(other), strict=True)
+def _difference(first: Checkpoint, second: Checkpoint) -> tuple[str, Values]:
+    pairs = zip(_values(first), _values(second), strict=True)
     values = [None if a is None or b is None else a - b for a, b in pairs]
-    return f"{one[0]} against {other[0]}", values
+    return f"{first[0]} against {second[0]}", values
 
 
 def cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
-    """Return a token as the page has it: its text, CSS classes, and words under the pointer with each view's value.
+    """Return what the page needs to show a token: its text, CSS classes, and a description with the value in each view.
 
-    Colours: p0 (expected) to p8; a1 to a5 where the first checkpoint is better, b1 to b5 where it is worse.
+    The classes of colours are p0 (expected) to p8, a1 to a5 if the first checkpoint is better, and b1 to b5 if it is
+    worse.
     """
     shown, kind = token_text(text.tokens[at], special=text.ids[at] in text.special)
     if not text.tokens[at] and len({token for token, name in zip(text.ids, text.tokens, strict=True) if not name}) > 1:
-        shown = f"<|id {text.ids[at]}|>"  # older versions did not spell turn tokens
+        shown = f"<|id {text.ids[at]}|>"  # older versions did not record the names of turn tokens
     starts_window = (at - 1) % text.window == 0 and at > 0
     about = [f"{shown.strip() or repr(shown)}  token {at} of {len(text.ids) - 1}, id {text.ids[at]}"]
-    about += ["not predicted: nothing is before it"] if at == 0 else []
-    about += [f"first of a window of {text.window}: predicted from one token"] if starts_window else []
+    about += ["not predicted: no token comes before it"] if at == 0 else []
+    about += [f"first in a window of {text.window} tokens: predicted from one token"] if starts_window else []
     classes = [*([] if kind == "text" else [kind]), *(["w"] if starts_window else [])]
     for view, value in enumerate(values if at else ()):
         if value is None:
@@ -155,6 +165,6 @@ def _visible(character: str) -> str:
     if character in NAMED:
         return NAMED[character]
     if ord(character) < 0x20:
-        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+        return chr(0x2400 + ord(character))  # Unicode's symbol for this control character
     invisible = unicodedata.category(character)[0] in "CZ" or unicodedata.combining(character)
     return f"⟨U+{ord(character):04X}⟩" if invisible else character

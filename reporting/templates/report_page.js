@@ -1,13 +1,14 @@
-// Reading and zooming of the charts; the page is whole without it.
+// Show the values under the pointer and zoom into charts. Without this script the page still shows everything.
 document.body.classList.add("with-script");
-const SIZE = 10000, FARTHEST = 1e5 * SIZE, LAST_SHARE = 0.96, MOST_TOLD = 8; // as in line_chart.py and chart_scale.py
+const SIZE = 10000, FARTHEST = 1e5 * SIZE, LAST_SHARE = 0.96; // as in line_chart.py and chart_scale.py
+const MOST_LISTED = 8; // curves whose values are shown next to the pointer
 
 function ticks(low, high) {
   const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough));
   const step = unit * [1, 2, 2.5, 5, 10].find(factor => unit * factor >= rough * (1 - 1e-9));
-  const found = [];
-  for (let number = Math.ceil(low / step - 1e-9); number * step <= high * (1 + 1e-12); number++) found.push(number * step);
-  return found;
+  const values = [];
+  for (let number = Math.ceil(low / step - 1e-9); number * step <= high * (1 + 1e-12); number++) values.push(number * step);
+  return values;
 }
 
 function short(value) {
@@ -16,7 +17,7 @@ function short(value) {
   return String(+value.toPrecision(5));
 }
 
-// A value that was read from the drawing, with the digits that the drawing's units have.
+// Format a value that was read from the drawing, with no more digits than the drawing's units can resolve.
 function read(value, low, high) {
   const unit = 10 ** Math.ceil(Math.log10((high - low) / SIZE));
   return short(Math.round(value / unit) * unit);
@@ -32,13 +33,13 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const fromY = value => (1 - (log ? Math.log(value / y0) / Math.log(y1 / y0) : (value - y0) / (y1 - y0))) * SIZE;
   const lines = [...figure.querySelectorAll(".line")].map(path => ({
     name: path.dataset.name, average: path.classList.contains("bold"),
-    points: [...path.getAttribute("d").matchAll(/[ML](-?\d+) (-?\d+)/g)].map(found => [+found[1], +found[2]]),
+    points: [...path.getAttribute("d").matchAll(/[ML](-?\d+) (-?\d+)/g)].map(match => [+match[1], +match[2]]),
   }));
   const readX = place => logX ? short(toX(place)) : read(toX(place), x0, x1), readY = place => log ? short(toY(place)) : read(toY(place), y0, y1);
-  const whole = [0, 0, SIZE, SIZE];
-  let view = whole, from = null;
-  const ours = kind => document.createElementNS("http://www.w3.org/2000/svg", kind);
-  const cursor = ours("path"), area = ours("rect"), values = document.createElement("div");
+  const fullView = [0, 0, SIZE, SIZE];
+  let view = fullView, from = null;
+  const svgElement = kind => document.createElementNS("http://www.w3.org/2000/svg", kind);
+  const cursor = svgElement("path"), area = svgElement("rect"), values = document.createElement("div");
   cursor.setAttribute("class", "cursor");
   area.setAttribute("class", "zoomed");
   values.className = "values";
@@ -50,8 +51,8 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const box = svg.getBoundingClientRect();
     return view[0] + Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)) * view[2];
   };
-  function show(to) {
-    view = to;
+  function show(newView) {
+    view = newView;
     svg.setAttribute("viewBox", view.join(" "));
     const label = (holder, marks, side, share) => holder.replaceChildren(...marks.map(value => {
       const span = document.createElement("span");
@@ -67,24 +68,24 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     figure.querySelector(".grid").setAttribute("d", marks.map(value => `M0 ${fromY(value)}H${SIZE}`).join(""));
   }
   function zoom(first, last) {
-    const seen = lines.flatMap(line => line.points.filter(([x]) => x >= first && x <= last).map(([, y]) => y));
-    if (last - first < SIZE / 500 || !seen.length) return;
-    const top = Math.min(...seen), bottom = Math.max(...seen), margin = Math.max(20, (bottom - top) * 0.05);
+    const heights = lines.flatMap(line => line.points.filter(([x]) => x >= first && x <= last).map(([, y]) => y));
+    if (last - first < SIZE / 500 || !heights.length) return;
+    const top = Math.min(...heights), bottom = Math.max(...heights), margin = Math.max(20, (bottom - top) * 0.05);
     show([first, top - margin, last - first, bottom - top + 2 * margin]);
   }
   svg.addEventListener("pointermove", event => {
-    const at = place(event), told = [], box = svg.getBoundingClientRect();
+    const at = place(event), rows = [], box = svg.getBoundingClientRect();
     const height = view[1] + (event.clientY - box.top) / box.height * view[3];
     const nearest = lines.filter(line => line.points.length).map(line => [line, line.points.reduce(
-      (best, one) => Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best)]);
-    if (nearest.length > MOST_TOLD) nearest.sort(([, one], [, other]) => Math.abs(one[1] - height) - Math.abs(other[1] - height));
-    for (const [line, point] of nearest.slice(0, MOST_TOLD)) {
+      (best, point) => Math.abs(point[0] - at) < Math.abs(best[0] - at) ? point : best)]);
+    if (nearest.length > MOST_LISTED) nearest.sort(([, a], [, b]) => Math.abs(a[1] - height) - Math.abs(b[1] - height));
+    for (const [line, point] of nearest.slice(0, MOST_LISTED)) {
       const outside = Math.abs(point[1]) >= FARTHEST ? "beyond " : "", near = Math.abs(point[0] - at) < view[2] / 100;
       const where = line.average && near ? "" : ` at ${readX(point[0])}`;
-      told.push(`${line.name}${where}: ${outside}${readY(point[1])}`);
+      rows.push(`${line.name}${where}: ${outside}${readY(point[1])}`);
     }
     cursor.setAttribute("d", `M${at} ${view[1]}v${view[3]}`);
-    values.textContent = [`${axis} ${readX(at)}`, ...told].join("\n");
+    values.textContent = [`${axis} ${readX(at)}`, ...rows].join("\n");
     values.hidden = false;
     if (from !== null) {
       area.setAttribute("x", Math.min(from, at));
@@ -107,5 +108,5 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     values.hidden = true;
     cursor.setAttribute("d", "");
   });
-  svg.addEventListener("dblclick", () => show(whole));
+  svg.addEventListener("dblclick", () => show(fullView));
 }

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in `tensorboard/` of the run directory; scalars are float64 tensors, exact."""
+"""TensorBoard: an event file in `tensorboard/` of the run directory. Scalars are float64 tensors, so they are exact."""
 
 import json
 import os
@@ -22,18 +22,21 @@ from common.files import writing
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 FOLDER = "tensorboard"
-CONFIG, HEAD_BYTES = "config", 256  # name of the text that begins a file, and where it lies
+CONFIG, HEAD_BYTES = "config", 256  # name of the first text in a file, and the number of bytes in which it occurs
 SCALAR = scalars.create_summary_metadata(display_name="", description="")
 TEXT = texts.create_summary_metadata(display_name="", description="")
 
 
 class TensorBoardEvents(Store):
-    """Event file of one run; a new file where data is written anew, because TensorBoard follows appends only."""
+    """The event file of one run.
+
+    If all rows are sent again, they are written to a new file, because TensorBoard only notices appended data.
+    """
 
     def __init__(self, run: TrackedRun):
         self._folder, self._config = run.directory / FOLDER, run.config
 
-    def held(self) -> Any:
+    def fingerprint(self) -> Any:
         return [[path.name, path.stat().st_size] for path in self._files()]
 
     def begin(self, version: int) -> None:
@@ -55,7 +58,7 @@ class TensorBoardEvents(Store):
         self._write(self._files()[-1], events)
 
     def _files(self) -> list[Path]:
-        """Return the files of replays: others in the folder are the user's."""
+        """Return the event files that this class wrote. Other files in the folder belong to the user."""
         return sorted(path for path in self._folder.glob("events.out.tfevents.*") if _is_ours(path))
 
     def _write(self, path: Path, events: Sequence[Any]) -> None:
@@ -68,7 +71,10 @@ class TensorBoardEvents(Store):
 
 
 def _is_ours(path: Path) -> bool:
-    """Tell whether `begin` wrote an event file: by its name, and its first text; a kill may have left it empty."""
+    """Return whether `begin` wrote an event file, judged by its name and its first text.
+
+    A file is empty if the process was killed before it wrote anything.
+    """
     if not re.fullmatch(r"events\.out\.tfevents\.\d{19}\.v\d+", path.name) or not path.is_file():
         return False
     with path.open("rb") as file:

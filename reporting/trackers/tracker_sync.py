@@ -1,4 +1,7 @@
-"""Replay of a run's metrics to an experiment tracker: new rows appended, or all anew where sent ones differ."""
+"""Sends a run's metrics to an experiment tracker: new rows are appended.
+
+If rows that were already sent have changed, for example after a restart from a checkpoint, all rows are sent again.
+"""
 
 import hashlib
 import json
@@ -35,34 +38,41 @@ from training.telemetry.metrics_log import (
 
 NUMBERS = (*LOGGED, Metric.VALIDATION_LOSS, Metric.ELAPSED_SECONDS, Metric.SKIPPED_STEPS)
 IDENTITY_CHARACTERS = 16
-ROWS = 1000  # stored for good at a time
+ROWS = 1000  # written to a tracker at a time
 
 
 @attrs.frozen(kw_only=True)
 class TrackedRow:
-    """All that is known of one step, and the events since the row before it: so a late event changes no earlier row."""
+    """All values of one step, and the events since the previous row.
+
+    Events belong to the row after them, so that a late event does not change a row that was already sent.
+    """
 
     step: int
     values: dict[str, float] = attrs.field(factory=dict)
     events: list[str] = attrs.field(factory=list)
-    time: float | None = None  # Unix time of its last record
+    time: float | None = None  # Unix time of the step's last record
 
 
 def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str, Any]]) -> list[TrackedRow]:
-    """Return the rows of measured steps. `lines`: all of the file, for the cost; `records`: those that count."""
+    """Return the rows of measured steps.
+
+    `lines` are all lines of the metrics file, from which the cost is computed. `records` are those that are still part
+    of the run, without steps that a later job repeated.
+    """
     seconds, usd = clock(lines)
     rows: dict[int, TrackedRow] = {}
-    events: list[str] = []  # that no row has yet
-    started = None  # Unix time at which the run had taken no seconds, by the last start
+    events: list[str] = []  # not yet part of a row
+    started = None  # Unix time of the last start, minus the seconds that the run had taken by then
     for record in records:
-        own = _unix_time(record.get("time"))
+        unix_time = _unix_time(record.get("time"))
         elapsed = record.get(Metric.ELAPSED_SECONDS)
-        if event_of(record) == RunEvent.START and own is not None and elapsed is not None:
-            started = own - elapsed
-        if own is None and started is not None and elapsed is not None:
-            own = started + elapsed
+        if event_of(record) == RunEvent.START and unix_time is not None and elapsed is not None:
+            started = unix_time - elapsed
+        if unix_time is None and started is not None and elapsed is not None:
+            unix_time = started + elapsed
         step = record.get("step", 0)
-        if event_of(record) == RunEvent.START and rows:  # what the job before has left stays with its last row
+        if event_of(record) == RunEvent.START and rows:  # the last events of the previous job belong to its last row
             rows[max(rows)].events.extend(events)
             events = []
         if event_of(record):
@@ -74,7 +84,7 @@ def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str,
         row.values.update(_numbers(record))
         if elapsed is not None and usd is not None:
             row.values["dollars"] = float(np.interp(elapsed, seconds, usd))
-        rows[row.step] = row if own is None else attrs.evolve(row, time=own)
+        rows[row.step] = row if unix_time is None else attrs.evolve(row, time=unix_time)
     ordered = [rows[step] for step in sorted(rows)]
     if ordered:
         ordered[-1].events.extend(events)
@@ -83,38 +93,41 @@ def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
+    """What a tracker needs to know about a run."""
+
     directory: Path
     name: str  # for people
     project: str
-    identity: str  # the same in every replay of the run
+    identity: str  # the same each time the run is sent
     version: int  # of the data that the tracker has, as in Store.begin
-    config: dict[str, Any]  # resolved.json; {} where there is none
+    config: dict[str, Any]  # resolved.json; {} without that file
 
 
 class Store(Protocol):
-    """A tracker's data of one run. Methods raise BadInput."""
+    """A tracker's data about one run. All methods raise BadInput if the tracker fails."""
 
-    at_once: ClassVar[bool] = True  # rows are stored for good when `append` returns; else when `close` does
+    at_once: ClassVar[bool] = True  # whether rows are stored durably when `append` returns, not only after `close`
 
     @property
     def grows(self) -> bool:
-        """True where `append` can add to the data that is there."""
+        """Whether `append` can add to the existing data."""
         return True
 
-    def held(self) -> Any:
-        """Return a JSON value that differs for different amounts of data, and for data in another place."""
+    def fingerprint(self) -> Any:
+        """Return a JSON value that depends on the amount of data and on the place where it is stored."""
 
     def begin(self, version: int) -> None:
-        """Discard the data, to be written anew; `version` rises where rows that were there have changed."""
+        """Discard the data, because all rows will be sent again. `version` increases if earlier rows have changed."""
 
     def append(self, rows: Sequence[TrackedRow]) -> None:
-        """Take rows of later steps."""
+        """Add rows of later steps."""
 
     def close(self) -> None:
-        """Store for good what was taken: nothing to do where rows are stored at once."""
+        """Store the added rows durably. With `at_once`, there is nothing to do."""
 
 
-TRACKERS = {  # by package, also a choice of report.py --to: the tested version, module and class of the Store
+# By package, which is also a choice of report.py --to: the tested version, and module and class of the Store.
+TRACKERS = {
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
     "trackio": ("0.43.0", "reporting.trackers.trackio_run", "TrackioRun"),
@@ -123,25 +136,28 @@ TRACKERS = {  # by package, also a choice of report.py --to: the tested version,
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """State file: the rows that a tracker holds."""
+    """The state file: which rows a tracker has."""
 
     identity: str = ""  # of the run
     version: int = attrs.field(default=0, validator=integer(0))
     rows: int = attrs.field(default=0, validator=integer(0))
     digest: str = ""  # sha256 of these rows
-    held: Any = None  # by the tracker's own data
+    held: Any = None  # Store.fingerprint after these rows
 
 
 class TrackerSync:
-    """Sends a run to one tracker. Each call of `advance` sends what is new; one replay of a run at a time."""
+    """Sends a run to one tracker. Each call of `advance` sends the new rows.
+
+    A lock makes sure that only one process sends a run to a tracker.
+    """
 
     def __init__(self, directory: Path, name: str, project: str):
-        """Raises BadInput where the tracker's package or the run is missing, or another replay is at work."""
+        """Raise BadInput if the run or the tracker's package is missing, or if another process is sending the run."""
         if not is_folder(directory):
-            raise BadInput(f"{directory}: no such run directory; wanted a folder with {METRICS}")
+            raise BadInput(f"{directory}: no such run directory; pass a folder that has a {METRICS}")
         self._directory, self._project, self._open = directory, project, store_of(name)
         self._state = directory / f".tracker-{name}.json"
-        contention = f"{directory}: another report.py --to {name} is at work; wait for it"
+        contention = f"{directory}: another report.py --to {name} is sending this run; wait until it has finished"
         self._lock = open_locked(directory / f".tracker-{name}.lock", contention)
         self._store: Store | None = None
         self._progress = Progress()
@@ -149,56 +165,62 @@ class TrackerSync:
             if self._state.is_file():
                 self._progress = structured(read_json(self._state), Progress)
         except (BadInput, ValueError) as error:
-            show(note(f"{self._state}: damaged, so the data is sent anew: {error}"))
+            show(note(f"{self._state}: damaged, so all data is sent again: {error}"))
 
     def advance(self) -> tuple[int, int]:
-        """Send new rows; return how many, and the total. Raises NotBegun without metrics, BadInput for the tracker."""
+        """Send new rows, and return their number and the number of all rows.
+
+        Raise NotBegun if the run has no metrics, and BadInput if the tracker fails.
+        """
         check_begun(self._directory)
-        running = is_locked(self._directory)  # before the look: what a job writes last is sent
+        running = is_locked(self._directory)  # check this before reading, so that the last lines of a job are sent
         lines = read_counted(self._directory).records
         rows = tracked_rows(lines, current_records(lines))
-        rows = rows[:-1] if running else rows  # the newest step waits for its other records
+        rows = rows[:-1] if running else rows  # more records of the newest step may follow, so it is sent later
         if not rows:
             return 0, 0
         if self._store is None:
             self._run = self._describe(lines)
             self._store = self._open(self._run)
-        begun = self._begun(self._store, rows)
-        digest = _add(hashlib.sha256(), rows[:begun])
-        for start in range(begun, len(rows), ROWS):
+        stored = self._stored_rows(self._store, rows)
+        digest = _add(hashlib.sha256(), rows[:stored])
+        for start in range(stored, len(rows), ROWS):
             stop = min(start + ROWS, len(rows))
             self._store.append(rows[start:stop])
             _add(digest, rows[start:stop])
-            held = self._store.held()
-            self._progress = attrs.evolve(self._progress, rows=stop, digest=digest.hexdigest(), held=held)
+            fingerprint = self._store.fingerprint()
+            self._progress = attrs.evolve(self._progress, rows=stop, digest=digest.hexdigest(), held=fingerprint)
             if self._store.at_once:
                 self._write_state()
-        return len(rows) - begun, len(rows)
+        return len(rows) - stored, len(rows)
 
     def close(self) -> None:
-        """Store for good what was sent. Raises BadInput where the tracker fails; a second call does nothing."""
+        """Store the sent rows durably. Raise BadInput if the tracker fails. A second call does nothing."""
         store, self._store = self._store, None
         try:
             if store is not None:
                 store.close()
-                if not store.at_once:  # else the state is that of the last append that succeeded
-                    self._progress = attrs.evolve(self._progress, held=store.held())
+                if not store.at_once:  # with at_once, the state was written after each successful append
+                    self._progress = attrs.evolve(self._progress, held=store.fingerprint())
                     self._write_state()
         finally:
             self._lock.close()
 
-    def _begun(self, store: Store, rows: Sequence[TrackedRow]) -> int:
-        """Return how many rows the tracker holds, after it has discarded its data where they are others."""
-        before = self._progress
-        same_run = before.identity == self._run.identity
-        digest = _add(hashlib.sha256(), rows[: before.rows]).hexdigest()
-        same = same_run and digest == before.digest and before.rows <= len(rows)
-        if same and store.held() == before.held and (before.rows == len(rows) or store.grows):
-            return before.rows
-        changed = same_run and not same and before.rows > 0
-        version = (before.version if same_run else 0) + changed
+    def _stored_rows(self, store: Store, rows: Sequence[TrackedRow]) -> int:
+        """Return the number of rows that the tracker has already.
+
+        If its rows differ from `rows`, discard its data and return 0.
+        """
+        progress = self._progress
+        same_run = progress.identity == self._run.identity
+        digest = _add(hashlib.sha256(), rows[: progress.rows]).hexdigest()
+        same_rows = same_run and digest == progress.digest and progress.rows <= len(rows)
+        if same_rows and store.fingerprint() == progress.held and (progress.rows == len(rows) or store.grows):
+            return progress.rows
+        changed = same_run and not same_rows and progress.rows > 0
+        version = (progress.version if same_run else 0) + changed
         self._progress = Progress(identity=self._run.identity, version=version)
-        self._write_state()  # first: after a kill the data counts as incomplete
+        self._write_state()  # before the data is discarded, so that it counts as incomplete after a kill
         store.begin(version)
         return 0
 
@@ -222,45 +244,45 @@ class TrackerSync:
 
 
 def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's record whose command line has no secrets: older versions recorded it as it was."""
+    """Return a run's record without the secrets in its command line, which older versions did not remove."""
     words = record.get("command")
     return record | {"command": redacted_command([*map(str, words)])} if isinstance(words, list) else record
 
 
 def store_of(name: str) -> Callable[[TrackedRun], Store]:
-    """Return the function that opens a tracker's store of a run. Raises BadInput where its package is missing."""
+    """Return the class of a tracker's store. Raise BadInput if the tracker's package is missing."""
     version, module, kind = TRACKERS[name]
     try:
         import_module(name)
     except ImportError as error:
-        raise BadInput(f"--to {name}: needs {name}: pip install {name}=={version}") from error
+        raise BadInput(f"--to {name}: needs the package {name}: pip install {name}=={version}") from error
     return getattr(import_module(module), kind)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measured values; unknown ones, null in the file, are left out."""
-    found: dict[str, Any] = {name: record.get(name) for name in NUMBERS}
+    """Return the measured values of a record. Unknown values, which are null in the file, are left out."""
+    values: dict[str, Any] = {name: record.get(name) for name in NUMBERS}
     for dataset, loss in record.get(Metric.VALIDATION_LOSSES, {}).items():
-        found[f"{Metric.VALIDATION_LOSS}/{printable(dataset)}"] = loss
+        values[f"{Metric.VALIDATION_LOSS}/{printable(dataset)}"] = loss
     epochs = record[Metric.EPOCHS] if isinstance(record.get(Metric.EPOCHS), list) else []
-    for number, value in enumerate(epochs):
-        found[f"{Metric.EPOCHS}/{number}" if len(epochs) > 1 else Metric.EPOCHS] = value
-    infinite = {name for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: float(value) for name, value in found.items() if name in infinite or is_number(value)}
+    for number, epoch in enumerate(epochs):
+        values[f"{Metric.EPOCHS}/{number}" if len(epochs) > 1 else Metric.EPOCHS] = epoch
+    infinite = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: float(value) for name, value in values.items() if name in infinite or is_number(value)}
 
 
 def _event(record: Mapping[str, Any]) -> str:
     details = ", ".join(record[key] for key in EVENT_DETAILS if isinstance(record.get(key), str))
     text = f"step {record.get('step', 0):,}: {event_of(record)}" + (f": {details}" if details else "")
-    return printable(text)  # a lone surrogate is no text for a tracker
+    return printable(text)  # a tracker cannot store a lone surrogate
 
 
 def _unix_time(text: Any) -> float | None:
     try:
-        found = datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+        seconds = datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         return None
-    return found if 0 <= found <= MOST_SECONDS else None
+    return seconds if 0 <= seconds <= MOST_SECONDS else None
 
 
 def _add(digest: "hashlib._Hash", rows: Sequence[TrackedRow]) -> "hashlib._Hash":

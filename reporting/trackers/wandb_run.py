@@ -1,4 +1,4 @@
-"""Weights & Biases: online where a key is known, else an offline run in `wandb/` of the run directory."""
+"""Weights & Biases: an online run if an API key is configured, otherwise an offline run in `wandb/` of the run."""
 
 import os
 import shutil
@@ -10,37 +10,40 @@ from common.errors import BadInput, refusing
 from common.output import note, show
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
-# For the server to answer; to take what was sent. Variables of W&B's own go first.
+# Time for the server to answer, and to receive the data. W&B's own environment variables take precedence.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
-ADVICE = "rerun the same command when it answers, or set WANDB_MODE=offline"
-SETTLE_SECONDS = 30.0  # for the server to show what it has taken
+ADVICE = "rerun the same command when the server answers, or set WANDB_MODE=offline"
+SETTLE_SECONDS = 30.0  # time for the server to show the data that it received
 
 
 class WandbRun(Store):
-    """One run of W&B. Online it is continued by its id, after the last step there.
+    """One run of W&B. An online run is continued by its id, after the last step that the server has.
 
-    The server is asked for that step at the end: where it refuses data, W&B's client goes on and succeeds, and with
-    `silent` says nothing (wandb issue 9335).
+    At the end the server is asked for that step. Without this check, rejected data would go unnoticed: W&B's client
+    continues, reports success, and with `silent` prints nothing (wandb issue 9335).
 
-    Offline there is one folder: of several with one id, `wandb sync` keeps the last (wandb issue 3841).
+    An offline run has one folder, because `wandb sync` keeps only the last of several folders with the same id (wandb
+    issue 3841).
     """
 
     at_once: ClassVar[bool] = False
-    _count_open: ClassVar[int] = 0  # runs of this process
+    _count_open: ClassVar[int] = 0  # open runs of this process
 
     def __init__(self, run: TrackedRun):
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         self._run = run
-        self._wandb: Any = wandb  # its types depend on the installed version
+        self._wandb: Any = wandb  # Any, because its types depend on the installed version
         self._open: Any = None
-        self._last_step, self._version = -1, run.version  # sent by this process; of the data there
+        self._last_step = -1  # sent by this process
+        self._version = run.version  # of the data that the server or the folder has
         with refusing("W&B", ADVICE, (Exception,)):
-            has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # without asking for one
+            has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # never ask for a key
         self._offline = not has_key
         if self._offline:
-            show(note(f"no key of W&B: offline, in {run.directory / 'wandb'}; wandb sync sends it"))
+            folder = run.directory / "wandb"
+            show(note(f"W&B: no API key is configured, so the run is written to {folder}; `wandb sync` uploads it"))
 
     @property
     def grows(self) -> bool:
@@ -50,11 +53,11 @@ class WandbRun(Store):
     def _id(self) -> str:
         return f"{self._run.identity}-{self._version + 1}" if self._version else self._run.identity
 
-    def held(self) -> Any:
+    def fingerprint(self) -> Any:
         if self._open is not None:
             return ["open", self._last_step]
         if not self._offline:
-            return ["online", self._run.project, self._step_there()]
+            return ["online", self._run.project, self._step_on_server()]
         files = sorted(self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*/*.wandb"))
         return ["offline", self._run.project, *([path.name, path.stat().st_size] for path in files)] if files else None
 
@@ -77,8 +80,8 @@ class WandbRun(Store):
 
     def close(self) -> None:
         self._finish()
-        if self._offline and self._last_step >= 0 and self.held() is None:
-            raise BadInput(f"W&B: has written no file in {self._run.directory / 'wandb'}; {ADVICE}")
+        if self._offline and self._last_step >= 0 and self.fingerprint() is None:
+            raise BadInput(f"W&B: no file was written to {self._run.directory / 'wandb'}; rerun the same command")
 
     def _finish(self) -> None:
         opened, self._open = self._open, None
@@ -86,22 +89,24 @@ class WandbRun(Store):
             WandbRun._count_open -= 1
             with refusing("W&B", ADVICE, (BaseException,)):
                 opened.finish()
-                if not WandbRun._count_open:  # W&B's own process, which serves all runs
-                    self._wandb.teardown()
+                if not WandbRun._count_open:
+                    self._wandb.teardown()  # ends W&B's own process, which serves all runs
             if not self._offline:
                 self._check_arrival()
 
     def _check_arrival(self) -> None:
-        """Raise BadInput where the server's last step is before the last one that was sent to it."""
+        """Raise BadInput if the server does not have the last step that was sent to it."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (there := self._step_there()) < self._last_step:
+        while (server_step := self._step_on_server()) < self._last_step:
             if time.monotonic() > deadline:
-                got = f"was sent steps up to {self._last_step:,} and has {max(there, 0):,}"
-                raise BadInput(f"W&B: {got}; {ADVICE}")
+                raise BadInput(
+                    f"W&B: steps up to {self._last_step:,} were sent, but the server has only steps up to "
+                    f"{max(server_step, 0):,}; {ADVICE}"
+                )
             time.sleep(1)
 
-    def _step_there(self) -> int:
-        """Return the last step that the server has; -1 without one."""
+    def _step_on_server(self) -> int:
+        """Return the last step that the server has; -1 if it has none."""
         with refusing("W&B", ADVICE, (Exception,)):
             api = self._wandb.Api(timeout=int(SECONDS["init_timeout"]))
             try:
@@ -123,14 +128,15 @@ class WandbRun(Store):
                     dir=str(self._run.directory),
                     mode="offline" if self._offline else "online",
                     resume=None if self._offline else "allow",
-                    reinit="create_new",  # by default, the run that is open
+                    reinit="create_new",  # by default, init would return the run that is open already
                     settings=self._wandb.Settings(
                         **limits,
                         finish_timeout_raises=True,
-                        x_disable_stats=True,  # of this machine, now
+                        # Not the state of this machine, which may not be the one that trained the run.
+                        x_disable_stats=True,
                         x_disable_meta=True,
                         x_disable_machine_info=True,
-                        x_save_requirements=False,  # likewise
+                        x_save_requirements=False,
                         console="off",
                         disable_git=True,
                         disable_code=True,
@@ -143,5 +149,5 @@ class WandbRun(Store):
 
 
 def _is_unknown_run(error: Exception) -> bool:
-    """Tell whether the server has no run of this name. W&B's error has no field that says so, only its words do."""
+    """Return whether an error means that the server has no such run. Only the message of W&B's error says so."""
     return "could not find run" in str(error).lower()

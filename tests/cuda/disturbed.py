@@ -63,7 +63,7 @@ def bad_step() -> None:
         held = observe(guard, step, *measured)
         if step == BAD_STEP:
             guard._first_bad.copy_(torch.tensor(step))
-            guard._own_loss_bad.copy_(torch.tensor(guard._ranks.rank == 1))
+            guard._local_loss_bad.copy_(torch.tensor(guard._ranks.rank == 1))
         return held
 
     Guard.observe = judged

@@ -23,7 +23,7 @@ def execute(program: str, **variables: str) -> Any:
     return launch.execute(sys.executable, "-c", program, **variables)
 
 
-def test_a_host_read_of_device_memory_crashes_and_names_the_allocation() -> None:
+def test_host_reads_of_device_memory_name_the_allocation() -> None:
     done = execute(
         "import ctypes, torch\n"
         "tensor = torch.ones(1 << 24, device='cuda')\n"
@@ -35,7 +35,7 @@ def test_a_host_read_of_device_memory_crashes_and_names_the_allocation() -> None
     assert done.stderr.endswith(", byte 5000 of 67108864 allocated by cudaMalloc\n")
 
 
-def test_a_crash_elsewhere_is_not_taken_for_one() -> None:
+def test_other_crashes_are_not_mistaken_for_host_reads() -> None:
     done = execute("import ctypes, torch\ntorch.ones(8, device='cuda')\nctypes.string_at(64, 1)")
     assert done.returncode == -signal.SIGSEGV
     assert "fakegpu" not in done.stderr
@@ -54,7 +54,7 @@ def test_a_missing_function_ends_the_process_with_its_name(program: str, name: s
     assert f"fakegpu: {name} was called and is not emulated" in done.stderr
 
 
-def test_a_lookup_of_an_unknown_driver_function_is_named_and_fails() -> None:
+def test_lookups_of_unknown_functions_are_named() -> None:
     done = execute(
         "import ctypes\n"
         "found = ctypes.c_void_p(1)\n"
@@ -66,7 +66,7 @@ def test_a_lookup_of_an_unknown_driver_function_is_named_and_fails() -> None:
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_memory_ends_at_the_limit_and_what_was_refused_is_recorded(expandable: bool) -> None:
+def test_refused_allocations_are_recorded(expandable: bool) -> None:
     done = execute(
         "import torch\n"
         "from tests.fakegpu.recorder import Kind, record\n"
@@ -85,7 +85,7 @@ def test_memory_ends_at_the_limit_and_what_was_refused_is_recorded(expandable: b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_matrix_product_is_recorded_with_its_operations_and_bytes(dtype: torch.dtype) -> None:
+def test_matrix_products_are_recorded_with_their_costs(dtype: torch.dtype) -> None:
     left, right = torch.ones(M, K, device="cuda", dtype=dtype), torch.ones(K, N, device="cuda", dtype=dtype)
     bias, out_of = torch.ones(N, device="cuda", dtype=dtype), torch.ones(N, K, device="cuda", dtype=dtype)
     stacks = (torch.ones(BATCH, *shape, device="cuda", dtype=dtype) for shape in ((M, K), (K, N)))
@@ -121,7 +121,7 @@ def test_collectives_are_recorded_with_their_bytes_and_ranks() -> None:
     assert ranks == "{8}\n"
 
 
-def test_the_hosts_waits_are_recorded_and_nothing_else_as_one() -> None:
+def test_only_host_waits_are_recorded_as_waits() -> None:
     tensor, pinned = torch.ones(8, device="cuda"), torch.ones(8).pin_memory()
     with record() as recording:
         tensor.add_(1)
@@ -151,7 +151,7 @@ def test_kernels_are_recorded_on_their_streams_by_name() -> None:
 
 
 @pytest.mark.parametrize(("ordered", "status"), [(False, 1), (True, 0)])
-def test_torchs_sanitizer_finds_a_race_of_two_streams_and_none_after_its_repair(ordered: bool, status: int) -> None:
+def test_the_sanitizer_finds_races_between_streams(ordered: bool, status: int) -> None:
     done = execute(
         "import torch\n"
         "tensor, stream = torch.ones(8, device='cuda'), torch.cuda.Stream()\n"
@@ -164,7 +164,7 @@ def test_torchs_sanitizer_finds_a_race_of_two_streams_and_none_after_its_repair(
     assert ("data race" in done.stderr) is not ordered
 
 
-def test_an_old_driver_and_unusable_gpus_are_seen_as_on_a_machine_that_has_them() -> None:
+def test_old_drivers_and_unusable_gpus_are_emulated() -> None:
     program = (
         "import ctypes\n"
         "seen, usable = ctypes.c_int(), ctypes.c_int()\n"
@@ -179,7 +179,7 @@ def test_an_old_driver_and_unusable_gpus_are_seen_as_on_a_machine_that_has_them(
     assert execute(program, FAKEGPU_COUNT="8", CUDA_VISIBLE_DEVICES="1,3").stdout == "0 8 2\n"
 
 
-def test_a_wrong_option_is_one_line() -> None:
+def test_an_invalid_option_is_one_line() -> None:
     done = execute("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)", FAKEGPU="h1000")
     assert done.returncode == 2
     assert done.stderr == "fakegpu: FAKEGPU: got 'h1000', expected h100, a100-80gb, a100-40gb, t4 or a100-mig\n"

@@ -20,7 +20,7 @@ def largest(output: str) -> int:
 
 
 @pytest.mark.oldest_torch
-def test_the_search_ends_at_the_memory_of_the_gpu_and_writes_it(make_small_run: MakeRun) -> None:
+def test_the_search_finds_the_memory_limit(make_small_run: MakeRun) -> None:
     directory = make_small_run(microbatch_size=1, global_batch_size=1 << 16)
     done = run(SCRIPT, directory, "--write", FAKEGPU_GIB="0.25")
     size = largest(done.stdout)
@@ -35,7 +35,7 @@ def test_the_rank_with_the_least_memory_decides(make_small_run: MakeRun) -> None
     assert largest(done.stdout) >= 1 and "does not fit on rank 1: " in done.stdout
 
 
-def test_one_sequence_that_does_not_fit_is_said_with_remedies(make_small_run: MakeRun) -> None:
+def test_a_sequence_that_does_not_fit_gives_advice(make_small_run: MakeRun) -> None:
     line = one_line(run(SCRIPT, make_small_run(**ANY_BATCH), FAKEGPU_GIB="0.03"))
     assert "not even one sequence of 64 tokens fits; predicted to fit: " in line
 

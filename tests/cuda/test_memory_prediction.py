@@ -36,7 +36,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in SHAPES])
-def test_the_peak_is_at_most_2_percent_above_its_prediction_and_5_below_and_little_more_is_reserved(
+def test_peak_memory_is_predicted_within_5_percent(
     layout: Layout,
 ) -> None:
     found = measure(layout)
@@ -62,6 +62,6 @@ MODERN = [
 
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in MODERN])
-def test_the_prediction_for_modern_blocks_is_within_3_percent_of_the_peak(layout: Layout) -> None:
+def test_peak_memory_of_modern_blocks_is_predicted(layout: Layout) -> None:
     found = measure(layout)
     assert found.predicted == pytest.approx(max(found.first_peak, found.later_peak), rel=0.03)

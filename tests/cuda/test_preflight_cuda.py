@@ -14,9 +14,9 @@ from training.hardware.driver import TORCH_CUDA
 
 TRAIN, FIND = ROOT / "train.py", ROOT / "find_batch_size.py"
 OLD = {"FAKEGPU_COUNT": "2", "FAKEGPU_OLD_DRIVER": "1"}
-OLD_DRIVER = r"the NVIDIA driver has 2 GPUs, CUDA can use none: The NVIDIA driver on .*\(found version 12080\)"
+OLD_DRIVER = r"the NVIDIA driver has 2 GPUs, but CUDA can use none: The NVIDIA driver on .*\(found version 12080\)"
 FEWER = {"FAKEGPU_COUNT": "4", "FAKEGPU_USABLE": "3"}
-THREE_OF_FOUR = "the NVIDIA driver has 4 GPUs, CUDA can use 3: see nvidia-smi; "
+THREE_OF_FOUR = "the NVIDIA driver has 4 GPUs, but CUDA can use 3: see nvidia-smi; "
 NO_COMPILER = "torch.compile.* a C compiler and Python's headers: /absent/cc"
 DIVIDED = {"gpu": "a100-mig"}
 TWO_SLICES = DIVIDED | {"CUDA_VISIBLE_DEVICES": "MIG-0000aaaa,MIG-0000bbbb"}
@@ -27,13 +27,13 @@ REFUSED: list[tuple[Path, int, dict[str, str], str]] = [
     (TRAIN, 1, {"CC": "/absent/cc"}, NO_COMPILER),
     (FIND, 1, {"CC": "/absent/cc"}, NO_COMPILER),
     (TRAIN, 2, TWO_SLICES, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
-    (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, CUDA can use 1: see nvidia-smi; "),
+    (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, but CUDA can use 1: see nvidia-smi; "),
     (TRAIN, 2, DIVIDED | {"CUDA_VISIBLE_DEVICES": "0,1"}, "GPU 1 cannot be used: .* invalid device ordinal; see n"),
 ]
 REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
     (TRAIN, 1, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
     (TRAIN, 2, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
-    (TRAIN, 1, {"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, "the NVIDIA driver has 2 GPUs, CUDA can use 1"),
+    (TRAIN, 1, {"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, "the NVIDIA driver has 2 GPUs, but CUDA can use 1"),
     (TRAIN, 2, {"FAKEGPU_COUNT": "1"}, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
 ]
 
@@ -42,7 +42,7 @@ REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
     ("script", "ranks", "variables", "line"),
     [*REFUSED, *(pytest.param(*case, marks=pytest.mark.oldest_torch) for case in REFUSED_ON_OLDEST_TORCH)],
 )
-def test_gpus_that_cannot_be_used_are_one_line_before_tokens_are_read(
+def test_unusable_gpus_are_one_early_line(
     make_small_run: MakeRun, script: Path, ranks: int, variables: dict[str, str], line: str
 ) -> None:
     run = make_small_run(compile=True, dataset="nobody/has-this")
@@ -54,13 +54,13 @@ def test_gpus_that_cannot_be_used_are_one_line_before_tokens_are_read(
 
 
 @pytest.mark.parametrize("variables", [{}, {"FAKEGPU_OLD_DRIVER": "1"}], ids=["usable GPUs", "old driver"])
-def test_the_cpu_is_used_where_it_is_asked_for(make_small_run: MakeRun, variables: dict[str, str]) -> None:
+def test_the_cpu_is_used_on_request(make_small_run: MakeRun, variables: dict[str, str]) -> None:
     run = make_small_run()
     assert "2 x CPU, ddp, fp32, not compiled" in finished(emulated.train(run, "--device", "cpu", ranks=2, **variables))
     assert emulated.logged_steps(run) == [1, 2, 3, 4]
 
 
-def test_the_report_names_the_gpus_after_each_has_run_a_kernel(make_small_run: MakeRun) -> None:
+def test_the_report_names_gpus_that_ran_a_kernel(make_small_run: MakeRun) -> None:
     lines = finished(emulated.train(make_small_run(compile=True), "--preflight", FAKEGPU_COUNT="8")).splitlines()
     names = ["GPUs", "GPUs tried", "compiler", "disk", "shared memory", "open files"]
     assert [line[:15].strip() for line in lines] == names
@@ -70,7 +70,7 @@ def test_the_report_names_the_gpus_after_each_has_run_a_kernel(make_small_run: M
 
 
 @pytest.mark.oldest_torch
-def test_set_up_refuses_a_driver_older_than_torch_before_it_downloads_that() -> None:
+def test_setup_refuses_an_old_driver_before_downloading_torch() -> None:
     assert torch.version.cuda == TORCH_CUDA
     for old in ("0", "1"):
         done = emulated.run(Path("-m"), "training.hardware.driver", FAKEGPU_OLD_DRIVER=old)
@@ -78,10 +78,10 @@ def test_set_up_refuses_a_driver_older_than_torch_before_it_downloads_that() -> 
         assert ("the NVIDIA driver is too old: it supports CUDA 12.8, " in done.stderr) == (old == "1")
 
 
-def test_set_up_reports_an_old_driver_and_everything_else(make_small_run: MakeRun) -> None:
+def test_setup_reports_an_old_driver_and_other_facts(make_small_run: MakeRun) -> None:
     done = emulated.run(Path("-m"), "training.hardware.preflight", FAKEGPU_COUNT="2", FAKEGPU_OLD_DRIVER="1")
     assert done.returncode == 1
     first, *others = done.stdout.splitlines()
-    assert first.startswith("GPUs           problem  the NVIDIA driver has 2 GPUs, CUDA can use none: ")
+    assert first.startswith("GPUs           problem  the NVIDIA driver has 2 GPUs, but CUDA can use none: ")
     assert "usable" not in done.stdout
     assert [line.split()[0] for line in others] == ["compiler", "disk", "shared", "open"]

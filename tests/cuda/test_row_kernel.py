@@ -36,7 +36,7 @@ assert torch.equal(shard, torch.cat([sums[6:8], vectors[0][2:].square()]))
 
 
 @pytest.mark.oldest_torch
-def test_sums_are_those_of_each_row_in_order() -> None:
+def test_each_row_is_summed_in_order() -> None:
     done = execute(sys.executable, "-c", VALUES, TRITON_INTERPRET="1")  # read when triton is imported
     assert done.returncode == 0, done.stderr
 

@@ -67,7 +67,7 @@ TENSOR = Layout(size="124M", microbatch=16, world_size=8, settings=("tensor_para
 
 
 @pytest.mark.parametrize("layout", [case(TENSOR, oldest=True), case(attrs.evolve(TENSOR, parallel="fsdp"))])
-def test_tensor_ranks_never_wait_for_the_gpu_and_exchange_four_times_a_layer(layout: Layout) -> None:
+def test_tensor_ranks_never_wait_for_the_gpu(layout: Layout) -> None:
     found = measure(layout)
     assert found.synchronizations == {} and not [name for name in found.copies if "pageable" in name]
     assert found.collectives["AlltoAll"][0] == layout.accumulation * 2 * (2 * GPT2_SIZES["124M"].n_layers + 1)
@@ -81,7 +81,7 @@ MUON_LAYOUTS = [MUON, *(attrs.evolve(MUON, world_size=8, parallel=parallel) for 
 
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in MUON_LAYOUTS])
-def test_muon_never_waits_shared_among_ranks_or_not(layout: Layout) -> None:
+def test_muon_never_waits_for_the_gpu(layout: Layout) -> None:
     assert measure(layout).synchronizations == {}
 
 

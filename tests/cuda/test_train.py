@@ -49,7 +49,7 @@ def test_two_ranks_train_validate_save_and_end(make_small_run: MakeRun) -> None:
 
 
 @pytest.mark.oldest_torch
-def test_a_run_resumes_on_another_wrapper_and_on_fewer_ranks(make_small_run: MakeRun) -> None:
+def test_a_run_resumes_on_other_layouts(make_small_run: MakeRun) -> None:
     directory = make_small_run(min_train_tokens=6 * 8 * 64)
     drift = "--allow-numerics-drift"
     finished(train(directory, "--max-steps", "2", ranks=2))
@@ -62,7 +62,7 @@ def test_a_run_resumes_on_another_wrapper_and_on_fewer_ranks(make_small_run: Mak
 
 @pytest.mark.oldest_torch
 @pytest.mark.parametrize(("parallel", "gpu"), [("ddp", "h100"), ("fsdp", "a100-80gb")])
-def test_elastic_tests_itself_and_compiles_no_atomics(make_small_run: MakeRun, parallel: str, gpu: str) -> None:
+def test_elastic_passes_its_self_test_without_atomics(make_small_run: MakeRun, parallel: str, gpu: str) -> None:
     directory = make_small_run(compile=None, determinism="elastic", parallel=parallel)
     said = finished(train(directory, ranks=2, gpu=gpu, determinism="elastic"))
     assert f"{parallel}, bf16, compiled, determinism elastic" in said
@@ -74,7 +74,7 @@ def test_elastic_tests_itself_and_compiles_no_atomics(make_small_run: MakeRun, p
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_self_test_that_fails_warns_and_the_run_goes_on(make_small_run: MakeRun, parallel: str) -> None:
+def test_a_failed_self_test_only_warns(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(determinism="run", precision="fp16", parallel=parallel)
     done = disturbed("differing_gradients", TRAIN, directory, ranks=2)
     assert finished(done)
@@ -118,7 +118,7 @@ def test_a_bad_step_ends_the_run(make_small_run: MakeRun) -> None:
     assert exit_status(directory) == EXIT_DIVERGED and events(directory)[-1] == ("diverged", 2)
 
 
-def test_a_signal_saves_and_the_run_goes_on(make_small_run: MakeRun) -> None:
+def test_a_signal_saves_and_the_run_continues(make_small_run: MakeRun) -> None:
     directory = make_small_run(min_train_tokens=4000 * 8 * 64, max_epochs=100)
     process = start(TRAIN, directory, ranks=2)
     log = directory / "metrics.jsonl"
@@ -133,16 +133,18 @@ def test_a_signal_saves_and_the_run_goes_on(make_small_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_rank_without_memory_ends_the_run_with_advice(make_small_run: MakeRun, parallel: str) -> None:
+def test_a_rank_without_memory_gives_advice(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(parallel=parallel, microbatch_size=4)
     done = disturbed("small_second_gpu", TRAIN, directory, ranks=2, SECOND_GPU_GIB="0.022")
     assert done.returncode == EXIT_ERROR
-    advice = "rank 1: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    advice = (
+        "rank 1: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    )
     assert advice in done.stderr
     assert not (directory / "checkpoints").exists()
 
 
-def test_a_machine_without_a_compiler_trains_what_is_not_compiled(make_small_run: MakeRun, tmp_path: Path) -> None:
+def test_uncompiled_runs_need_no_compiler(make_small_run: MakeRun, tmp_path: Path) -> None:
     assert "not compiled" in finished(train(make_small_run(), PATH=str(tmp_path), CC=""))
 
 
@@ -152,7 +154,7 @@ def test_idle_gpus_are_named(make_small_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_steps_between_logs_never_wait_for_the_gpu_and_are_timed(make_small_run: MakeRun, parallel: str) -> None:
+def test_steps_between_logs_never_wait_for_the_gpu(make_small_run: MakeRun, parallel: str) -> None:
     steps = {"min_train_tokens": 120 * 8 * 64, "log_interval": 200, "checkpoint_interval": 200}
     directory = make_small_run(**steps, parallel=parallel)
     done = disturbed("recorded_loop", TRAIN, directory, ranks=2)
@@ -161,14 +163,14 @@ def test_steps_between_logs_never_wait_for_the_gpu_and_are_timed(make_small_run:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_three_ranks_of_uneven_shares_train_to_the_end(make_small_run: MakeRun, parallel: str) -> None:
+def test_three_ranks_with_uneven_shares_train(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(parallel=parallel, microbatch_size=1, global_batch_size=8)
     said = finished(train(directory, ranks=3, determinism="elastic"))
-    assert "8 micro-batches on 3 ranks: 3 at most, 89% of the ranks' time used" in said
+    assert "8 micro-batches on 3 ranks: at most 3 each, 89% of the ranks' time used" in said
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
 
 
-def test_more_layers_than_torch_compiles_variants_of_one_function_train(make_small_run: MakeRun) -> None:
+def test_models_with_many_layers_train(make_small_run: MakeRun) -> None:
     model = {"n_layers": 12, "scale_attention_by_inverse_layer": True}
     directory = make_small_run(model=model, compile=True, validation_interval=4)
     finished(train(directory))
@@ -188,10 +190,10 @@ def test_preflight_reports_the_memory_of_the_slice(make_small_run: MakeRun) -> N
 
 
 @pytest.mark.oldest_torch
-def test_a_slice_that_is_too_small_is_an_error_of_memory(make_small_run: MakeRun) -> None:
+def test_a_slice_that_is_too_small_is_reported(make_small_run: MakeRun) -> None:
     directory = make_small_run(microbatch_size=4)  # torch raises no OutOfMemoryError there
     line = one_line(train(directory, FAKEGPU_GIB="0.022", **ON_A_SLICE))
-    assert "rank 0: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2" in line
+    assert "rank 0: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2" in line
     line = one_line(run(ROOT / "find_batch_size.py", directory, FAKEGPU_GIB="0.03", **ON_A_SLICE))
     assert "not even one sequence of 64 tokens fits" in line
 

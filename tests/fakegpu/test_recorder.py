@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 from tests.fakegpu.recorder import Entry, Kind, record
 
 
-def test_kinds_and_fields_are_those_of_the_driver() -> None:
+def test_kinds_and_fields_match_the_driver() -> None:
     header = (ROOT / "tests" / "fakegpu" / "record.h").read_text()
     kinds = re.sub(r"//.*", "", re.search(r"enum EventKind \{(.*?)\};", header, re.DOTALL)[1])
     assert [kind.name for kind in Kind] == [name.strip() for name in kinds.split(",")]
@@ -15,6 +15,6 @@ def test_kinds_and_fields_are_those_of_the_driver() -> None:
     assert [name for name, _ in Entry._fields_] == re.findall(r"(\w+)(?:\[3\])?[,;]", fields)
 
 
-def test_without_the_driver_a_recording_says_what_to_run() -> None:
+def test_without_the_driver_the_error_has_advice() -> None:
     with pytest.raises(BadInput, match="no emulated GPU; put tests/fakegpu/run before the command"), record():
         pass

@@ -130,7 +130,7 @@ def check(server: Judge, file: Path) -> tuple[int, int, int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_the_bill_is_what_is_kept_and_lost_and_never_above_the_print(tmp_path: Path, setting: Setting) -> None:
+def test_the_bill_never_exceeds_the_printed_maximum(tmp_path: Path, setting: Setting) -> None:
     row, verdicts = walk(tmp_path, setting)
     print(f"\n{row}")
     assert verdicts > 0.9 * QUESTIONS * ORDERS or setting[-1] < 2

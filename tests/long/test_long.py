@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
 @pytest.mark.parametrize("variant", ["fp32", "bf16", "NanoChat with Muon"])
-def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(tmp_path: Path, token_files: Path, variant: str) -> None:
+def test_all_layouts_have_the_same_hashes(tmp_path: Path, token_files: Path, variant: str) -> None:
     found = {}
     for layout in LAYOUTS:
         run = VARIANTS[variant].write(tmp_path / str(layout), token_files, token_files, token_files)
@@ -63,7 +63,7 @@ def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(tmp_path: Path, token_
 @pytest.mark.parametrize(
     ("model", "recipe"), [({"drop_rate": 0.1}, {}), (NANOCHAT, MUON_RECIPE)], ids=["gpt2", "nanochat"]
 )
-def test_ten_random_walks_end_where_the_straight_run_does(
+def test_ten_random_walks_end_with_the_same_bits(
     make_run: MakeRun, model: dict[str, Any], recipe: dict[str, Any]
 ) -> None:
     settings = recipe | {"global_batch_size": 16, "min_train_tokens": STEPS * 16 * 32, "checkpoint_interval": 3}
@@ -85,7 +85,7 @@ def test_a_hundred_kills_change_nothing(make_run: MakeRun) -> None:
     print(f"100 kills, one final state: {hashes}", flush=True)
 
 
-def test_nodes_are_killed_at_random_and_the_bits_stay(make_run: MakeRun, machines: Machines) -> None:
+def test_random_node_kills_do_not_change_bits(make_run: MakeRun, machines: Machines) -> None:
     draw = random.Random(KILLS)
     alone, run = make_run("alone", **NODE_KEYS), make_run("run", **NODE_KEYS)
     for number in range(KILLS):
@@ -135,9 +135,7 @@ def kill_one(machines: Machines, run: Path, draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
-    make_run: MakeRun, bucket_server: BucketServer, moment: str
-) -> None:
+def test_kills_during_uploads_lose_no_checkpoint(make_run: MakeRun, bucket_server: BucketServer, moment: str) -> None:
     straight = make_run("straight", **IN_BUCKET)
     complete(straight, **PATIENTLY)
     killed, number = True, 0

@@ -80,7 +80,7 @@ class Cluster:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(make_run: MakeRun, machines: Machines) -> None:
+def test_slurm_requeues_a_job_after_a_power_cut(make_run: MakeRun, machines: Machines) -> None:
     alone, run = make_run("alone", **KEYS), make_run("run", **KEYS)
     with slurm(machines) as cluster:
         wait_until(lambda: cluster.call("sinfo", "--noheader", "--format=%D %t") == "2 idle", seconds=60)
@@ -108,9 +108,7 @@ def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(make_run:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_boxes_that_answer_go_on_without_the_first_and_without_the_loop(
-    make_run: MakeRun, machines: Machines
-) -> None:
+def test_boxes_continue_without_the_first_box(make_run: MakeRun, machines: Machines) -> None:
     keys = KEYS | {"min_train_tokens": 2000 * 8 * 32}
     alone, run, disk = make_run("alone", **keys), make_run("run", **keys), machines[1].disk
     write_ssh_files(machines[0].folder)

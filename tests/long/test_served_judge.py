@@ -84,7 +84,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_small_model_behind_transformers_serve_judges(tmp_path: Path) -> None:
+def test_a_model_served_by_transformers_judges(tmp_path: Path) -> None:
     files = [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
     prompts = make_prompts(read_panel(files, common=False), JUDGE, repeats=ORDERS, seed=0)
     teach(tmp_path / "model", [prompt.text[-SEEN:] for prompt in prompts])

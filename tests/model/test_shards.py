@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from model.axes import ShardCut, axes_of, plain_name, shard_cut
-from model.config import ModelConfig, undivided
+from model.config import ModelConfig, indivisible_sizes
 from model.counts import meta_network
 from model.gpt import GPT, Block
 from model.loss import NextTokenLoss
@@ -42,7 +42,7 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
 
 def in_shards(whole: GPT, shards: int, **options: Any) -> ShardedLoss:
     """Return all shards of a network, in this process, with its weights."""
-    network = ShardedGPT(whole.config, ShardExchange(shards=shards, own=range(shards)))
+    network = ShardedGPT(whole.config, ShardExchange(shards=shards, local_shards=range(shards)))
     parts = {name: part_of(whole.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()}
     network.load_state_dict({name: part.detach() for name, part in parts.items()}, assign=True, strict=False)
     return ShardedLoss(network.requires_grad_(), **options)
@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_the_plain_networks_in_fp64(
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what is done in fp32 in training
     config = attrs.evolve(ALL[name], drop_rate=0.0, context_length=16, n_layers=2)
-    assert undivided(config, shards) == {}
+    assert indivisible_sizes(config, shards) == {}
     whole = network(config).double()
     plain, sharded = NextTokenLoss(whole, **options).train(), in_shards(whole, shards, **options).train()
     weights = torch.rand(3, config.context_length, dtype=torch.float64) if options else None
@@ -153,7 +153,7 @@ def other_configurations() -> dict[str, ModelConfig]:
             changed = attrs.evolve(config, **{option: value})
         except ValueError:  # not a value of this option, or not together with the others
             continue
-        if changed != config and not undivided(changed, 2):
+        if changed != config and not indivisible_sizes(changed, 2):
             configurations[f"{start}, {option} {value}"] = changed
     return configurations
 
@@ -197,7 +197,7 @@ def test_a_flag_of_a_block_is_the_same_in_shards(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Block, "__init__", flagged)
     with torch.device("meta"):
-        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, local_shards=range(2)))
     assert [block.parallel for block in sharded.blocks] == [True] * SMALL.n_layers
 
 
@@ -212,15 +212,15 @@ def test_a_layer_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pyte
     monkeypatch.setattr(module, "__init__", extended)
     where = {Block: "blocks.0.extra_norm", GPT: "the network.extra_norm"}[module]
     with pytest.raises(BadInput, match=f"got 2 shards of a network with {where}, which .* does not compute"):
-        ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+        ShardedGPT(SMALL, ShardExchange(shards=2, local_shards=range(2)))
 
 
 def test_an_option_of_the_head_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, own=range(2)))
+    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, local_shards=range(2)))
     assert ShardedLoss(sharded).chunks == 1
     monkeypatch.setattr("model.sharded_loss.SHARDED_HEAD_OPTIONS", ("vocabulary_size",))
     assert ShardedLoss(sharded).chunks == 1  # no softcap
-    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, own=range(2)))
+    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, local_shards=range(2)))
     with pytest.raises(BadInput, match=r"head has softcap 2\.0, which shard_losses .* does not compute"):
         ShardedLoss(softcapped)
 
@@ -235,7 +235,7 @@ def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
 ) -> None:
     options: dict[str, Any] = {"mlp_width": 48, "activation": "swiglu", "tie_weights": tied}
     config = attrs.evolve(SMALL, emb_dim=48, n_heads=heads[0], n_kv_heads=heads[1], n_layers=1, **options)
-    assume(not any("heads" in name for name in undivided(config, shards)))
+    assume(not any("heads" in name for name in indivisible_sizes(config, shards)))
     for name, _ in meta_network(config).named_parameters():
         axes = axes_of(name, config)
         whole = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
@@ -269,4 +269,4 @@ def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
     ],
 )
 def test_what_shards_cannot_share_is_named(change: dict[str, Any], shards: int, refused: dict[str, int]) -> None:
-    assert undivided(attrs.evolve(SMALL, **change), shards) == refused
+    assert indivisible_sizes(attrs.evolve(SMALL, **change), shards) == refused

@@ -1,4 +1,4 @@
-"""report.py: odd options are usage errors; a watch writes the report as runs grow, and ends with them."""
+"""report.py: options without effect are usage errors, and --watch updates the report until the runs end."""
 
 import itertools
 import json
@@ -34,33 +34,33 @@ from training.telemetry.metrics_log import METRICS, REPORT
         ("a --no-samples --reference b", "--no-samples goes with the page, not with --reference"),
         ("a --watch --reference b", "--watch goes with the page or --to, not with --reference"),
         ("a --to wandb --reference b", "--to and --reference exclude each other"),
-        ("a b b/../a", "a and b/../a are one run"),
-        (__file__, "is a file, wanted a directory; of a sweep or a ladder: "),
+        ("a b b/../a", "a and b/../a are the same run; pass it once"),
+        (__file__, "is a file, not a directory; for a sweep or a ladder, pass "),
     ],
 )
-def test_what_would_do_nothing_is_a_usage_error(words: str, problem: str) -> None:
+def test_options_without_effect_are_usage_errors(words: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         parse("report.py", ReportCommand, words.split())
 
 
-def test_the_report_is_written_again_when_a_run_has_grown_and_last_when_its_job_has_ended(tmp_path: Path) -> None:
-    held = take_run_lock(tmp_path)
-    assert held.file is not None and is_locked(tmp_path)
-    written: list[str] = []
+def test_watch_rewrites_the_report_until_the_job_ends(tmp_path: Path) -> None:
+    job = take_run_lock(tmp_path)
+    assert job.file is not None and is_locked(tmp_path)
+    contents: list[str] = []
     content = iter(["one", "two", "three"])
 
     def write() -> None:
-        written.append((tmp_path / METRICS).read_text() if written else "")
-        if len(written) == 3:
-            held.file.close()  # type: ignore[union-attr]
+        contents.append((tmp_path / METRICS).read_text() if contents else "")
+        if len(contents) == 3:
+            job.file.close()  # type: ignore[union-attr]
         (tmp_path / METRICS).write_text(next(content, "three"))
 
     watch(lambda: [tmp_path], write, 0.01)
-    assert written[:4] == ["", "one", "two", "three"]
+    assert contents[:4] == ["", "one", "two", "three"]
     assert not is_locked(tmp_path)
 
 
-def test_a_run_that_nobody_trains_is_reported_once(tmp_path: Path) -> None:
+def test_a_run_without_a_job_is_reported_once(tmp_path: Path) -> None:
     calls = itertools.count()
     watch(lambda: [tmp_path, tmp_path / "absent"], lambda: next(calls) and None, 0.01)
     assert next(calls) == 1
@@ -84,7 +84,7 @@ def test_a_sweep_of_nine_runs_and_an_archive_are_opened(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(make_run: MakeRun) -> None:
+def test_watch_samples_a_run_until_it_ends(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=120 * 8 * 32, checkpoint_interval=30, keep_checkpoints=1, validation_interval=30)
     training = start(run, 1, SLOW_STEP=0.2)
     wait_until(lambda: is_locked(run), training)
@@ -94,11 +94,11 @@ def test_a_watched_run_is_sampled_while_it_trains_and_the_watch_ends_with_it(mak
     assert training.communicate(10) and training.returncode == 0
     assert output.count(REPORT) > 1
     steps = [sample.step for sample in read_samples(run)[0]]
-    assert len(steps) > 2 and steps[-1] == 120  # more than the run has kept
+    assert len(steps) > 2 and steps[-1] == 120  # more checkpoints than the run has kept
 
 
 @pytest.mark.slow
-def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: MakeRun) -> None:
+def test_ctrl_c_ends_a_watch_and_keeps_the_report(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=400 * 8 * 32, checkpoint_interval=30)
     training = start(run, 1, SLOW_STEP=0.05)
     wait_until(lambda: is_locked(run), training)
@@ -113,7 +113,9 @@ def test_a_watch_ends_at_ctrl_c_and_the_last_report_stays(make_run: MakeRun) -> 
 
 def test_a_trial_with_the_same_bits_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"text": "same bits", "variants": [{"name": "HEAD", "mean": None, "verdict": "base", "difference": None}]}
-    for number, folder in enumerate((tmp_path / "probed", tmp_path / "bare")):  # with its short runs, and without any
+    for number, folder in enumerate(
+        (tmp_path / "probed", tmp_path / "bare")
+    ):  # the first one with its short runs, the second without runs
         folder.mkdir()
         (folder / "trial.json").write_text(json.dumps(record))
         (folder / "trial.md").write_text("# Trial of HEAD\n\nSame bits in a run shortened to 16 steps.")
@@ -132,7 +134,7 @@ def test_one_bad_run_does_not_stop_the_page(tmp_path: Path, capsys: pytest.Captu
     write_run(tmp_path / "new", [started()])
     command = ReportCommand(runs=(tmp_path,), no_samples=True)
     _write(command)
-    assert f"NOTE: left out: {tmp_path / 'new' / METRICS}: holds no measurement yet" in capsys.readouterr().err
+    assert f"NOTE: left out: {tmp_path / 'new' / METRICS}: has no measurements yet" in capsys.readouterr().err
     assert "good" in (tmp_path / REPORT).read_text()
     (tmp_path / REPORT).unlink()
     (write_run(tmp_path / "damaged", training()) / "model.json").write_text("{")

@@ -1,4 +1,4 @@
-"""References: written of finished runs of one recipe, read for a run of that recipe on those tokens, refused else."""
+"""References are written from finished runs of one recipe, and used for runs of that recipe on the same tokens."""
 
 import json
 import shutil
@@ -43,25 +43,26 @@ def problem(run: Path, reference: Path) -> str:
     )
 
 
-def test_a_run_of_the_recipe_is_compared_and_a_setting_that_differs_is_named(tmp_path: Path) -> None:
+def test_a_run_is_compared_and_differences_are_named(tmp_path: Path) -> None:
     first = reference_in(tmp_path)[0]
-    other = finished_run(tmp_path / "high", 9, loss=4.0, train={"microbatch_size": 4})
+    high = finished_run(tmp_path / "high", 9, loss=4.0, train={"microbatch_size": 4})
     assert (
-        problem(other, first) == f"band         of 3 runs on a machine that is not recorded: {other / 'reference.json'}"
+        problem(high, first) == f"band         of 3 runs on a machine that is not recorded: {high / 'reference.json'}"
     )
-    page = report_page([other], [read_history(other)], {})
+    page = report_page([high], [read_history(high)], {})
     assert "training loss above the band of 3 runs of this recipe" in page
     constant = finished_run(tmp_path / "constant", 9, train={"schedule_learning_rate": False, "learning_rate": 0.001})
-    said = problem(constant, first)
-    assert "learning_rate is 0.001, there 0.004" in said and "schedule_learning_rate is false, there true" in said
+    message = problem(constant, first)
+    assert "learning_rate is 0.001, but 0.004 in the reference" in message
+    assert "schedule_learning_rate is false, but true in the reference" in message
     rarely = finished_run(tmp_path / "rarely", 9, train={"log_interval": 100})
-    assert problem(rarely, first) == "log_interval is 100, there 10"
+    assert problem(rarely, first) == "log_interval is 100, but 10 in the reference"
     tokens = finished_run(tmp_path / "tokens", 9, train_stream={"tokens": 9, "sha256": ["b"]})
-    assert problem(tokens, first) == "no reference for these tokens"
+    assert problem(tokens, first) == "the reference is not for these tokens"
 
 
 def stream_of(place: Path, name: str, source: str) -> dict[str, object]:
-    """Write the manifest of a token directory; return the stream of a run that read it."""
+    """Write the manifest of a token directory, and return the stream of a run that read it."""
     folder = place / f"tokens-{name}"
     folder.mkdir()
     tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
@@ -73,7 +74,7 @@ def stream_of(place: Path, name: str, source: str) -> dict[str, object]:
     return STREAM | {"directory": str(folder), "sha256": [name]}
 
 
-def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_spans_three(tmp_path: Path) -> None:
+def test_three_token_files_make_a_reference_for_others(tmp_path: Path) -> None:
     def on(name: str, source: str = "stdlib") -> dict[str, object]:
         return stream_of(tmp_path, name, source)
 
@@ -81,14 +82,14 @@ def test_tokens_of_a_source_that_differs_by_machine_count_where_the_reference_sp
     write_reference(runs, runs[0])
     assert problem(finished_run(tmp_path / "3.14", 1, train_stream=on("3.14")), runs[0]).startswith("band ")
     text = finished_run(tmp_path / "text", 1, train_stream=on("text", "my text"))
-    assert problem(text, runs[0]) == "no reference for these tokens"
-    with pytest.raises(BadInput, match="text: another recipe or other tokens"):
+    assert problem(text, runs[0]) == "the reference is not for these tokens"
+    with pytest.raises(BadInput, match="text: was trained with another recipe or on other tokens"):
         write_reference([*runs, text], runs[0])
 
 
 @pytest.mark.parametrize("recorded", ["owner/words", "hf:owner/words", "hf:owner/words:small"])
-def test_hub_tokens_prepared_again_count(tmp_path: Path, recorded: str) -> None:
-    """Manifests and references of earlier versions name a dataset of the hub with or without hf:."""
+def test_hub_tokens_may_be_prepared_again(tmp_path: Path, recorded: str) -> None:
+    """Manifests and references of earlier versions name a dataset on the hub with or without the prefix hf:."""
     named = [recorded, recorded, f"hf:{recorded.removeprefix('hf:')}"]
     runs = [
         finished_run(tmp_path / f"run-{number}", 1, train_stream=stream_of(tmp_path, str(number), name))
@@ -101,26 +102,28 @@ def test_hub_tokens_prepared_again_count(tmp_path: Path, recorded: str) -> None:
         file.write_text(json.dumps(stored | {"prepared": f"{recorded} as bytes"}))
         stream = stream_of(tmp_path, f"again-{number}", name)
         again = finished_run(tmp_path / f"again-run-{number}", 1, train_stream=stream)
-        said = problem(again, runs[0])
-        assert said == "no reference for these tokens" if name == "other/words" else said.startswith("band ")
+        message = problem(again, runs[0])
+        assert (
+            message == "the reference is not for these tokens" if name == "other/words" else message.startswith("band ")
+        )
 
 
-def test_runs_that_make_no_reference_are_refused(tmp_path: Path) -> None:
+def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:
     first, second, third = reference_in(tmp_path)
-    with pytest.raises(BadInput, match="got 2 runs, wanted at least 3"):
+    with pytest.raises(BadInput, match="or other tokens; got 2 runs"):
         write_reference([first, second], first)
-    with pytest.raises(BadInput, match="got 3 runs, wanted at least 3, all of different seeds"):
+    with pytest.raises(BadInput, match="needs at least 3 runs, each with another seed or other tokens; got 3 runs"):
         write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
-    with pytest.raises(BadInput, match="other: another recipe"):
+    with pytest.raises(BadInput, match="other: was trained with another recipe"):
         write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)
     change = {"step": 3, "key": "learning_rate", "old": 1, "new": 2}
     unfit: dict[str, dict[str, Any]] = {"short": {"steps": STEPS + 1}, "changed": {"changes": [change]}}
     for name, broken in unfit.items():
-        with pytest.raises(BadInput, match=f"{name}: wanted a finished run"):
+        with pytest.raises(BadInput, match=f"{name}: cannot be part of a reference: the run must be finished"):
             write_reference([first, second, third, finished_run(tmp_path / name, 4, **broken)], first)
 
 
-def test_training_says_that_it_does_not_compare_and_its_bits_stay(finished: Path, make_run: MakeRun) -> None:
+def test_a_damaged_reference_changes_no_bits(finished: Path, make_run: MakeRun) -> None:
     run = make_run()
     (run / "reference.json").write_text("{")
     note = f"NOTE: {run / 'reference.json'}: the loss is not compared: not JSON at line 1, column 2"
@@ -129,15 +132,15 @@ def test_training_says_that_it_does_not_compare_and_its_bits_stay(finished: Path
     assert (run / last).read_bytes() == (finished / last).read_bytes()
 
 
-def test_a_reference_that_is_replaced_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replacing_a_reference_prints_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = reference_in(tmp_path)
     path = runs[0] / "reference.json"
     size = f"{path.stat().st_size:,} bytes"
     capsys.readouterr()
     report(ReportCommand(runs=tuple(runs), reference=runs[0]))
-    said = f"NOTE: {path}: replaces the reference that was there ({size})\n"
-    assert capsys.readouterr() == (f"reference {path}\n", said)
+    note = f"NOTE: {path}: replaced an earlier reference ({size})\n"
+    assert capsys.readouterr() == (f"reference {path}\n", note)
     path.write_text('{"papers": []}')
-    with pytest.raises(BadInput, match=r"is not a reference of report.py, and is left as it is \(14 bytes\)"):
+    with pytest.raises(BadInput, match=r"is not a reference of report.py, so it was not overwritten \(14 bytes\)"):
         report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     assert path.read_text() == '{"papers": []}'

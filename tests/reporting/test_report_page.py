@@ -1,4 +1,4 @@
-"""Page of a report stands alone, shows names as text, and works in a browser on any screen, with and without script."""
+"""The page of a report needs no other file, escapes names, and works in any browser, with and without its script."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def _page(*runs: Path) -> str:
     return report_page(runs, [read_history(run) for run in runs], {})
 
 
-def test_names_and_details_are_shown_as_text_and_commands_are_quoted(tmp_path: Path) -> None:
+def test_names_are_escaped_and_commands_are_quoted(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, training()) for name in ("one", "two", HOSTILE)]
     (runs[0] / EVALUATIONS).write_text("{}\n")
     page = _page(*runs)
@@ -57,17 +57,19 @@ def test_names_and_details_are_shown_as_text_and_commands_are_quoted(tmp_path: P
 
 
 def _sampled(names: Sequence[str], checkpoints: int) -> dict[str, Markup]:
-    """Return the sections on samples of named runs, with texts as long as recorded ones."""
+    """Return the sections on samples of named runs, with texts as long as real ones."""
     prompts = [f"Prompt {number}" for number in range(6)]
-    said = [Said(prompt=prompt, temperature=way, text="word " * 8 + " " * 20) for prompt in prompts for way in (0, 1)]
+    answers = [
+        Said(prompt=prompt, temperature=way, text="word " * 8 + " " * 20) for prompt in prompts for way in (0, 1)
+    ]
     texts = "held-out text & <b>\n" * 26
-    samples = [sample(100 * at, 3.0 + 2 / at, text=texts, said=said) for at in range(1, checkpoints + 1)]
+    samples = [sample(100 * at, 3.0 + 2 / at, text=texts, said=answers) for at in range(1, checkpoints + 1)]
     runs = [(name, samples) for name in names]
     parts = {"Samples": gallery(runs), "Log-probabilities": heat_map(runs)}
     return {title: html for title, html in parts.items() if html}
 
 
-def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) -> None:
+def test_time_table_has_each_part_and_the_total(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", training())
     history = read_history(run)
     assert list(ledger_rows(history)) == [
@@ -76,15 +78,15 @@ def test_the_time_of_a_run_is_a_row_for_each_part_and_a_total(tmp_path: Path) ->
         ("lost", "6s", "$0.0033", 0.06),
         ("total", "1m40s", "$0.0556", 1.0),
     ]
-    assert "lost: the whole time of jobs that were killed" in report_page([run], [history], {})
-    found = list(ledger_rows(attrs.evolve(history, ledger={"training": 10.0, "lost": -5.0}, ledger_usd=None)))
-    assert [(time, usd, share) for _, time, usd, share in found] == [("10s", "", 1), ("-5s", "", 0), ("5s", "", 0.5)]
+    assert '"lost" is the whole time of jobs that were killed' in report_page([run], [history], {})
+    rows = list(ledger_rows(attrs.evolve(history, ledger={"training": 10.0, "lost": -5.0}, ledger_usd=None)))
+    assert [(time, usd, share) for _, time, usd, share in rows] == [("10s", "", 1), ("-5s", "", 0), ("5s", "", 0.5)]
     page = _page(write_run(tmp_path / "killed", [start(), step(10)]))
-    assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
+    assert "<span>killed</span>" in page and "a job that is killed does not" in page and "has ended yet" not in page
 
 
 @pytest.mark.slow
-def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> None:
+def test_the_largest_page_is_below_its_size_limit(tmp_path: Path) -> None:
     steps = np.arange(1.0, 100_001.0)
     noise = np.random.default_rng(0).normal(size=len(steps))
     run = read_history(write_run(tmp_path / "run", training(10)))
@@ -93,14 +95,12 @@ def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> No
     curves["validation_loss"] = Curve(steps[99::100], curves["train_loss"].values[99::100])
     axes = {name: Curve(steps, steps * 20_480) for name in run.axes}
     histories = [attrs.evolve(run, name=f"{LONG}{at}", curves=curves, axes=axes) for at in range(8)]
-    page = report_page([tmp_path / "run"] * 8, histories, _sampled([one.name for one in histories], 100))
+    page = report_page([tmp_path / "run"] * 8, histories, _sampled([history.name for history in histories], 100))
     assert len(page.encode()) < 0.8 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.json", ".", "pipe"])
-def test_a_file_that_is_no_earlier_report_is_refused_in_one_line(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_never_replaces_another_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda _: None)
     run = write_run(tmp_path / "run", training())
     os.mkfifo(run / "pipe")
@@ -118,7 +118,7 @@ def loss_result(model: str) -> dict[str, Any]:
     return {"evaluation": "loss", "model": model, "time": "t", "range": span, "groups": groups, **values}
 
 
-def test_it_has_curves_samples_log_probabilities_evaluations_and_differences(tmp_path: Path) -> None:
+def test_the_page_has_all_its_sections(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, training()) for name in "ab"]
     (runs[0] / SAMPLES).write_text("".join(json.dumps(attrs.asdict(sample(at, 2.0))) + "\n" for at in (4, 8)))
     (runs[0] / EVALUATIONS).write_text(json.dumps(loss_result("a step-00000008")) + "\n")
@@ -135,7 +135,7 @@ def test_it_has_curves_samples_log_probabilities_evaluations_and_differences(tmp
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
 @pytest.mark.parametrize("count", [1, 8])
-def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Path, count: int) -> None:
+def test_a_browser_shows_the_page_everywhere(tmp_path: Path, count: int) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     runs = [write_run(tmp_path / f"{LONG}{number}-{HOSTILE}", training()) for number in range(count)]
     file = tmp_path / "report.html"
@@ -144,28 +144,30 @@ def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Pat
     assert file.stat().st_size < LIMIT
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        troubles: list[str] = []
+        messages: list[str] = []
         for script in (True, False):
             page = browser.new_page(viewport={"width": 360, "height": 740}, java_script_enabled=script)
-            page.on("console", lambda message: troubles.append(message.text))
-            page.on("pageerror", lambda error: troubles.append(str(error)))
-            page.on("request", lambda request: troubles.append(request.url))
+            page.on("console", lambda message: messages.append(message.text))
+            page.on("pageerror", lambda error: messages.append(str(error)))
+            page.on("request", lambda request: messages.append(request.url))
             page.goto(file.as_uri())
             assert page.locator(".along-steps").is_visible()
             assert page.locator(".gallery dd").first.bounding_box()["width"] > 300
             if script:
                 page.locator(".along-steps svg").first.hover(position={"x": 180, "y": 50})
-                told = page.locator(".along-steps .values").first.inner_text()
-                assert ("training loss, average: " in told and "validation loss at 50: 3.1" in told) == (count == 1)
-                seen, cell = set(), page.locator(".heat > .text > span").nth(2)
+                description = page.locator(".along-steps .values").first.inner_text()
+                assert ("training loss, average: " in description and "validation loss at 50: 3.1" in description) == (
+                    count == 1
+                )
+                colours, cell = set(), page.locator(".heat > .text > span").nth(2)
                 for view in (0, 1):
                     page.locator(f"label[for=heat-{view}]").click()
-                    seen.add(cell.evaluate("element => getComputedStyle(element).backgroundColor"))
+                    colours.add(cell.evaluate("element => getComputedStyle(element).backgroundColor"))
                     shown = [legend.is_visible() for legend in page.locator(".heat > .legend").all()]
                     assert shown == [view == 0, view == 1]
                 cell.hover()
-                told = cell.evaluate("element => getComputedStyle(element, '::after').content")
-                assert len(seen) == 2 and "-3.67 nats, 2.6%" in told and "difference +" in told
+                description = cell.evaluate("element => getComputedStyle(element, '::after').content")
+                assert len(colours) == 2 and "-3.67 nats, 2.6%" in description and "difference +" in description
             page.check("#axis-dollars")
             assert page.locator(".along-dollars").is_visible()
             assert not page.locator(".along-steps").is_visible()
@@ -175,46 +177,46 @@ def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Pat
                     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
                     assert page.evaluate(wide) <= 0, (media, scheme)
         browser.close()
-    assert troubles == [file.as_uri()] * 2
+    assert messages == [file.as_uri()] * 2
 
 
-def written(directory: Path, name: str, record: Any) -> str:
+def write_results(directory: Path, name: str, record: Any) -> str:
     (directory / f"{name}.json").write_text(json.dumps(record))
     (directory / f"{name}.md").write_text("# <i>words</i>")
     return str(experiment_results(directory) or "")
 
 
-def test_a_sweep_has_an_interval_for_each_compared_variant_and_a_ladder_points_law_and_forecast(tmp_path: Path) -> None:
-    page = written(tmp_path, "sweep", {"variants": VARIANTS})
+def test_results_of_every_experiment_are_drawn(tmp_path: Path) -> None:
+    page = write_results(tmp_path, "sweep", {"variants": VARIANTS})
     assert page.count("<circle") == 2 and "no difference found" in page
     assert "&lt;b&gt;" in page and "# &lt;i&gt;words" in page and "<b>" not in page
     (tmp_path / "sweep.json").unlink()
-    trial = {"text": "worse", "columns": ["side"], "variants": VARIANTS[:2]}  # its text is no part of the page's
-    page = written(tmp_path, "trial", trial)
+    trial = {"text": "worse", "columns": ["side"], "variants": VARIANTS[:2]}  # the page shows trial.md, not this text
+    page = write_results(tmp_path, "trial", trial)
     assert "<th>side</th>" in page and "# &lt;i&gt;words" in page and "the base" in page
     (tmp_path / "trial.json").unlink()
-    page = written(tmp_path, "ladder", LADDER)
+    page = write_results(tmp_path, "ladder", LADDER)
     assert page.count('class="dots') == 3 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
-    page = written(tmp_path, "ladder", LADDER | {"law": None, "target": None})
+    page = write_results(tmp_path, "ladder", LADDER | {"law": None, "target": None})
     assert page.count('class="dots') == 2 and 'data-name="law' not in page
 
 
-def test_a_sweep_without_its_table_names_the_command_that_writes_it(tmp_path: Path) -> None:
+def test_a_missing_sweep_table_names_its_command(tmp_path: Path) -> None:
     (tmp_path / "account.jsonl").touch()
     assert "--collect" in (experiment_results(tmp_path) or "")
     assert experiment_results(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize("record", [{}, {"variants": 3}, {"variants": [{"name": "a"}]}, {"variants": [VARIANTS[0], 3]}])
-def test_a_damaged_result_is_refused_by_name(tmp_path: Path, record: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"sweep.json: .*; damaged or edited; run the experiment again"):
-        written(tmp_path, "sweep", record)
-    with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; run the experiment again"):
+def test_errors_name_a_damaged_result(tmp_path: Path, record: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"sweep.json: .*; damaged or edited; rerun the experiment"):
+        write_results(tmp_path, "sweep", record)
+    with pytest.raises(BadInput, match=r"ladder.json: .*; damaged or edited; rerun the experiment"):
         (tmp_path / "sweep.json").unlink()
-        written(tmp_path, "ladder", record)
+        write_results(tmp_path, "ladder", record)
 
 
-def test_text_that_is_not_unicode_is_shown_escaped(tmp_path: Path) -> None:
+def test_invalid_unicode_is_escaped(tmp_path: Path) -> None:
     records = [start(), step(1), {"event": "stopped", "step": 1, "reason": "half a surrogate \ud83d"}]
     run = write_run(tmp_path / "run", records)
     replace_file(tmp_path / "page.html", _page(run))

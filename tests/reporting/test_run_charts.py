@@ -1,4 +1,4 @@
-"""Curves of runs: every run is visible, lines, axes and events are named, and outliers flatten nothing."""
+"""Charts of runs: every run is visible, lines, axes and events have names, and outliers do not flatten curves."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def titles(charts: list[str]) -> list[str]:
     return [re.findall(r"<figcaption>(.*)</figcaption>", chart)[0] for chart in charts]
 
 
-def test_an_event_after_the_last_logged_step_is_inside_the_charts_of_every_axis(tmp_path: Path) -> None:
+def test_events_after_the_last_step_are_inside_charts(tmp_path: Path) -> None:
     end = {"event": "diverged", "step": 19, "problem": "loss", "elapsed_seconds": 19.0}
     history = read_history(write_run(tmp_path / "run", [start(), *map(step, range(1, 10)), end]))
     axes = charted_axes([history])
@@ -35,7 +35,7 @@ def test_an_event_after_the_last_logged_step_is_inside_the_charts_of_every_axis(
         assert 9800 < int(place) < 10_000
 
 
-def test_runs_of_very_different_learning_rates_share_a_logarithmic_axis(tmp_path: Path) -> None:
+def test_very_different_learning_rates_share_a_logarithmic_axis(tmp_path: Path) -> None:
     names = {"one": 1e-3, "two": 5e-3, "wild": 1000.0}
     runs = [
         write_run(tmp_path / name, [start(), *(step(at, learning_rate=rate) for at in range(1, 50))])
@@ -46,7 +46,7 @@ def test_runs_of_very_different_learning_rates_share_a_logarithmic_axis(tmp_path
     assert "learning rate" in titles(charted_axes(histories[:2])[0].charts)
 
 
-def test_the_average_and_the_logged_values_are_told_apart(tmp_path: Path) -> None:
+def test_averages_and_logged_values_look_different(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path / "run", training()))
     loss, _, norm, *_ = charted_axes([history])[0].charts
     names = re.findall(r'data-name="([^"]*)"', loss)
@@ -68,7 +68,7 @@ def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
         assert points - 20 <= max(map(lambda line: line.count("L") + 1, lines)) <= points
 
 
-def test_runs_of_one_recipe_share_a_colour_where_there_are_many_and_the_worst_recipes_are_others(
+def test_many_runs_share_colours_by_recipe(
     tmp_path: Path,
 ) -> None:
     run = read_history(write_run(tmp_path / "run", training()))
@@ -87,7 +87,7 @@ def test_runs_of_one_recipe_share_a_colour_where_there_are_many_and_the_worst_re
     assert page.count('data-name="rate=0.1-seed-') and 'class="line s8' not in page
 
 
-def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path: Path) -> None:
+def test_different_tokenizers_never_share_nats_per_token(tmp_path: Path) -> None:
     several = []
     for name, size, bits in (("gpt2", 50257, 0.3), ("bpe", 4096, 0.5)):
         tokenizer = {"name": name, "vocabulary_size": size, "end_of_text_id": 0, "ranks_file": None}
@@ -102,14 +102,14 @@ def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path:
     assert differing_settings(several)[0][2] == ["gpt2", "bpe"]
 
 
-def test_neither_one_spike_nor_high_losses_of_the_first_steps_flatten_a_long_curve() -> None:
+def test_spikes_and_first_losses_do_not_flatten_a_curve() -> None:
     for values in (np.where(STEPS == 60_000, 30.0, FALLING), np.where(STEPS < 1000, 11.0, FALLING)):
         top = common_top([curve(values)], losses=True)
         assert 4 < top < 5
     assert common_top([curve(FALLING)], losses=True) == common_top([curve(FALLING[::-1])], losses=True) == np.inf
 
 
-def test_one_bad_run_does_not_flatten_the_others_and_another_tokenizer_is_no_bad_run() -> None:
+def test_one_bad_run_does_not_flatten_the_rest() -> None:
     bad = curve(np.array([5.0, 36_000.0]))
     top = common_top([curve(FALLING), bad], losses=True)
     assert top < 6
@@ -119,15 +119,15 @@ def test_one_bad_run_does_not_flatten_the_others_and_another_tokenizer_is_no_bad
     assert common_top([curve(FALLING), begins_well], losses=True) < 6
 
 
-def test_a_moving_average_leaves_gaps_out() -> None:
+def test_a_moving_average_skips_gaps() -> None:
     values = curve(np.array([1.0, np.nan, 3.0, 5.0])).smoothed()
     assert np.isnan(values[1]) and values[[0, 2, 3]].tolist() == [2.0, 3.0, 4.0]
 
 
 def visible(values: np.ndarray, top: float) -> float:
     """Return the share of a run's finite values that a chart shows."""
-    known = values[np.isfinite(values)]
-    return float((known <= top).mean())
+    finite = values[np.isfinite(values)]
+    return float((finite <= top).mean())
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def visible(values: np.ndarray, top: float) -> float:
     [(2.5, 0.3), (0.3, 2.5), (9.0, 0.3, 0.2), (900.0, 0.3), (3.0,) * 2, (-1.0, -40.0), (40.0, -3.0), (1.0, 9.0, 80.0)],
     ids=str,
 )
-def test_no_rule_about_outliers_hides_a_run(levels: tuple[float, ...]) -> None:
+def test_outlier_rules_never_hide_a_run(levels: tuple[float, ...]) -> None:
     runs = [curve(level + np.linspace(0.1, 0.0, 60)) for level in levels]
     top = common_top(runs, losses=True)
-    assert min(visible(one.values, top) for one in runs) >= 0.25
-    holes = [Curve(one.steps, np.where(one.steps % 3 == 0, np.nan, one.values)) for one in runs]
+    assert min(visible(run.values, top) for run in runs) >= 0.25
+    holes = [Curve(run.steps, np.where(run.steps % 3 == 0, np.nan, run.values)) for run in runs]
     holes[0].values[:2] = np.inf
-    assert min(visible(one.values, common_top(holes, losses=True)) for one in holes) >= 0.25
+    assert min(visible(run.values, common_top(holes, losses=True)) for run in holes) >= 0.25
 
 
 def test_a_lone_run_with_huge_first_losses_is_visible() -> None:

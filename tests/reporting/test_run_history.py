@@ -1,4 +1,4 @@
-"""History of a run keeps what counts of its log, whatever is damaged or missing."""
+"""The history of a run has everything that can be read, even if some files or lines are damaged or missing."""
 
 import math
 import shutil
@@ -16,13 +16,13 @@ from tests.tokens.preparing import jsonl, write
 from training.supervision.run_lock import take_run_lock
 
 
-def test_steps_of_a_killed_job_leave_the_curve_and_stay_in_the_cost(tmp_path: Path) -> None:
+def test_lost_steps_leave_curves_but_not_costs(tmp_path: Path) -> None:
     killed = [start(price=36.0), step(10), step(20), step(30, 9.0)]
     resumed = [start(20, price=72.0, elapsed=40.0), step(30, 2.0, elapsed=50.0)]
     history = read_history(write_run(tmp_path / "run", killed + resumed))
     assert history.curves["train_loss"].steps.tolist() == [10, 20, 30]
     assert history.curves["train_loss"].last == 2.0
-    # 30 s at a cent a second; from there 20 s, of which the first 10 are the second job's start, at two cents
+    # 30 s at one cent per second, then 20 s at two cents; the first 10 of these are the start of the second job.
     assert history.usd == pytest.approx(0.30 + 0.40)
     assert history.axes["dollars"].last == pytest.approx(0.70)
     assert [(mark.step, mark.kind) for mark in history.marks] == [(20, "restart")]
@@ -32,14 +32,14 @@ def test_steps_of_a_killed_job_leave_the_curve_and_stay_in_the_cost(tmp_path: Pa
     assert [(mark.step, mark.kind) for mark in marks] == [(0, "restart")]
 
 
-def test_a_run_without_price_has_no_dollars(tmp_path: Path) -> None:
+def test_a_run_without_a_price_has_no_dollars(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path / "run", [start(price=None), step(10)]))
     assert history.usd is None
     assert "dollars" not in history.axes
     assert "mfu" not in history.curves
 
 
-def test_a_run_is_described_as_it_was_trained_whatever_its_files_say_now(tmp_path: Path) -> None:
+def test_a_run_is_described_as_it_was_trained(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [start(), step(10)])
     present = read_history(run)
     assert (present.model.emb_dim, present.train.optimization.learning_rate, present.record) == (128, 0.004, None)
@@ -51,7 +51,7 @@ def test_a_run_is_described_as_it_was_trained_whatever_its_files_say_now(tmp_pat
 
 
 @pytest.mark.parametrize("template", [None, "turns"])
-def test_bits_per_byte_are_those_of_text_not_of_conversations(tmp_path: Path, template: str | None) -> None:
+def test_only_text_has_bits_per_byte(tmp_path: Path, template: str | None) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["ab"] * 3)
     if template is not None:
         source.write_text('{"instruction": "a", "output": "b"}\n')
@@ -60,7 +60,7 @@ def test_bits_per_byte_are_those_of_text_not_of_conversations(tmp_path: Path, te
     assert read_history(run).bits_per_nat == (pytest.approx(9 / 6 / math.log(2)) if template is None else None)
 
 
-def test_other_tokens_of_a_directory_give_no_bits(tmp_path: Path) -> None:
+def test_changed_tokens_give_no_bits_per_byte(tmp_path: Path) -> None:
     manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"] * 3))
     stream = {"directory": str(tmp_path / "out"), "tokens": 9, "sha256": [manifest.files["train.safetensors"].sha256]}
     run = write_run(tmp_path / "run", [start(), step(1)])
@@ -71,19 +71,18 @@ def test_other_tokens_of_a_directory_give_no_bits(tmp_path: Path) -> None:
     assert read_history(run).bits_per_nat is None
 
 
-def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:
+def test_damaged_lines_do_not_affect_the_rest(tmp_path: Path) -> None:
     records = [start(), step(1, 4.0), step(2, math.nan, tokens_per_second=None), step(3, 2.0)]
     run = write_run(tmp_path / "run", records)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
     assert [str(note) for note in history.notes] == [
-        f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"
+        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, from line 5 on"
     ]
     job = take_run_lock(run)
-    assert (
-        job.file is not None and "damaged: 3 lines" in read_history(run).notes[0].text
-    )  # the last one is being written
+    assert job.file is not None
+    assert "damaged: 3 lines" in read_history(run).notes[0].text  # the last line may be in the middle of being written
     job.file.close()
     assert history.curves["train_loss"].values.tolist() == pytest.approx([4.0, math.nan, 2.0], nan_ok=True)
     assert math.isnan(history.curves["tokens_per_second"].values[1])
@@ -104,24 +103,24 @@ def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_damaged_record_is_left_out_and_a_note_names_it(tmp_path: Path, damage: dict[str, Any] | None) -> None:
+def test_a_damaged_record_is_left_out_with_a_note(tmp_path: Path, damage: dict[str, Any] | None) -> None:
     run = write_resolved(write_run(tmp_path / "run", training()), **(damage or {}))
     if damage is None:
         (run / "resolved.json").write_text("{")
     history = read_history(run)
     [note] = history.notes
-    assert str(note).startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, and left out: ")
+    assert str(note).startswith(f"NOTE: {run / 'resolved.json'}: damaged or edited, so it is not shown: ")
     assert history.record is None and len(report_page([run], [history], {})) > 10_000
     assert differing_settings([history, history]) == []
     record_samples(run)
 
 
-def test_a_mixture_has_a_curve_for_each_further_dataset(tmp_path: Path) -> None:
+def test_a_mixture_has_a_curve_for_each_dataset(tmp_path: Path) -> None:
     measured = {"step": 1, "validation_loss": 3.0, "validation_losses": {"code": 2.5, "prose": 3.5}}
     history = read_history(write_run(tmp_path / "run", [*training(10), measured]))
     assert history.curves["prose"].values.tolist() == [3.5]
 
 
-def test_a_run_without_measurement_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no measurement yet"):
+def test_a_run_without_measurements_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="has no measurements yet"):
         read_history(write_run(tmp_path / "run", [start()]))

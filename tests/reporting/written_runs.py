@@ -1,4 +1,4 @@
-"""Run directories with metrics that tests write."""
+"""Run directories for tests, with metrics that are written instead of trained."""
 
 import json
 import math
@@ -20,13 +20,13 @@ def start(step: int = 0, price: float | None = 2.0, elapsed: float = 0.0) -> dic
 
 
 def step(number: int, loss: float = 3.0, elapsed: float | None = None, **values: Any) -> dict[str, Any]:
-    """Return the record of a logged step; a step takes a second."""
+    """Return the record of a logged step. Unless `elapsed` is given, a step takes one second."""
     measured = {"train_loss": loss, "learning_rate": 1e-3, "grad_norm": 0.5, "tokens_per_second": 9000.0, "mfu": None}
     return {"step": number, **measured, "elapsed_seconds": number if elapsed is None else elapsed, **values}
 
 
 def training(steps: int = 100) -> list[dict[str, Any]]:
-    """Return the records of a whole run with a price, a skipped spike, validations and a ledger."""
+    """Return the records of a complete run with a price, a skipped spike, validations and a ledger."""
     records = [start(), *(step(at, 3 + 2 * math.exp(-at / 20)) for at in range(1, steps + 1))]
     records += [{"step": at, "validation_loss": 3.1, "elapsed_seconds": at} for at in (steps // 2, steps)]
     records += [{"event": "spike-skipped", "step": steps // 3, "reason": "<i>loss</i> 9"}]
@@ -43,7 +43,7 @@ def write_run(directory: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def write_resolved(run: Path, **changes: Any) -> Path:
-    """Write the `resolved.json` of a run, with changes; those of `model` and `train` are merged."""
+    """Write the `resolved.json` of a run with changes. Changes of `model` and `train` are merged with their values."""
     read = load_run(run, ())
     values: dict[str, Any] = {
         "model": attrs.asdict(read.model) | changes.pop("model", {}),

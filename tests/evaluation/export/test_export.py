@@ -138,7 +138,7 @@ def test_exported_tokenizer_equals_gpt2s(tmp_path: Path) -> None:
 def test_pushed_model_equals_the_export(copied: Path, hub: Hub, tmp_path: Path) -> None:
     push = ("export", copied, tmp_path / "out", "--push", "owner/model")
     without_token = evaluate(*push, environment=at_hub(hub, None))
-    assert (without_token.returncode, "no access token of the Hugging Face hub" in without_token.stderr) == (1, True)
+    assert (without_token.returncode, "no access token for the Hugging Face hub" in without_token.stderr) == (1, True)
     assert not (tmp_path / "out").exists()
     assert f"{hub.url}/owner/model" in output_of(*push, environment=at_hub(hub))
     uploaded = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
@@ -161,7 +161,7 @@ def test_export_to_a_mount_point_is_refused(finished: Path, tmp_path: Path) -> N
     if subprocess.run(["mount", "--bind", mount, mount], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("needs the right to mount")
     try:
-        with pytest.raises(BadInput, match="it is mounted: choose a folder in it"):
+        with pytest.raises(BadInput, match="it is a mount point: choose a folder inside it"):
             export(trained(str(finished)), mount, None, None)
         assert [path.name for path in tmp_path.iterdir()] == ["mount"]
         export(trained(str(finished)), mount / "model", None, None)

@@ -21,7 +21,7 @@ from evaluation.generation.chat import Conversation, obey, wrapped
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
-from model.generate import Drawn, Sampling
+from model.generate import DrawnToken, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
@@ -157,7 +157,7 @@ def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
     for name, problem in (("", "no name"), ("model.pt", "wanted a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name and str(tmp_path / name))
-    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
+    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has this name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
             obey(talk, "/save", name)
 
@@ -166,11 +166,11 @@ def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
     words = iter(["y", "ye", "yes"])  # the last two are at least as long as an answer may be
 
-    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
+    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[DrawnToken]:
         for number, letter in enumerate(next(words)[:count], start=1):
-            yield Drawn(ord(letter), torch.zeros(1), "length" if number == count else None)
+            yield DrawnToken(ord(letter), torch.zeros(1), "length" if number == count else None)
         if number < count:
-            yield Drawn(256, torch.zeros(1), "stop")
+            yield DrawnToken(256, torch.zeros(1), "stop")
 
     monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
     assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)

@@ -104,4 +104,4 @@ def test_unknown_tokenizer_must_be_passed(copied: Path, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps([chr(number) for number in range(256)]))
     assert "naïve" in smoke(copied, "--tokenizer", str(tmp_path / "x.json"), "--prompt", "naïve").stdout
     unknown = smoke(copied, "--tokenizer", str(tmp_path / "x.json"), "--prompt", "na日ve")
-    assert unknown.stderr.endswith("tokenizer chars: '日' is none of its 256 characters\n")
+    assert unknown.stderr.endswith("tokenizer chars: '日' is not one of its 256 characters\n")

@@ -127,7 +127,7 @@ def test_snapshot_and_comments_are_stored(server: Judge, sessions: Sessions) -> 
     assert "**poor**, seed 0\n\n> poor says to 0: 40\n\n- 40: follows" in text
     comments.write_text("notes of the user")
     done = sessions.run()
-    refusal = f"{comments}: is not a file of the judge's comments, and is left as it is (17 bytes)"
+    refusal = f"{comments}: is not a file of the judge's comments, so it was not overwritten (17 bytes)"
     assert done.returncode == 0 and refusal in done.stdout and comments.read_text() == "notes of the user"
     sessions.said("--orders", "2", "--effort", "low")
     assert len(list(sessions.files[0].parent.glob("judged-by-*.md"))) == 2

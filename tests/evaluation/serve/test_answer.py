@@ -17,7 +17,7 @@ from evaluation.serve.engine import Engine
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
-from model.generate import Drawn, Finish, Sampling
+from model.generate import DrawnToken, Finish, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL
 from tokens.tokenizer.loading import load_tokenizer
@@ -47,7 +47,7 @@ def take(answer: ServedAnswer, token: int) -> AnswerPart:
     """Return the part that a token completes. Like `Drawing`, end the text at its end-of-text id or its length."""
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None
-    return answer.take(Drawn(token, torch.zeros(2000), ended))
+    return answer.take(DrawnToken(token, torch.zeros(2000), ended))
 
 
 @given(st.binary(max_size=30), st.lists(st.sampled_from(["a", "ab", "bab", "é", "aa b"]), max_size=4))

@@ -1,4 +1,4 @@
-"""Best size for a budget: the lowest loss that the money buys, within what the ladder supports."""
+"""The best size for a budget has the lowest loss that the money buys, and warnings where the ladder does not reach."""
 
 import attrs
 import pytest
@@ -44,7 +44,7 @@ def test_a_family_continues_the_ladders_rule_of_depth_and_width() -> None:
     assert sizes == sorted(set(sizes))
 
 
-def test_a_family_keeps_depth_grouped_heads_and_mlp_of_a_ladder_that_does() -> None:
+def test_a_family_keeps_the_proportions_of_its_ladder() -> None:
     model = attrs.evolve(RUN.model, emb_dim=256, n_heads=4, n_kv_heads=2, n_layers=6, mlp_width=640)
     ladder = [model, attrs.evolve(model, emb_dim=512, n_heads=8, n_kv_heads=4, mlp_width=1280)]
     family = size_family(ladder)
@@ -54,14 +54,14 @@ def test_a_family_keeps_depth_grouped_heads_and_mlp_of_a_ladder_that_does() -> N
 
 
 @pytest.mark.slow
-def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_buys() -> None:
+def test_the_best_size_has_the_lowest_affordable_loss() -> None:
     law, family = fit(), size_family(LADDER)
     [choice] = best_sizes(law, family, RUN, 10, prices("8xh100-80gb"))
     machine = choice.machine
     share = choice.tokens_per_second / roofline(choice.model, machine.gpu)
 
     def loss(model: ModelConfig) -> float:
-        seconds = 3600 * 10 / machine.usd_per_hour - 120  # of start-up
+        seconds = 3600 * 10 / machine.usd_per_hour - 120  # without 120 s of start-up
         tokens = int(seconds * share * roofline(model, machine.gpu))
         return law.predict(matmul_parameter_count(model), tokens).value
 
@@ -71,7 +71,7 @@ def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_
     assert matmul_parameter_count(choice.model) < matmul_parameter_count(large.model)
 
 
-def test_machines_are_ordered_by_loss_and_each_line_names_its_source_of_speed() -> None:
+def test_machines_are_sorted_by_loss_with_speed_sources() -> None:
     list_, family = prices("8xh100-80gb", "8xa100-40gb", "1xrtx4090"), size_family(LADDER)[::5]
     choices = best_sizes(fit(), family, RUN, 10, list_)
     assert len(choices) == 3
@@ -84,7 +84,7 @@ def test_machines_are_ordered_by_loss_and_each_line_names_its_source_of_speed() 
     assert line.startswith("$0.01: not enough for the start-up")
 
 
-def test_all_shapes_of_a_machine_are_as_much_slower_than_the_roofline_as_the_measured_target() -> None:
+def test_all_shapes_have_the_targets_share_of_the_roofline() -> None:
     gpt2 = load_run(ROOT / "runs" / "8xh100", [])
     speed = throughputs(gpt2.model, (list_ := prices("8xh100-80gb")).machines[0])[0]
     [choice] = best_sizes(fit(), [gpt2.model], gpt2, 10, list_)
@@ -92,23 +92,23 @@ def test_all_shapes_of_a_machine_are_as_much_slower_than_the_roofline_as_the_mea
     assert choice.source == "roofline x 0.16, measured by gpjt/ddp-base-model-from-scratch"
 
 
-def test_the_edges_of_family_and_ladder_are_named() -> None:
+def test_choices_at_an_edge_have_warnings() -> None:
     family, machines = size_family(LADDER)[::5], prices("8xh100-80gb")
     [far] = best_sizes(fit(), family, RUN, 5000, machines)
-    assert "beyond 30 x no interval was tested" in "\n".join(limits_of(far, fit(), family, RUN))
+    assert "intervals were tested up to 30 x" in "\n".join(limits_of(far, fit(), family, RUN))
     [edge] = best_sizes(fit(), LADDER, RUN, 50, machines)
     limits = "\n".join(limits_of(edge, fit(), LADDER, RUN))
     assert edge.model == LADDER[-1] and "a larger one may be better" in limits
-    assert "tokens per parameter, the ladder has 5 to 20" in limits
+    assert "tokens per parameter, but the ladder has 5 to 20" in limits
 
 
-def test_no_size_is_named_for_more_tokens_than_are_at_hand_in_the_epochs_allowed(
+def test_choices_use_only_available_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machines, thrice = prices("8xh100-80gb"), attrs.evolve(RUN, train=RUN.train.replace(max_epochs=3))
     [free] = best_sizes(fit(), LADDER, RUN, 40, machines)
-    assert "whether the dataset holds as many is not known here" in limits_of(free, fit(), LADDER, RUN)[-1]
+    assert "the dataset is not here, so its number of tokens is unknown" in limits_of(free, fit(), LADDER, RUN)[-1]
     monkeypatch.setattr(forecast, "lengths_at_hand", lambda *_: {"fineweb": 10**9})
     [choice] = best_sizes(fit(), LADDER, thrice, 40, machines)
     assert choice.tokens == 3 * 10**9 < free.tokens and choice.hours < free.hours
-    assert "all of the tokens at hand in max_epochs epochs" in limits_of(choice, fit(), LADDER, thrice)[-1]
+    assert "uses all available tokens in max_epochs epochs" in limits_of(choice, fit(), LADDER, thrice)[-1]

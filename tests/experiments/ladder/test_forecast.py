@@ -1,4 +1,4 @@
-"""Forecast of a target run: its lines, and the file that --plan reads back."""
+"""The forecast of a target run: its lines, and the file that --plan reads."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def _forecast() -> Forecast:
     return Forecast.of(run, fit_law(points), hold_out_largest(points))
 
 
-def test_a_forecast_is_of_the_targets_own_size_and_tokens(forecast: Forecast) -> None:
+def test_a_forecast_uses_the_targets_size_and_tokens(forecast: Forecast) -> None:
     assert forecast.tokens == 2_400_190_464
     assert forecast.parameters == 12 * 12 * 768**2 + 50257 * 768
     largest = max(forecast.fit.points, key=lambda point: point.parameters * point.tokens)
@@ -40,16 +40,16 @@ def test_a_forecast_is_of_the_targets_own_size_and_tokens(forecast: Forecast) ->
     assert forecast.loss.value == pytest.approx(BESIROGLU(forecast.parameters, forecast.tokens), rel=0.01)
 
 
-def test_its_lines_say_law_check_and_distance(forecast: Forecast) -> None:
+def test_lines_have_the_law_check_and_distance(forecast: Forecast) -> None:
     lines = forecast.lines()
-    assert f"forecast     loss {forecast.loss.text(4)}, 90 % interval of one run" in lines
+    assert f"forecast     loss {forecast.loss.text(4)}, the 90 % interval for one run" in lines
     assert any("2.24 x the compute of its ladder's largest run; 12 runs of 4 sizes" in line for line in lines)
     far = load_run(ROOT / "runs" / "speedrun-8xh100", ["min_train_tokens=80000000000"])
     lines = Forecast.of(far, forecast.fit, forecast.held_out).lines()
-    assert any("(beyond 30 x no interval was tested)" in line for line in lines)
+    assert any("(intervals were tested up to 30 x)" in line for line in lines)
 
 
-def test_the_record_holds_law_points_check_and_recipe_as_json(forecast: Forecast, tmp_path: Path) -> None:
+def test_the_record_has_law_points_check_and_recipe(forecast: Forecast, tmp_path: Path) -> None:
     write_forecast(tmp_path, forecast)
     record = json.loads((tmp_path / FORECAST).read_text())
     assert record["commit"] == git_commit() and record["recipe"] == forecast_recipe(forecast.run)

@@ -1,4 +1,4 @@
-"""Conclusion of a ladder from the losses in its run directories, here written by a known law."""
+"""The results of a ladder, with losses in its run directories that were computed by a known law."""
 
 import json
 from collections.abc import Callable
@@ -24,13 +24,15 @@ def clean(parameters: float, tokens: float) -> float:
     return float(1.5 + 9 / parameters**0.3 + 20 / tokens**0.35)
 
 
-def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd: float | None = None) -> LadderTable:
+def concluded(
+    file: Path, output: Path, loss_law: Law, rates: dict[float, float], usd: float | None = None
+) -> LadderTable:
     ladder = read_ladder(file, output)
     trunks = size_trunks(ladder, 0.01)
     for trunk in trunks:
         for horizon in trunk.horizons:
             write_run_directory(horizon.directory, horizon.sections)
-            loss = law(matmul_parameter_count(trunk.size), horizon.plan.train_tokens)
+            loss = loss_law(matmul_parameter_count(trunk.size), horizon.plan.train_tokens)
             loss *= 1 + 0.004 * ((trunks.index(trunk) + trunk.horizons.index(horizon)) % len(ladder.seeds))
             line = {"step": horizon.plan.steps, "validation_loss": loss}
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -45,7 +47,7 @@ def _file(make_ladder: MakeLadder) -> Path:
     return make_ladder(tokens_per_parameter=[5, 10, 20])
 
 
-def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_path: Path) -> None:
+def test_plan_shows_the_forecast_of_a_clean_ladder(file: Path, tmp_path: Path) -> None:
     table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.001)
     assert table.refused is None and "not enough for the start-up of any machine" in table.text()
     target = table.forecast.run
@@ -54,14 +56,12 @@ def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_p
     assert "held out: predicted" in table.text()
 
 
-def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
-    make_ladder: MakeLadder, tmp_path: Path
-) -> None:
+def test_the_table_and_the_check_average_over_seeds(make_ladder: MakeLadder, tmp_path: Path) -> None:
     table = concluded(make_ladder(tokens_per_parameter=[5, 10, 20], seeds=3), tmp_path / "out", clean, INSIDE)
     assert table.refused is None and len(table.forecast.fit.points) == 36
     held_out = table.forecast.held_out
-    wanted = [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
-    assert [point.loss for point in held_out.points] == pytest.approx(wanted)
+    expected = [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
+    assert [point.loss for point in held_out.points] == pytest.approx(expected)
     assert 0.0025 < table.forecast.fit.noise < 0.006  # 0.4 % over the seeds
     assert "means over the seeds 42, 43, 44" in table.text()
     largest = held_out.points[-1]
@@ -69,7 +69,7 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
     assert table.text().count("\n1x8 ") == 3
 
 
-def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_is_trained(
+def test_a_warm_up_without_room_for_decay_is_refused(
     make_ladder: MakeLadder, make_run: MakeRun, tmp_path: Path
 ) -> None:
     warm = {"warmup_period_percent": 85, "schedule_learning_rate": "cosine"}
@@ -78,26 +78,26 @@ def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_
         describe_plan(ladder, None)
 
 
-def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:
+def test_a_refused_ladder_keeps_all_points(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     concluded(file, output, clean, INSIDE)
     missed = lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1)  # noqa: E731
     table = concluded(file, output, missed, INSIDE, usd=40)
-    assert table.refused is not None and "held out" in table.refused
+    assert table.refused is not None and "held-out" in table.refused
     assert table.text().count("held out: predicted") == 1 and "held out: predicted" not in table.refused
-    assert "for $40.00   no best size without a forecast" in table.text()
-    assert "the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
+    assert "for $40.00   without a forecast, there is no best size" in table.text()
+    assert "but the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
     assert describe_forecast_file(table.ladder.target) == []  # an earlier one is gone
 
 
-def test_the_notes_state_the_rule_for_the_target_and_where_it_differs(
+def test_notes_compare_the_target_with_the_rule(
     file: Path, make_ladder: MakeLadder, make_run: MakeRun, tmp_path: Path
 ) -> None:
     notes = "\n".join(concluded(file, tmp_path / "out", clean, INSIDE).notes())
     assert "For the target: learning_rate 0.00" in notes and "batch 8 sequences" in notes
-    assert "learning_rate is 0.01: the forecast is for the rule's 0.00" in notes
-    assert 'schedule_learning_rate is "cosine": the forecast is for "warmup_stable_decay"' in notes
+    assert "learning_rate is 0.01, but the forecast is for the rule's 0.00" in notes
+    assert 'schedule_learning_rate is "cosine", but the forecast is for "warmup_stable_decay"' in notes
     rules = {"learning_rate": 0.0045, "schedule_learning_rate": "warmup_stable_decay"}
     file = make_ladder(target=make_run("follower", min_train_tokens=20_000, **rules), tokens_per_parameter=[5, 10, 20])
     assert "WARNING" not in "\n".join(concluded(file, tmp_path / "other", clean, INSIDE).notes())

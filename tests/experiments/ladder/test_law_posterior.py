@@ -1,4 +1,7 @@
-"""Posterior of a loss law: its intervals cover as stated; benchmarks/forecast_coverage.py is the longer version."""
+"""The posterior of a loss law: its intervals have the stated coverage.
+
+benchmarks/forecast_coverage.py is the longer version of these tests.
+"""
 
 import forecast_coverage
 import numpy as np
@@ -11,39 +14,41 @@ from experiments.ladder.law_posterior import Observations, explaining_laws
 @pytest.mark.parametrize(
     "shape", [pytest.param(shape, marks=() if shape == "4 sizes" else pytest.mark.slow) for shape in SHAPES]
 )
-def test_new_runs_lie_in_the_interval(shape: str) -> None:
-    done = [simulate("exact law", truth, shape, seed) for seed in range(7) for truth in EXACT]
-    assert sum(one.inside for one in done) / len(done) >= 0.8
+def test_new_runs_are_inside_the_interval(shape: str) -> None:
+    simulations = [simulate("exact law", truth, shape, seed) for seed in range(7) for truth in EXACT]
+    assert sum(simulation.inside for simulation in simulations) / len(simulations) >= 0.8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.002, 0.0133])
 @pytest.mark.parametrize("shared", [0.0, 0.8, 0.95])
-def test_of_the_forecasts_that_are_given_the_ninety_percent_interval_covers_85_to_96_percent(
+def test_ninety_percent_intervals_cover_85_to_96_percent(
     monkeypatch: pytest.MonkeyPatch, noise: float, shared: float
 ) -> None:
     monkeypatch.setattr(forecast_coverage, "NOISES", (noise,))
     monkeypatch.setattr(forecast_coverage, "SHARED", (shared,))
     groups = {name: forecast_coverage.GROUPS[name] for name in ("exact law", "mildly misspecified")}
     shape = "4 sizes, 2 horizons, 3 seeds"
-    done = [simulate(group, truth, shape, seed) for group in groups for truth in groups[group] for seed in range(20)]
-    given = [one.inside for one in done if not one.refused]
-    error = 2 * (0.9 * 0.1 / len(given)) ** 0.5
-    print(f"noise {noise}, shared {shared}: {np.mean(given):.1%} of {len(given)} forecasts")
-    assert 0.85 - error <= np.mean(given) <= 0.96 + error
+    simulations = [
+        simulate(group, truth, shape, seed) for group in groups for truth in groups[group] for seed in range(20)
+    ]
+    inside = [simulation.inside for simulation in simulations if not simulation.refused]
+    error = 2 * (0.9 * 0.1 / len(inside)) ** 0.5
+    print(f"noise {noise}, shared {shared}: {np.mean(inside):.1%} of {len(inside)} forecasts")
+    assert 0.85 - error <= np.mean(inside) <= 0.96 + error
 
 
 @pytest.mark.slow
-def test_a_law_of_exponents_below_the_tested_ones_is_refused() -> None:
-    done = [
+def test_exponents_below_the_grid_give_no_forecast() -> None:
+    simulations = [
         simulate("outside of the prior", truth, "4 sizes, 2 horizons, 3 seeds", seed)
         for truth in forecast_coverage.OUTSIDE
         for seed in range(30)
     ]
-    assert np.mean([one.refused for one in done]) >= 0.8  # a fifth without the rule
+    assert np.mean([simulation.refused for simulation in simulations]) >= 0.8  # without the rule, it would be a fifth
 
 
-def test_laws_are_positive_and_far_exponents_win_where_the_points_speak_for_them() -> None:
+def test_laws_are_positive_and_unusual_exponents_possible() -> None:
     sizes, tokens = (values.ravel() for values in np.meshgrid(np.linspace(-2, 2, 5), np.linspace(-2, 2, 5)))
     losses = 0.5 + np.exp(-0.8 * sizes) + np.exp(-0.7 * tokens)
     trunks = sizes[:, None] == sizes[None, :]

@@ -1,4 +1,4 @@
-"""Loss law: what a ladder's law predicts, and when it refuses to."""
+"""The loss law of a ladder: its predictions, and when there is no forecast."""
 
 import math
 
@@ -27,7 +27,7 @@ def width(interval: Interval) -> float:
     return interval.high - interval.low
 
 
-def test_a_ladder_without_noise_predicts_ten_times_its_compute_within_half_a_percent() -> None:
+def test_a_noiseless_ladder_predicts_ten_times_its_compute() -> None:
     ladder = points(sizes=5, noise=0.0)
     fit = fit_law(ladder)
     size = math.sqrt(fit.compute * 10 / 20)
@@ -50,17 +50,17 @@ def test_intervals_widen_with_distance_and_with_noise() -> None:
 def test_a_forecast_does_not_depend_on_the_unit_of_the_loss() -> None:
     bits = [attrs.evolve(point, loss=point.loss / math.log(2)) for point in points()]
     forecast, in_bits = fit_law(points()).predict(*TARGET), fit_law(bits).predict(*TARGET)
-    wanted = [one / math.log(2) for one in (forecast.value, forecast.low or 0, forecast.high or 0)]
-    assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(wanted, rel=1e-9)
+    expected = [nats / math.log(2) for nats in (forecast.value, forecast.low or 0, forecast.high or 0)]
+    assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_run_of_few_tokens_is_not_taken_for_one_of_many() -> None:
+def test_short_runs_are_not_mistaken_for_long_ones() -> None:
     fit = fit_law(points())
     losses = [fit.predict(1e8, tokens).value for tokens in (2e8, 1e9, 5e9, 2.5e10)]
     assert losses == sorted(losses, reverse=True)
 
 
-def test_points_that_no_law_explains_are_refused() -> None:
+def test_points_without_a_law_are_an_error() -> None:
     with pytest.raises(BadInput, match=r"^ladder: the loss does not fall with both size and tokens"):
         fit_law([attrs.evolve(point, loss=9 - point.loss) for point in points()])
 
@@ -71,17 +71,17 @@ def test_the_largest_size_is_held_out() -> None:
     assert 0 < held_out.error < 0.01 and refusal(held_out, fit_law(points(sizes=5, noise=0.001))) is None
 
 
-def test_the_held_out_losses_do_not_enter_their_own_prediction() -> None:
+def test_held_out_losses_do_not_affect_their_prediction() -> None:
     ladder = points(sizes=5, noise=0.001)
-    other = [attrs.evolve(point, loss=2 * point.loss) if point.parameters > 3e8 else point for point in ladder]
-    assert hold_out_largest(other).predicted == hold_out_largest(ladder).predicted
+    changed = [attrs.evolve(point, loss=2 * point.loss) if point.parameters > 3e8 else point for point in ladder]
+    assert hold_out_largest(changed).predicted == hold_out_largest(ladder).predicted
 
 
-def test_a_held_out_miss_of_more_than_a_percent_is_refused_in_one_line() -> None:
+def test_a_held_out_miss_above_one_percent_is_refused() -> None:
     ladder = points(sizes=5, noise=0.001)
     largest = max(point.parameters for point in ladder)
     raised = [attrs.evolve(point, loss=point.loss * 1.03) if point.parameters == largest else point for point in ladder]
     line = refusal(hold_out_largest(raised), fit_law(raised))
     assert line is not None and "\n" not in line
-    assert line.startswith("the largest size, held out, was missed by 3.")
-    assert "wanted within 1 %; " in line
+    assert line.startswith("the prediction for the held-out largest size was wrong by 3.")
+    assert "at most 1 % is accepted; " in line

@@ -1,4 +1,4 @@
-"""Plan of a ladder, and tuning of the rate, with losses by a formula in the place of training."""
+"""The plan of a ladder, and the choice of its learning rate, with losses from a formula instead of training."""
 
 import json
 import math
@@ -21,7 +21,7 @@ Tune = Callable[..., dict[float, float]]
 
 @pytest.fixture(name="tune")
 def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Return a function that tunes the rate, given the loss as a function of the rate and the seed."""
+    """Return a function that chooses the rate, given the loss as a function of the rate and the seed."""
     ladder = read_ladder(make_ladder())
 
     def tune(loss: Callable[[float, int], float], seeds: tuple[int, ...] = (42,)) -> dict[float, float]:
@@ -38,37 +38,37 @@ def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
     return tune
 
 
-def least_at(best: float) -> Callable[[float, int], float]:
-    """Return losses that are least at a rate; at an infinite one all are infinite."""
+def minimum_at(best: float) -> Callable[[float, int], float]:
+    """Return a loss function with its minimum at `best`. If that is infinite, all losses are infinite."""
     return lambda rate, _: 3 + abs(math.log(rate) - math.log(best))
 
 
-def test_rates_are_added_beyond_an_edge_in_rising_order_and_only_there(tune: Tune) -> None:
-    assert list(tune(least_at(0.011))) == [0.005, 0.01, 0.02]
-    assert list(tune(least_at(0.0024))) == [0.00125, 0.0025, 0.005, 0.01, 0.02]
+def test_rates_are_added_only_beyond_an_edge(tune: Tune) -> None:
+    assert list(tune(minimum_at(0.011))) == [0.005, 0.01, 0.02]
+    assert list(tune(minimum_at(0.0024))) == [0.00125, 0.0025, 0.005, 0.01, 0.02]
 
 
 @pytest.mark.parametrize(
     ("best", "problem"),
     [
-        (99.0, r"best one of 1x8, 0.16, is the highest.*widen the sweep"),
-        (math.inf, r"all rates diverged \(.*0\.005, 0\.01, 0\.02\); lower them"),
+        (99.0, r"best rate for 1x8, 0.16, is the highest one.*add rates at the high end"),
+        (math.inf, r"diverged at all rates \(.*0\.005, 0\.01, 0\.02\); lower them"),
     ],
 )
-def test_without_a_best_rate_inside_no_larger_size_is_trained(tune: Tune, best: float, problem: str) -> None:
+def test_a_best_rate_at_the_edge_ends_the_ladder(tune: Tune, best: float, problem: str) -> None:
     with pytest.raises(BadInput, match=problem):
-        tune(least_at(best))
+        tune(minimum_at(best))
 
 
-def test_a_rate_is_the_best_by_its_mean_over_the_seeds(tune: Tune) -> None:
+def test_the_best_rate_has_the_lowest_mean_loss(tune: Tune) -> None:
     losses = {0.005: {7: 3.0, 9: 3.4}, 0.01: {7: 3.1, 9: 3.1}, 0.02: {7: 2.9, 9: 3.5}}
     tuned = tune(lambda rate, seed: losses[rate][seed], seeds=(7, 9))
     assert tuned == pytest.approx({0.005: 3.2, 0.01: 3.1, 0.02: 3.2})
 
 
-def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder) -> None:
+def test_costs_are_estimated_from_finished_runs(make_ladder: MakeLadder) -> None:
     ladder = read_ladder(make_ladder())
-    unknown = "time and cost: not known before a run of this experiment has ended"
+    unknown = "time and cost: unknown until a run of this experiment has ended"
     assert describe_plan(ladder, 2.0)[-1].startswith(unknown)
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
@@ -80,4 +80,4 @@ def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder
     line = describe_plan(ladder, 2.0)[-1]
     hours, dollars = line.split(" hours, $")
     assert float(dollars.split()[0].replace(",", "")) == pytest.approx(2 * float(hours), rel=0.01)
-    assert line.endswith("one run after the other, at the FLOP/s of 1 earlier run")
+    assert line.endswith("if one run is trained at a time, at the FLOP/s of 1 earlier run")

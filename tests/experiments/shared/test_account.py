@@ -1,4 +1,4 @@
-"""Account of an experiment: no second that was paid is forgotten."""
+"""The account of an experiment: all paid time is recorded."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=1
 
 
 def call_before(directory: Path, *, seconds_ago: float, ended: bool, price: float | None = 1.0) -> Path:
-    """Write the account of an earlier call of 1,000 seconds, whose last line is so old; return it."""
+    """Write the account of an earlier call of 1,000 seconds, with its last line `seconds_ago`, and return its path."""
     spent = {"seconds": 1000, "usd": (price or 0) * 1000 / 3600, "unpriced_seconds": 0 if price else 1000}
     last = {"time": time.time() - seconds_ago, "spent": spent, "price_per_hour": price, "ended": ended}
     first = last | {"spent": dict.fromkeys(spent, 0), "ended": False}
@@ -30,7 +30,7 @@ def earlier(directory: Path) -> float:
     return Account(directory, PRICED).earlier.seconds
 
 
-def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp_path: Path) -> None:
+def test_calls_are_charged_until_their_end(tmp_path: Path) -> None:
     path = call_before(tmp_path, seconds_ago=4000, ended=True)
     before = path.read_bytes()
     Account(tmp_path, PRICED).close()
@@ -38,15 +38,15 @@ def test_a_call_that_ended_counts_to_its_end_and_one_without_jobs_not_at_all(tmp
     account = Account(tmp_path, PRICED)
     account.beat()
     account.close()
-    assert 1000 < earlier(tmp_path) <= 1000 + job_seconds()  # the second call counts as well, with its process
+    assert 1000 < earlier(tmp_path) <= 1000 + job_seconds()  # includes the start-up of the second call's process
 
 
-def test_a_killed_call_counts_as_long_as_its_jobs_may_have_lived_or_to_now(tmp_path: Path) -> None:
+def test_killed_calls_are_charged_while_jobs_may_run(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=30 + job_seconds(), ended=False)
     assert earlier(tmp_path) == pytest.approx(1030, abs=5)
     path = call_before(tmp_path, seconds_ago=50_000, ended=False)
     with path.open("a") as file:
-        file.write('{"tim')  # torn
+        file.write('{"tim')  # a line that was cut off by a kill
     account = Account(tmp_path, PRICED)
     account.beat()
     assert earlier(tmp_path) > account.earlier.seconds == 1000 + ORPHAN_SECONDS
@@ -69,33 +69,33 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, capsys: pytest.Cap
     first, last = path.read_text().splitlines()
     path.write_text(f"{first}\n{{torn\n{line}\n{last}\n")
     assert earlier(tmp_path) == 1000
-    note = f"NOTE: {tmp_path / ACCOUNT}: left out as damaged: 2 lines, from line 2 on\n"
+    note = f"NOTE: {tmp_path / ACCOUNT}: skipped 2 damaged lines, from line 2 on\n"
     assert capsys.readouterr().err == note
     path.write_text(f"{first}\n{last}\n{line}\n")
-    with pytest.raises(BadInput, match="line 3 cannot be read, so the time and money spent until then are not known; "):
+    with pytest.raises(BadInput, match="line 3 cannot be read, so the time and money spent until then are unknown; "):
         earlier(tmp_path)
 
 
-def test_no_edited_line_makes_the_totals_smaller(tmp_path: Path) -> None:
+def test_edited_lines_never_lower_the_totals(tmp_path: Path) -> None:
     path = call_before(tmp_path, seconds_ago=4000, ended=True)
     first, last = path.read_text().splitlines()
     path.write_text(f"{first}\n{last}\n{last.replace('1000', '5')}\n")
     assert earlier(tmp_path) == 1000
 
 
-def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tmp_path: Path) -> None:
+def test_each_call_is_charged_at_its_price(tmp_path: Path) -> None:
     for price, usd in ((1.0, 1000 / 3600), (None, 2000 / 3600)):
         call_before(tmp_path, seconds_ago=4000, ended=True, price=price)
         account = Account(tmp_path, PRICED)
-        spent, left = account.usd(), account.seconds_left()
-        assert spent is not None and left is not None
+        spent, seconds_left = account.usd(), account.seconds_left()
+        assert spent is not None and seconds_left is not None
         assert spent == pytest.approx(usd + 2 * account.process_seconds() / 3600, abs=1e-3)
-        assert left == pytest.approx((10 - spent) / 2 * 3600, abs=1)
+        assert seconds_left == pytest.approx((10 - spent) / 2 * 3600, abs=1)
         account.close()
 
 
-def test_a_call_of_another_machine_is_timed_by_the_disk(tmp_path: Path) -> None:
-    path = call_before(tmp_path, seconds_ago=50_000, ended=False)  # by that machine's clock
+def test_calls_of_other_machines_use_the_disks_clock(tmp_path: Path) -> None:
+    path = call_before(tmp_path, seconds_ago=50_000, ended=False)  # according to the other machine's clock
     text = path.read_text().replace('"ended": false}', '"ended": false, "machine": "another"}')
     path.write_text(text)
     assert earlier(tmp_path) == pytest.approx(1000, abs=5)

@@ -1,4 +1,4 @@
-"""Run directories of an experiment: written once, refused where they changed under results."""
+"""The run directories of an experiment are written once, and may not change once they have results."""
 
 from pathlib import Path
 
@@ -11,27 +11,26 @@ from tests.conftest import MakeRun
 from training.config.train_config import load_run
 
 
-def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_runs_that_have_not_begun_are_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     write_run_directory(run, {"model": {"n_layers": 2}, "train": {}})
     size = (run / "model.json").stat().st_size
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
-    said = f"NOTE: {run / 'model.json'}: replaced ({size} bytes): the experiment now has other values\n"
-    assert capsys.readouterr().err == said
+    note = f"NOTE: {run / 'model.json'}: replaced ({size} bytes), because the experiment's settings have changed\n"
+    assert capsys.readouterr().err == note
     assert read_json(run / "model.json") == {"n_layers": 3}
     (run / "metrics.jsonl").touch()
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
-    with pytest.raises(BadInput, match=r"train.json: learning_rate is absent, the experiment now has 0.1"):
+    changed = "train.json: this run has begun with learning_rate absent, but the experiment now has 0.1"
+    with pytest.raises(BadInput, match=changed):
         write_run_directory(run, {"model": {"n_layers": 3}, "train": {"learning_rate": 0.1}})
 
 
-def test_a_dataset_that_is_nowhere_is_refused_where_even_the_number_of_steps_needs_it(make_run: MakeRun) -> None:
+def test_a_missing_dataset_is_an_error_if_steps_need_it(make_run: MakeRun) -> None:
     file = Path("sweep.json")
     assert missing_tokens(file, load_run(make_run("here"), ()).train) is None
     line = missing_tokens(file, load_run(make_run("nowhere", dataset="/nope"), ()).train)
-    assert line is not None and line.startswith("sweep.json: ") and "/nope is no directory here" in line
+    assert line is not None and line.startswith("sweep.json: ") and "/nope is not a directory here" in line
     unknown = load_run(make_run("unknown", dataset="/nope", min_train_tokens=None), ()).train
-    with pytest.raises(BadInput, match=r"/nope is no directory here; .*or set min_train_tokens"):
+    with pytest.raises(BadInput, match=r"/nope is not a directory here; .*or set min_train_tokens"):
         missing_tokens(file, unknown)

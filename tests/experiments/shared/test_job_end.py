@@ -1,4 +1,4 @@
-"""The end of a job: its reason decides whether the budget ended it; without a reason, the rest of the budget does."""
+"""The end of a job: its reason says whether the budget ended it. Without a reason, the rest of the budget decides."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from experiments.shared.job_end import LEAST_SECONDS, ended_over_budget, failure
         (EXIT_STOPPED, "out-of-budget", None, None, True),
         (EXIT_STOPPED, "stopped", "--max-hours", 0.0, False),
         (EXIT_ERROR, "crash", None, 0.0, False),
-        (EXIT_STOPPED, None, "--max-hours", 99.0, True),  # of an earlier version
+        (EXIT_STOPPED, None, "--max-hours", 99.0, True),  # train.py of an earlier version
         (EXIT_STOPPED, None, "signal", 0.0, False),
         (EXIT_ERROR, None, None, LEAST_SECONDS - 1, True),
         (EXIT_ERROR, None, None, LEAST_SECONDS, False),
@@ -35,5 +35,5 @@ def test_a_failure_names_the_run_and_the_next_step() -> None:
     target: Any = SimpleNamespace(name="base", step=8, directory=Path("runs/base"))
     end: Any = SimpleNamespace(status=EXIT_ERROR, problem="rank 0: killed")
     log = Path("runs/base/job.log")
-    assert failure_of(target, end, log) == "base: training failed: rank 0: killed; its output: runs/base/job.log"
+    assert failure_of(target, end, log) == "base: training failed: rank 0: killed; see its output in runs/base/job.log"
     assert "move runs/base away" in failure_of(target, SimpleNamespace(status=EXIT_DONE), log)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Comparison of runs by their records: whatever decides on the measured tokens is named, other things are not."""
+"""Comparison of runs by their records: only differences in the measured tokens are errors."""
 
 import json
 from pathlib import Path
@@ -36,10 +36,10 @@ def test_verdicts_compare_what_the_runs_recorded(tmp_path: Path, name: str) -> N
     for changed in ("other", None):
         values = RECORD[section] | {key: changed}
         with pytest.raises(
-            BadInput, match=rf"candidate/resolved.json: {name}: {changed!r}, but base has .*: their losses"
+            BadInput, match=rf"candidate/resolved.json: {name}: {changed!r}, but base has .*: the losses"
         ):
             check_same_measure([base, recorded(tmp_path / "candidate", RECORD | {section: values})])
-    without = {other: value for other, value in RECORD[section].items() if other != key}
+    without = {setting: value for setting, value in RECORD[section].items() if setting != key}
     with pytest.raises(BadInput, match=f"{name}: 'absent', but base has"):
         check_same_measure([base, recorded(tmp_path / "candidate", RECORD | {section: without})])
 
@@ -58,15 +58,15 @@ def test_levers_and_folders_may_differ(tmp_path: Path) -> None:
 def test_a_folder_that_was_prepared_again_is_named(tmp_path: Path, split: str) -> None:
     base = recorded(tmp_path / "base", RECORD)
     for changed in (STREAM | {"sha256": ["2" * 64]}, [STREAM, STREAM | {"tokens": 999}]):
-        other = recorded(tmp_path / "candidate", RECORD | {f"{split}_stream": changed})
+        candidate = recorded(tmp_path / "candidate", RECORD | {f"{split}_stream": changed})
         with pytest.raises(BadInput, match=rf"tokens: {split} tokens: '\S+ tokens, sha256 \d+', but base has"):
-            check_same_tokens([base, other])
+            check_same_tokens([base, candidate])
     growing = {"directory": "tokens", "tokens": None, "sha256": [], "plan": "3" * 64}
     check_same_tokens([recorded(tmp_path / name, RECORD | {f"{split}_stream": growing}) for name in ("a", "b")])
 
 
 @pytest.mark.parametrize("record", [{}, {"model": 1, "train": [], "sources": "x", "train_stream": 3, "numerics": None}])
-def test_an_odd_record_is_read_as_one_without_values(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_invalid_record_values_count_as_missing(tmp_path: Path, record: dict[str, Any]) -> None:
     run = recorded(tmp_path / "odd", record)
     assert "absent" in run.measure.values() and run.train_tokens is None
     with pytest.raises(BadInput, match="'absent', but base has"):
@@ -76,7 +76,7 @@ def test_an_odd_record_is_read_as_one_without_values(tmp_path: Path, record: dic
 
 
 @pytest.mark.parametrize("structure", ["{}", "x", "[]", '{"added_tokens": [1]}'])
-def test_a_damaged_structure_is_one_clear_line(tmp_path: Path, structure: str) -> None:
+def test_a_damaged_tokenizer_structure_is_an_error(tmp_path: Path, structure: str) -> None:
     tokenizer = {**RECORD["tokenizer"], "structure": structure}
     with pytest.raises(BadInput, match=r"resolved\.json: tokenizer: structure: got .*, wanted JSON text of an object"):
         recorded(tmp_path / "run", RECORD | {"tokenizer": tokenizer})

@@ -1,4 +1,4 @@
-"""Pool of runs: several ranks each, pauses, devices of their own; the user's jobs are left alone."""
+"""The pool of runs: several ranks, pauses, separate devices; jobs of the user are not touched."""
 
 import json
 import os
@@ -31,30 +31,30 @@ LONG = {"min_train_tokens": STEPS * 8 * 32, "max_epochs": 100_000}
 
 
 @pytest.mark.slow
-def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(make_run: MakeRun, tmp_path: Path) -> None:
-    two, one = make_run("two"), make_run("one")
+def test_two_paused_ranks_reach_the_losses_of_one(make_run: MakeRun, tmp_path: Path) -> None:
+    two_ranks, one_rank = make_run("two"), make_run("one")
     with RunPool(tmp_path, PoolOptions(device="cpu", ranks=2)) as pool:
-        pool.train({two: 3})
-        assert read_progress(two).steps == 3
-        assert 3 in read_progress(two).losses
-        pool.train({two: None})
-    assert {line["world_size"] for line in read_metrics(two) if line.get("event") == "start"} == {2}
+        pool.train({two_ranks: 3})
+        assert read_progress(two_ranks).steps == 3
+        assert 3 in read_progress(two_ranks).losses
+        pool.train({two_ranks: None})
+    assert {line["world_size"] for line in read_metrics(two_ranks) if line.get("event") == "start"} == {2}
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
-        pool.train({one: None, two: None})
-    assert read_progress(one).losses[8] == read_progress(two).losses[8]
+        pool.train({one_rank: None, two_ranks: None})
+    assert read_progress(one_rank).losses[8] == read_progress(two_ranks).losses[8]
 
 
-def test_jobs_side_by_side_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_jobs_have_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_jobs, "_gpus", lambda _: ["2", "5", "7"])
     devices = training_jobs.PoolDevices.of(PoolOptions(ranks=1, at_once=2))
     assert devices.free([]) == ["2"] and devices.free([["2"]]) == ["5"] and devices.free([["2"], ["5"]]) is None
     assert devices.environment(["5"]) == {"CUDA_VISIBLE_DEVICES": "5"}
-    with pytest.raises(BadInput, match="--at-once 2 x --ranks 2: this machine has 3 GPUs"):
+    with pytest.raises(BadInput, match="--at-once 2 x --ranks 2: needs 4 GPUs, but this machine has 3"):
         training_jobs.PoolDevices.of(PoolOptions(ranks=2, at_once=2))
 
 
 @pytest.mark.slow
-def test_a_signal_that_comes_while_a_job_starts_reaches_it(
+def test_a_signal_reaches_a_job_that_is_starting(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SignalledAtStart(TrainingProcess):
@@ -71,9 +71,7 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
 
 
 @pytest.mark.slow
-def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl_c_or_the_end_of_the_budget(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_runs_of_the_user_are_not_stopped(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("run", **LONG)
     job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
     try:
@@ -84,7 +82,7 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
             try:
                 pool.train({run: None})
             finally:
-                timer.cancel()  # Ctrl-C after the pool would be the test runner's
+                timer.cancel()  # a SIGINT after the pool would stop the test runner
         hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
         options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
         with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped):
@@ -96,14 +94,14 @@ def test_a_run_that_the_user_trains_is_neither_stopped_nor_waited_for_after_ctrl
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_delays_no_other(
+def test_jobs_of_a_killed_call_keep_their_devices(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
 ) -> None:
-    held, other = make_run("held"), make_run("other")
+    locked, unlocked = make_run("held"), make_run("other")
     spent = {"seconds": 1000, "usd": 0, "unpriced_seconds": 1000}
     line = {"time": time.time() - 4000, "spent": spent, "price_per_hour": None, "ended": not killed}
     (tmp_path / ACCOUNT).write_text(f"{json.dumps(line)}\n")
-    lock = take_run_lock(held).file
+    lock = take_run_lock(locked).file
     assert lock is not None
     free: list[bool] = []
 
@@ -115,14 +113,14 @@ def test_a_job_of_a_killed_call_has_its_devices_until_it_ends_and_one_by_hand_de
     timer = threading.Timer(1.0, lock.close)
     with RunPool(tmp_path, PoolOptions(device="cpu", at_once=2)) as pool, pytest.raises(BadInput, match="failed"):
         timer.start()
-        pool.train({other: None, held: None})
+        pool.train({unlocked: None, locked: None})
     timer.join()
     assert free[0] is killed
     assert pool.account.earlier.seconds == pytest.approx(5000 - job_seconds() if killed else 1000, abs=60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
-def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None:
+def test_jobs_get_sigterm_when_the_experiment_is_killed(tmp_path: Path) -> None:
     job = "import signal; print(signal.sigwait({signal.SIGTERM}), flush=True)"
     start = (
         "import pathlib, signal, time; from training.supervision.training_process import TrainingProcess; "
@@ -137,15 +135,15 @@ def test_a_job_gets_sigterm_when_experiment_py_is_killed(tmp_path: Path) -> None
     assert "15" in log.read_text() or "SIGTERM" in log.read_text()
 
 
-def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
+def test_a_killed_job_is_reported_as_killed(tmp_path: Path) -> None:
     process = TrainingProcess(tmp_path, ["-c", "import os; os.kill(os.getpid(), 9)"], {})
     launch.wait_until(lambda: process.end() is not None)
     assert process.end() == JobEnd(1, None, "killed by SIGKILL (out of memory?)")
 
 
 @pytest.mark.parametrize("clock", [-5000, 5000])
-def test_a_jobs_record_is_known_by_its_name(tmp_path: Path, clock: float) -> None:
-    """The disk's clock is slow or fast; another job's record counts for nothing, whatever its time is."""
+def test_a_jobs_record_is_found_by_its_name(tmp_path: Path, clock: float) -> None:
+    """The disk's clock is slow or fast. The record of another job is ignored, whatever its time is."""
     path, fail = tmp_path / EXIT_FILE, "raise SystemExit(1)"
     record = {"status": 75, "outcome": "stopped", "final": True}
 
@@ -160,11 +158,13 @@ def test_a_jobs_record_is_known_by_its_name(tmp_path: Path, clock: float) -> Non
     write = f"pathlib.Path({str(path)!r}).write_text(json.dumps({record} | "
     assert status_of(write + "{'job': os.environ['LOCKSTEP_JOB']}))") == 75
     assert status_of(write + "{'job': 'of another'}))") == 1
-    assert status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75  # an earlier version names no job
-    assert status_of() == 1  # that record is still there
+    assert (
+        status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75
+    )  # records of earlier versions name no job
+    assert status_of() == 1  # the record of the previous process still exists
 
 
-def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(tmp_path: Path) -> None:
+def test_a_job_log_must_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / JOB_LOG)
     with pytest.raises(BadInput, match="is a pipe"):
         TrainingProcess(tmp_path, ["-c", ""], {})
@@ -175,9 +175,7 @@ def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(t
     assert process.end() == JobEnd(1, None, "it printed nothing")
 
 
-def test_a_failure_names_keys_as_the_experiments_file_has_them(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_names_keys_of_the_file(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = "from common.launch import setting; raise SystemExit('keep fewer with ' + setting(keep_checkpoints=1))"
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
@@ -187,7 +185,7 @@ def test_a_failure_names_keys_as_the_experiments_file_has_them(
 
 
 def write_end(run: Path, status: int, reason: str | None) -> list[str]:
-    """Return the arguments of a process that ends as train.py does, after lines that say nothing about it."""
+    """Return the arguments of a process that ends like train.py, after a misleading line of output."""
     record = {"status": status, "outcome": "error", "final": True, "reason": reason, "problem": "a problem"}
     record = {key: value for key, value in record.items() if value is not None}
     named = f"{record} | {{'job': os.environ['{JOB_VARIABLE}']}}"
@@ -196,36 +194,34 @@ def write_end(run: Path, status: int, reason: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "message"),
     [
         ((1, "out-of-budget"), "with a larger budget continues"),
         ((75, "out-of-budget"), "with a larger budget continues"),
         ((75, "stopped"), "stopped by SIGTERM"),
-        ((75, None), "stopped by SIGTERM"),  # an earlier version, whose metrics name no limit
-        ((1, "user-error"), "training failed: a problem; its output"),
-        ((1, "out-of-memory"), "training failed: a problem; its output"),
-        ((1, None), "training failed: a problem; its output"),
-        ((1, "of a later version"), "training failed: a problem; its output"),
+        ((75, None), "stopped by SIGTERM"),  # a train.py of an earlier version, without a limit in its metrics
+        ((1, "user-error"), "training failed: a problem; see its output in"),
+        ((1, "out-of-memory"), "training failed: a problem; see its output in"),
+        ((1, None), "training failed: a problem; see its output in"),
+        ((1, "of a later version"), "training failed: a problem; see its output in"),
     ],
 )
-def test_the_reason_of_a_job_decides_and_no_line_that_it_printed(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: tuple[int, str | None], said: str
+def test_a_jobs_reason_decides_not_its_output(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: tuple[int, str | None], message: str
 ) -> None:
     run = make_run("run")
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: write_end(run, *end))
     options = PoolOptions(device="cpu", budget=Budget(max_hours=1))
-    with RunPool(tmp_path, options) as pool, pytest.raises((BadInput, PoolStopped), match=said):
+    with RunPool(tmp_path, options) as pool, pytest.raises((BadInput, PoolStopped), match=message):
         pool.train({run: None})
 
 
 @pytest.mark.parametrize("seconds", [1, 10])
-def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
-    make_run: MakeRun, tmp_path: Path, seconds: float
-) -> None:
+def test_a_call_without_budget_spends_nothing(make_run: MakeRun, tmp_path: Path, seconds: float) -> None:
     runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
-    said = r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
+    message = r"^\d+ s of the budget are left, but a job needs 18 s: 0 of 1 runs are done; unfinished: run"
     options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
-    with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped, match=said):
+    with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped, match=message):
         pool.train(runs)
     assert not (tmp_path / ACCOUNT).exists()

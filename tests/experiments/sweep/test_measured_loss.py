@@ -1,4 +1,4 @@
-"""Measure of a sweep: one text for all variants, in their own tokens, kept; sources that hold it are refused."""
+"""The key `measure` of a sweep: the same text for all variants, stored results, and errors for trained-on text."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ TEXTS = [f"Document {number} is encoded again, whole: {number * number}.\n" * 9 
 
 @pytest.fixture(scope="session")
 def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens of another tokenizer, two of twelve documents held out."""
+    """Token files with another tokenizer. Two of the twelve documents are held out."""
     folder = tmp_path_factory.mktemp("characters")
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     options = ("--tokenizer", "chars", "--split", "tail", "--validation-fraction", "0.2", "--executor", "inline")
@@ -40,10 +40,10 @@ def trained_on(train: TrainConfig, directory: Path) -> TrainConfig:
     return attrs.evolve(train, data=attrs.evolve(train.data, dataset=str(directory)))
 
 
-def test_a_run_is_measured_once_on_each_range_and_a_mean_is_weighted(copied: Path, token_files: Path) -> None:
+def test_a_run_is_measured_once_on_each_range(copied: Path, token_files: Path) -> None:
     train = load_run(copied, ()).train
     measure = read_measure(FILE, [entry(token_files), entry(token_files, weight=3, **{"from": 6000})], [train])
-    assert measure is not None and measure.own_tokens and measure.unit == "nats per token"
+    assert measure is not None and measure.same_ids and measure.unit == "nats per token"
     assert measure_run(measure, copied, 8, train, None) is None
     losses = measure_run(measure, copied, 8, train, "cpu")
     assert losses is not None and measure.mean(losses) == pytest.approx((losses[0] + 3 * losses[1]) / 4)
@@ -51,7 +51,7 @@ def test_a_run_is_measured_once_on_each_range_and_a_mean_is_weighted(copied: Pat
     assert measure_run(measure, copied, 8, train, None) == losses
 
 
-def test_the_text_of_another_tokenizer_is_measured_in_bits_per_byte(copied: Path, characters: Path) -> None:
+def test_other_tokenizers_are_measured_in_bits_per_byte(copied: Path, characters: Path) -> None:
     train = load_run(copied, ()).train
     measure = read_measure(FILE, {"dataset": str(characters)}, [train])
     assert measure is not None and measure.unit == "bits per byte" and texts_of(measure.ranges[0]) == TEXTS[-2:]
@@ -62,17 +62,17 @@ def test_the_text_of_another_tokenizer_is_measured_in_bits_per_byte(copied: Path
     ]
 
 
-def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_files: Path, characters: Path) -> None:
+def test_training_on_the_measured_text_is_refused(copied: Path, token_files: Path, characters: Path) -> None:
     train = load_run(copied, ()).train
     measure = read_measure(FILE, {"dataset": str(token_files), "split": "train"}, [train])
     assert measure is not None
-    with pytest.raises(BadInput, match=r"100\.0% of what is measured, .*, stands in its training tokens, in sequences"):
+    with pytest.raises(BadInput, match=r"its training tokens contain 100\.0% of the measured text .*, in sequences"):
         check_unseen(measure, [train])
-    other = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
-    assert other is not None
-    check_unseen(other, [train])
-    with pytest.raises(BadInput, match="stands in its training tokens"):
-        check_unseen(other, [trained_on(train, characters)])
+    other_measure = read_measure(FILE, {"dataset": str(characters), "split": "train"}, [train])
+    assert other_measure is not None
+    check_unseen(other_measure, [train])
+    with pytest.raises(BadInput, match="its training tokens contain"):
+        check_unseen(other_measure, [trained_on(train, characters)])
 
 
 @pytest.mark.parametrize(
@@ -82,30 +82,30 @@ def test_a_source_that_holds_the_measured_text_is_refused(copied: Path, token_fi
         ({"split": "validation"}, "measure: key 'dataset' is missing"),
         ({"dataset": "x", "form": 3}, "measure: unknown key 'form'; did you mean 'from'?"),
         ([3], "measure: got 3, wanted an object"),
-        ([], "measure: got no range, wanted one"),
+        ([], "measure: the list is empty; add at least one range"),
         ({"dataset": "x", "weight": 0}, "measure: weight: got 0, wanted"),
     ],
 )
-def test_a_wrong_measure_is_one_line(value: Any, problem: str) -> None:
+def test_an_invalid_measure_is_one_line(value: Any, problem: str) -> None:
     with pytest.raises(BadInput) as error:
         read_measure(FILE, value, [])
     assert problem in str(error.value)
 
 
-def test_with_a_measure_data_are_levers_and_without_they_are_not(
+def test_data_is_a_lever_only_with_a_measure(
     make_sweep: MakeSweep, make_run: MakeRun, token_files: Path, characters: Path
 ) -> None:
     levers = {"other": {"train.dataset": str(characters)}}
     base = make_run("base")
     sweep = read_sweep(make_sweep(base, levers=levers, measure=entry(token_files)))
-    assert sweep.measure is not None and not sweep.measure.own_tokens and len(sweep.variants) == 2
-    with pytest.raises(BadInput, match=r"train\.dataset: no lever, .* or in a file with 'measure'"):
+    assert sweep.measure is not None and not sweep.measure.same_ids and len(sweep.variants) == 2
+    with pytest.raises(BadInput, match=r"train\.dataset: cannot be a lever, .* or add 'measure' to the file"):
         read_sweep(make_sweep(base, levers=levers))
-    with pytest.raises(BadInput, match="halving: rungs are compared by the runs' own validation"):
+    with pytest.raises(BadInput, match="halving: cannot be combined with 'measure'"):
         read_sweep(make_sweep(base, measure=entry(token_files), halving={"factor": 2, "rungs": [0.5]}))
 
 
-def test_weights_of_datasets_are_levers_of_a_measured_sweep(
+def test_dataset_weights_are_levers_with_a_measure(
     make_sweep: MakeSweep, make_run: MakeRun, token_files: Path, characters: Path
 ) -> None:
     weights = [{"dataset": str(token_files), "weight": 3}, {"dataset": str(characters), "weight": 1}]
@@ -127,20 +127,20 @@ def test_weights_of_datasets_are_levers_of_a_measured_sweep(
         ({"start": 5}, "measure: unknown key 'start'"),
     ],
 )
-def test_errors_of_measure_name_the_keys_of_the_file(token_files: Path, keys: dict[str, Any], problem: str) -> None:
+def test_measure_errors_name_keys_of_the_file(token_files: Path, keys: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput) as error:
         read_measure(FILE, entry(token_files, **keys), [])
     assert str(error.value).startswith(f"{FILE}: {problem}")
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, "3", True, None])
-def test_a_stored_loss_that_is_none_is_refused(tmp_path: Path, token_files: Path, loss: object) -> None:
+def test_an_invalid_stored_loss_is_an_error(tmp_path: Path, token_files: Path, loss: object) -> None:
     train = load_run(ROOT / "runs" / "quickstart", ()).train
     measure = read_measure(FILE, [entry(token_files)], [trained_on(train, token_files)])
     assert measure is not None
     line = {"evaluation": "loss", "model": f"{tmp_path.name} step-00000008", "range": measure.ranges[0].identity()}
     (tmp_path / "evaluations.jsonl").write_text(json.dumps(line | {"nats_per_token": loss}) + "\n")
     with pytest.raises(
-        BadInput, match=r"evaluations.jsonl: nats_per_token: got .*, wanted a number from 0 in the last"
+        BadInput, match=r"evaluations.jsonl: nats_per_token: got .* in the last result on .*, expected a number from 0"
     ):
         measure_run(measure, tmp_path, 8, train, None)

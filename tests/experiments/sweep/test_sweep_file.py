@@ -23,49 +23,49 @@ def test_each_value_that_differs_from_the_base_is_a_variant(make_sweep: MakeSwee
     assert sweep.seeds == (42, 43)
 
 
-def test_the_micro_batch_is_a_lever_where_it_decides_on_the_batch(make_sweep: MakeSweep, make_run: MakeRun) -> None:
+def test_the_micro_batch_can_be_a_lever(make_sweep: MakeSweep, make_run: MakeRun) -> None:
     base = make_run("free", global_batch_size=None)
     sweep = read_sweep(make_sweep(base=base, levers={"train.microbatch_size": [4]}))
     assert [variant.name for variant in sweep.variants] == ["base", "microbatch_size=4"]
 
 
-def test_seeds_are_a_list_or_a_number_by_default_as_many_as_the_power_asks(make_sweep: MakeSweep) -> None:
+def test_seeds_are_a_list_or_a_number(make_sweep: MakeSweep) -> None:
     assert read_sweep(file := make_sweep(seeds=None)).seeds == (42, 43, 44, 45, 46)
     assert read_sweep(make_sweep(base=file.with_name("base"), seeds=[7, 3])).seeds == (7, 3)
 
 
-@pytest.mark.parametrize(("factor", "lost"), [(3, ["c", "d"]), (2, ["c", "d"]), (1.3, []), (100, ["a", "c", "d"])])
-def test_the_best_of_a_rung_go_on_rounded_up_and_at_least_one(factor: float, lost: list[str]) -> None:
+@pytest.mark.parametrize(("factor", "losers"), [(3, ["c", "d"]), (2, ["c", "d"]), (1.3, []), (100, ["a", "c", "d"])])
+def test_at_least_one_variant_survives_a_rung(factor: float, losers: list[str]) -> None:
     means = {"a": 3.1, "b": 3.0, "c": 3.2, "d": float("inf")}
-    assert Halving(factor=factor, rungs=(0.5,)).losers(means) == lost
+    assert Halving(factor=factor, rungs=(0.5,)).losers(means) == losers
 
 
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
         ({"lever": {}}, "unknown key 'lever'; did you mean 'levers'?"),
-        ({"mixture": {"sources": ["a", "b"], "runs": 9}}, "mixture: the mixing law was removed: a seed's noise"),
+        ({"mixture": {"sources": ["a", "b"], "runs": 9}}, "mixture: the mixing law was removed: the noise of a seed"),
         ({"levers": None, "mixture": None}, "instead, compare the weights that interest you as levers, with 'measure'"),
         ({"levers": {"train.learning_rat": [1]}}, "unknown key 'train.learning_rat'; did you mean 'train.learning_rat"),
         ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are its key 'seeds'"),
         ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share it"),
         ({"set": {"train.checkpoints": "s3://bucket/a"}}, "train.checkpoints: all runs would share it"),
-        ({"levers": {"model.context_length": [16]}}, "no lever, for it changes the tokens that the final loss"),
-        ({"levers": {"train.learning_rate": 1}}, "train.learning_rate: got 1, wanted a list of values"),
+        ({"levers": {"model.context_length": [16]}}, "cannot be a lever, because it changes the tokens on which"),
+        ({"levers": {"train.learning_rate": 1}}, "train.learning_rate: got 1, expected a list of values"),
         ({"levers": {"train.learning_rate": [0.01]}}, "got 0 variants that differ from the base"),
         ({"levers": {"train.clipping_max_norm": [1]}}, "got 0 variants that differ from the base"),
         (
             {"levers": {"train.final_learning_rate_percent": [10], "model.n_kv_heads": [2], "model.mlp_width": [128]}},
             "got 0 variants that differ from the base",
         ),
-        ({"seeds": 1001}, "seeds: got 1001, wanted a number from 1 to 1,000, or a list"),
-        ({"levers": {"../up": {"train.learning_rate": 1}}}, "wanted a name of letters"),
+        ({"seeds": 1001}, "seeds: got 1001, expected a number from 1 to 1,000 or a list"),
+        ({"levers": {"../up": {"train.learning_rate": 1}}}, "the name may only have letters"),
         ({"levers": {"base": {"train.learning_rate": 1.0}}}, "two variants are called 'base'"),
         ({"set": {"train.validation_interval": None}}, "never validates"),
         ({"levers": {"train.learning_rate": [0.02, -1]}}, "learning_rate: got -1"),
         ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [1, 1]}, "seeds: got [1, 1]"),
-        ({"halving": {"factor": 3}}, "halving: got {'factor': 3}, wanted"),
+        ({"halving": {"factor": 3}}, "halving: got {'factor': 3}, expected"),
         ({"halving": {"factor": 1, "rungs": [0.5]}}, "halving: got"),
         ({"halving": {"factor": 2, "rungs": [0.5, 0.5]}}, "halving: got"),
     ],

@@ -1,4 +1,4 @@
-"""Verdicts: what they say, on simulated losses how often they err, and the table around them."""
+"""Verdicts of sweeps: their texts, their error rates on simulated losses, and the table."""
 
 import attrs
 import numpy as np
@@ -21,7 +21,7 @@ def result(name: str, *losses: float | None, stopped_at: int | None = None) -> V
 BASE = result("base", *(4 + noise for noise in NOISE))
 
 
-def test_a_difference_far_beyond_the_noise_is_named_with_its_interval() -> None:
+def test_large_differences_are_reported_with_their_interval() -> None:
     better = result("good", *(3.5 + noise for noise in reversed(NOISE)))
     worse = result("bad", *(4.5 + noise for noise in reversed(NOISE)))
     verdicts = judge_variants(BASE, [better, worse], SEEDS)
@@ -31,7 +31,7 @@ def test_a_difference_far_beyond_the_noise_is_named_with_its_interval() -> None:
     assert verdicts[1].difference.value == pytest.approx(0.5)
 
 
-def test_what_a_seed_does_to_all_variants_alike_is_no_noise() -> None:
+def test_effects_of_a_seed_on_all_variants_cancel() -> None:
     shift = (1.0, -2.0, 0.5, 3.0, -1.0)
     base = result("base", *(4 + seed + noise for seed, noise in zip(shift, NOISE, strict=True)))
     good = result("good", *(3.9 + seed - noise for seed, noise in zip(shift, NOISE, strict=True)))
@@ -50,15 +50,15 @@ def test_what_a_seed_does_to_all_variants_alike_is_no_noise() -> None:
 def test_without_seeds_or_runs_there_is_no_verdict(base: VariantResult, variant: VariantResult, text: str) -> None:
     [verdict] = judge_variants(base, [variant], SEEDS[: len(base.losses)])
     assert verdict.text.startswith(text)
-    # no power is promised, by an estimated deviation
+    # The verdict ends with the interval: it does not claim a power, which would depend on an estimated deviation.
     assert verdict.text.endswith("]") == text.startswith("no difference")
 
 
-def test_diverged_and_stopped_variants_are_named_and_count_as_comparisons() -> None:
+def test_diverged_and_stopped_variants_count_as_comparisons() -> None:
     wild = result("wild", 4.0, None, None, 4.0, 4.0)
-    lost = result("lost", stopped_at=100)
+    stopped = result("lost", stopped_at=100)
     good = result("good", *(3.9 + noise for noise in reversed(NOISE)))
-    verdicts = judge_variants(BASE, [wild, lost, good], SEEDS)
+    verdicts = judge_variants(BASE, [wild, stopped, good], SEEDS)
     assert [verdict.text for verdict in verdicts[:2]] == ["diverged in 2 of 5 seeds", "stopped at step 100 by the rule"]
     alone = judge_variants(BASE, [good], SEEDS)[0].difference
     among = verdicts[2].difference
@@ -67,57 +67,58 @@ def test_diverged_and_stopped_variants_are_named_and_count_as_comparisons() -> N
 
 
 SWEEPS = 1000
-BOUND = 0.05 + 3 * (0.05 * 0.95 / SWEEPS) ** 0.5  # three Monte-Carlo errors
+BOUND = 0.05 + 3 * (0.05 * 0.95 / SWEEPS) ** 0.5  # 5 % plus three Monte Carlo errors
 
 
 @pytest.mark.parametrize(("levers", "seeds"), [(1, 3), (2, 5), *slow((5, 5))])
 @pytest.mark.parametrize("kind", ["normal", "heavy tails", "unstable lever", "unstable base"])
-def test_at_most_5_of_100_sweeps_without_differences_name_one(levers: int, seeds: int, kind: str) -> None:
+def test_at_most_5_percent_of_sweeps_err(levers: int, seeds: int, kind: str) -> None:
     random = np.random.default_rng(levers + 10 * seeds)
     shape = (SWEEPS, levers + 1, seeds)
     losses = random.standard_t(3, shape) if kind == "heavy tails" else random.standard_normal(shape)
     losses[:, 1 if kind == "unstable lever" else 0] *= 5 if kind.startswith("unstable") else 1
     losses += 2 * random.standard_normal((SWEEPS, 1, seeds))
-    assert np.mean([any(found(sweep)) for sweep in losses]) <= BOUND
+    assert np.mean([any(significant_levers(sweep)) for sweep in losses]) <= BOUND
 
 
 @pytest.mark.parametrize("levers", [1, 2, *slow(5)])
-def test_three_seed_deviations_are_found_in_90_of_100_sweeps_of_the_default_seeds(levers: int) -> None:
+def test_default_seeds_find_three_deviations_in_90_percent(levers: int) -> None:
     random = np.random.default_rng(levers)
     losses = random.standard_normal((SWEEPS, levers + 1, default_seeds(levers)))
     losses[:, 1] -= 3
-    assert np.mean([found(sweep)[0] for sweep in losses]) >= 0.88
+    assert np.mean([significant_levers(sweep)[0] for sweep in losses]) >= 0.88
 
 
-def test_the_stated_gain_of_a_survivor_is_too_large_in_5_of_100_sweeps_at_most() -> None:
-    random, levers, true = np.random.default_rng(0), 6, 0.3  # three seed deviations, of all levers alike
-    stated = []
+def test_gains_of_survivors_are_honest_bounds() -> None:
+    random, levers, true_gain = np.random.default_rng(0), 6, 0.3  # three seed deviations, for all levers
+    stated_gains = []
     for _ in range(SWEEPS):
         losses = 4 + 0.1 * (random.standard_normal((1, 5)) + random.standard_normal((levers + 1, 5)))
-        losses[1:] -= true
-        lost = Halving(factor=6, rungs=(0.5,)).losers({f"{row}": losses[row].mean() for row in range(1, levers + 1)})
+        losses[1:] -= true_gain
+        losers = Halving(factor=6, rungs=(0.5,)).losers({f"{row}": losses[row].mean() for row in range(1, levers + 1)})
         results = [
-            result(f"{row}", stopped_at=9) if f"{row}" in lost else result(f"{row}", *losses[row])
+            result(f"{row}", stopped_at=9) if f"{row}" in losers else result(f"{row}", *losses[row])
             for row in range(1, levers + 1)
         ]
         texts = [verdict.text for verdict in judge_variants(result("base", *losses[0]), results, SEEDS)]
-        stated += [float(text.split()[-1]) for text in texts if text.startswith("better by at least ")]
-    assert len(stated) > SWEEPS / 2
-    assert sum(gain > true for gain in stated) <= BOUND * SWEEPS
+        stated_gains += [float(text.split()[-1]) for text in texts if text.startswith("better by at least ")]
+    assert len(stated_gains) > SWEEPS / 2
+    assert sum(gain > true_gain for gain in stated_gains) <= BOUND * SWEEPS
 
 
-def found(sweep: np.ndarray) -> list[bool]:
+def significant_levers(sweep: np.ndarray) -> list[bool]:
     base, *levers = [dict(enumerate(losses.tolist())) for losses in sweep]
     return [difference.excludes_zero for difference, _ in compare_with_base(base, levers, len(levers))]
 
 
-def test_the_table_names_missing_runs_the_seeds_of_a_mean_and_the_comparisons(make_sweep: MakeSweep) -> None:
+def test_the_table_names_missing_runs_and_seeds(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(make_sweep(seeds=3))
     base = VariantResult(name="base", losses={42: 4.0, 43: 4.1, 44: 4.2})
     text = SweepTable.of(sweep, [base, VariantResult(name="wild", losses={42: 3.0, 43: None, 44: 3.2})]).text()
     assert "4.1000 " in text and "3.1000 (of 2)" in text and "diverged in 1 of 3 seeds" in text
     text = SweepTable.of(sweep, [base, attrs.evolve(base, name="same")]).text()
-    assert "intervals for 1 comparison." in text and "without what a seed does to all variants alike: 0.0000" in text
+    assert "intervals for 1 comparison." in text
+    assert "without the effect that a seed has on all variants: 0.0000" in text
     text = SweepTable.of(sweep, [base, VariantResult(name="late", losses={43: 4.0})]).text()
     name = sweep.variants[1].name
     assert f"Missing: {name}-seed-42, {name}-seed-44." in text

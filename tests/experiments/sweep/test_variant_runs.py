@@ -1,4 +1,4 @@
-"""Runs of a sweep: ordinary run directories; a changed recipe over results is refused."""
+"""The runs of a sweep are ordinary run directories, whose recipe cannot change once they have results."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def change(file: Path, **keys: object) -> None:
     file.write_text(json.dumps(read_json(file) | keys))
 
 
-def test_runs_are_the_base_with_their_changes_and_nothing_else(make_sweep: MakeSweep) -> None:
+def test_runs_differ_from_the_base_only_by_their_changes(make_sweep: MakeSweep) -> None:
     file = make_sweep(set={"train.weight_decay": 0.3})
     directories = write(file)
     names = [f"{variant}-seed-{seed}" for variant in ("base", "learning_rate=0.05") for seed in (42, 43)]
@@ -45,7 +45,7 @@ def test_runs_are_the_base_with_their_changes_and_nothing_else(make_sweep: MakeS
     assert load_run(directories[3], ()).train.random_seed == 43
 
 
-def test_no_run_of_a_sweep_has_the_bucket_of_its_base(make_sweep: MakeSweep, make_run: MakeRun) -> None:
+def test_runs_do_not_share_the_bases_bucket(make_sweep: MakeSweep, make_run: MakeRun) -> None:
     file = make_sweep(base=make_run("stored", checkpoints="s3://bucket/stored"))
     assert all("checkpoints" not in read_json(directory / "train.json") for directory in write(file))
 
@@ -55,7 +55,7 @@ WSD = {"train.schedule_learning_rate": "warmup_stable_decay", "train.decay_perio
 
 
 @pytest.mark.parametrize(
-    ("levers", "variant", "other"),
+    ("levers", "variant", "earlier"),
     [
         ({"train.clipping_max_norm": [2, 2.0]}, "clipping_max_norm=2.0", "clipping_max_norm=2"),
         ({"train.learning_rate": [0.02], "fast": {"train.learning_rate": 0.02}}, "fast", "learning_rate=0.02"),
@@ -67,33 +67,33 @@ WSD = {"train.schedule_learning_rate": "warmup_stable_decay", "train.decay_perio
         (LINEAR | {"late": WSD}, "late", "schedule_learning_rate=linear"),
     ],
 )
-def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
-    make_sweep: MakeSweep, levers: dict[str, object], variant: str, other: str
+def test_variants_that_train_the_same_are_refused(
+    make_sweep: MakeSweep, levers: dict[str, object], variant: str, earlier: str
 ) -> None:
     sweep = read_sweep(file := make_sweep(levers=levers))
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs_of(sweep, file.with_suffix(""), 1), "cpu")
-    place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{other}'; ")
-    plumbing = "train.log_interval: no lever, it may stand in 'set', for all runs"
+    place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{earlier}'; ")
+    plumbing = "train.log_interval does not change results, so it cannot be a lever; put it into 'set', for all runs"
     assert (place, advice) == (f"{file}: levers: ", plumbing if "log_interval" in variant else "leave one out")
 
 
-def test_auto_is_resolved_for_the_machine_that_trains(make_sweep: MakeSweep) -> None:
+def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(file := make_sweep(levers={"train.precision": ["fp32", "bf16"]}))
     runs = runs_of(sweep, file.with_suffix(""), 1)
-    check_variants(sweep, runs, None)  # of other machines: nothing here knows what auto is there
+    check_variants(sweep, runs, None)  # for other machines, where "auto" is unknown
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs, "cpu")
     assert str(error.value) == (
         f"{file}: levers: 'precision=fp32' trains the same as 'base' on this machine, where the precision \"auto\" is "
-        '"fp32"; leave one out, or train on other machines: --print-commands'
+        '"fp32"; leave one out, or use --print-commands to train on other machines'
     )
     assert describe_runs(sweep, runs, None, None)[-1].startswith("with 90% probability")
     assert str(describe_runs(sweep, runs, None, "cpu")[-1]) == f"NOTE: {error.value}"
 
 
 def record_of(run: Path, **changes: object) -> None:
-    """Write what a run of a sweep would have recorded, with changes of its train.json or of the whole record."""
+    """Write the record of a trained run, with changes of its train.json or of the record."""
     train = load_run(run, ()).train.flat()
     stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["1" * 64]}
     record = {
@@ -114,7 +114,7 @@ OTHER_STREAM = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: their losses cannot be compared"),
+        ({"start_val_token": 64}, "train.start_val_token: 64, but base-seed-42 has 0: the losses of these runs cannot"),
         ({"validation_sequences": 9}, "train.validation_sequences: 9, but base-seed-42 has 10"),
         ({"validation_stream": OTHER_STREAM}, "validation tokens: '100 tokens, sha256 222222222222', but base-seed-42"),
         ({"train_stream": OTHER_STREAM}, "train tokens: '100 tokens, sha256 222222222222', but base-seed-42 has"),
@@ -137,7 +137,7 @@ def test_a_sweep_compares_what_its_runs_recorded(
     assert "learning_rate=0.05-seed-43/resolved.json: " in str(error.value) and problem in str(error.value)
 
 
-def test_runs_trained_under_other_conditions_are_named(make_sweep: MakeSweep) -> None:
+def test_differing_conditions_give_warnings(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(file := make_sweep())
     runs = runs_of(sweep, file.with_suffix(""), 1)
     write_runs(runs)
@@ -146,30 +146,32 @@ def test_runs_trained_under_other_conditions_are_named(make_sweep: MakeSweep) ->
     record_of(runs[1].directory, numerics={"precision": "bf16", "torch": "2"})
     (runs[0].directory / "resolved.json").unlink()
     assert check_records(sweep, runs) == [
-        "WARNING: 1 run has no resolved.json, so what was measured there is not known: base-seed-42.",
+        "WARNING: 1 run has no resolved.json, so it is unknown on which tokens the loss was measured: base-seed-42.",
         "WARNING: the runs differ in precision: bf16 in base-seed-43, fp32 in learning_rate=0.05-seed-43.",
     ]
 
 
 @pytest.mark.parametrize(("rungs", "steps"), [([0.1, 0.15], "1, 1 of 8"), ([0.5, 0.99], "4, 8 of 8")])
-def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
+def test_rungs_must_be_different_steps_before_the_last(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
     file = make_sweep(halving={"factor": 2, "rungs": rungs})
-    with pytest.raises(BadInput, match=f"halving: base-seed-42: got rungs at steps {steps}, wanted rising ones before"):
+    problem = f"halving: base-seed-42: the rungs are at steps {steps}, but they must be different"
+    with pytest.raises(BadInput, match=problem):
         check_rungs(read_sweep(file), runs_of(read_sweep(file), file.with_suffix(""), 1))
 
 
-def test_a_rule_that_comes_after_a_run_has_passed_its_rung_is_refused_before_training(make_sweep: MakeSweep) -> None:
+def test_a_rule_added_too_late_is_refused(make_sweep: MakeSweep) -> None:
     file = make_sweep(halving={"factor": 2, "rungs": [0.25]})
     sweep = read_sweep(file)
     runs = runs_of(sweep, file.with_suffix(""), 1)
     write_runs(runs)
     check_rungs(sweep, runs)
     (runs[1].directory / CHECKPOINTS / name_of(8)).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"halving: base-seed-43 is already past the rung at step 2, .*remove the key"):
+    problem = r"halving: base-seed-43 was trained past the rung at step 2 without .*remove the key"
+    with pytest.raises(BadInput, match=problem):
         check_rungs(sweep, runs)
 
 
-def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_is_refused_by_name(
+def test_a_sweep_can_grow_but_not_change(
     make_sweep: MakeSweep,
 ) -> None:
     file = make_sweep(set={"train.weight_decay": 0.2})
@@ -181,13 +183,12 @@ def test_more_levers_seeds_and_spellings_leave_what_is_there_and_another_recipe_
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
     change(file, set={"train.weight_decay": 0.4})
-    with pytest.raises(BadInput, match=r"base-seed-42/train.json: weight_decay is 1.0, the experiment now has 0.4"):
+    changed = r"base-seed-42/train.json: this run has begun with weight_decay 1.0, but the experiment now has 0.4"
+    with pytest.raises(BadInput, match=changed):
         write(file)
 
 
-def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
-    make_sweep: MakeSweep, make_run: MakeRun
-) -> None:
+def test_runs_of_other_ranks_are_collected(make_sweep: MakeSweep, make_run: MakeRun) -> None:
     sweep = read_sweep(file := make_sweep(base=make_run("free", global_batch_size=None), seeds=1))
     runs = runs_of(sweep, file.with_suffix(""), 1)
     write_runs(runs)
@@ -197,4 +198,4 @@ def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
         (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert runs[0].plan.steps == 32
     losses = [final_losses(sweep, run, None) for run in runs]
-    assert [dict(one.losses) for one in results_of(sweep, runs, losses)] == [{42: 4.5}, {42: 4.5}]
+    assert [dict(variant.losses) for variant in results_of(sweep, runs, losses)] == [{42: 4.5}, {42: 4.5}]

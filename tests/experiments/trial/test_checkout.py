@@ -1,4 +1,4 @@
-"""Checkouts: commits, the working tree with the new files that it needs, and what git says of neither."""
+"""Checkouts: commits, the working tree with the new files that it needs, and errors for anything else."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit and two changes in its working tree, one of them a new file that the other needs."""
+    """A repository with one commit and two changes in its working tree: a changed file, and a new file it needs."""
     project = tmp_path / "project"
     (project / "token_files").mkdir(parents=True)
     (project / "train.py").write_text("first")
@@ -48,9 +48,7 @@ def objects_of(project: Path) -> list[Path]:
     return sorted((project / ".git" / "objects").rglob("*"))
 
 
-def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(
-    project: Path, snapshots: Snapshots
-) -> None:
+def test_a_checkout_has_new_files_and_tokens(project: Path, snapshots: Snapshots) -> None:
     base, candidate = snapshots.tree_of("HEAD"), snapshots.tree_of(".")
     assert base == git(project, "rev-parse", "HEAD^{tree}") != candidate == snapshots.tree_of(".")
     assert snapshots.changed_files(base, candidate) == ["neü.py", "train.py"]
@@ -61,10 +59,10 @@ def test_the_working_tree_is_checked_out_with_new_files_and_the_projects_tokens(
     assert (code / "candidate" / "token_files").resolve() == project / "token_files"
     assert snapshots.tree_of(".") == candidate and git(project, "status", "--porcelain").splitlines() == [
         *("M train.py", '?? "ne\\303\\274.py"')
-    ]  # what a trial writes is ignored, and nothing is staged
+    ]  # git ignores the files of the trial, and nothing is staged
 
 
-def test_a_trial_adds_no_object_to_the_repository(project: Path) -> None:
+def test_a_trial_adds_nothing_to_the_repository(project: Path) -> None:
     before = objects_of(project)
     with Snapshots() as snapshots:
         tree = snapshots.tree_of(".")
@@ -72,7 +70,7 @@ def test_a_trial_adds_no_object_to_the_repository(project: Path) -> None:
     assert objects_of(project) == before and (project / "trials" / "code" / tree / "neü.py").exists()
 
 
-def test_an_unrelated_new_file_changes_no_candidate(project: Path, snapshots: Snapshots) -> None:
+def test_unrelated_new_files_do_not_change_the_candidate(project: Path, snapshots: Snapshots) -> None:
     candidate = snapshots.tree_of(".")
     (project / "runs" / "mine").mkdir(parents=True)
     for name in ("runs/mine/train.json", "notes.txt", "scratch.py", "large.bin"):
@@ -82,8 +80,9 @@ def test_an_unrelated_new_file_changes_no_candidate(project: Path, snapshots: Sn
     assert snapshots.tree_of(".") == candidate
     assert snapshots.left_out == ["large.bin", "notes.txt", "runs/mine/train.json", "scratch.py"]
     (note,) = checkout.describe_left_out(snapshots.left_out)
-    assert note.startswith("4 new files of the working tree are not part of it") and "and 1 more. To include" in note
-    git(project, "add", "notes.txt")  # a staged file is part of it, whoever names it
+    assert note.startswith("4 new files in the working tree are not part of the trial")
+    assert "and 1 more. To include" in note
+    git(project, "add", "notes.txt")  # a staged file is always part of the snapshot
     assert "notes.txt" in snapshots.changed_files(candidate, snapshots.tree_of("."))
 
 
@@ -94,8 +93,8 @@ def test_large_files_are_refused_by_name_and_size(project: Path, snapshots: Snap
     before = objects_of(project)
     with pytest.raises(BadInput) as error:
         snapshots.tree_of(".")
-    assert "3 files of 40.0 MB that are not committed; wanted at most 32 MB" in str(error.value)
-    assert "the largest: weights.bin (40.0 MB), train.py (0.0 MB), neü.py (0.0 MB); move" in str(error.value)
+    assert "3 files of 40.0 MB that are not committed. A trial copies them, and at most 32 MB" in str(error.value)
+    assert "to .gitignore: weights.bin (40.0 MB), train.py (0.0 MB), neü.py (0.0 MB)" in str(error.value)
     assert objects_of(project) == before
 
 
@@ -117,7 +116,7 @@ def check_out(project: Path) -> Path:
     return script
 
 
-def test_a_checkout_that_was_killed_is_made_again(project: Path, snapshots: Snapshots, check_out: Path) -> None:
+def test_a_killed_checkout_is_repeated(project: Path, snapshots: Snapshots, check_out: Path) -> None:
     folder = project / "code" / "base"
     killed = launch.run(KILLED, str(check_out), str(project), str(folder), environment={"KILL_AT": str(folder)})
     assert killed.returncode == -signal.SIGKILL
@@ -140,7 +139,7 @@ def test_a_full_disk_leaves_no_checkout(project: Path, check_out: Path) -> None:
     assert [*folder.parent.iterdir()] == []
 
 
-def test_of_two_trials_that_check_out_one_tree_the_second_uses_the_firsts(project: Path, snapshots: Snapshots) -> None:
+def test_trials_share_checkouts(project: Path, snapshots: Snapshots) -> None:
     tree, folder = snapshots.tree_of("HEAD"), project / "code" / "base"
     with partial_directory(folder, "taken") as partial:  # the first trial
         second = threading.Thread(target=snapshots.check_out, args=(tree, folder))
@@ -153,7 +152,7 @@ def test_of_two_trials_that_check_out_one_tree_the_second_uses_the_firsts(projec
     assert [path.name for path in folder.parent.iterdir()] == ["base"]
 
 
-def test_json_of_a_tree_is_read_without_a_checkout(project: Path, snapshots: Snapshots) -> None:
+def test_json_is_read_without_a_checkout(project: Path, snapshots: Snapshots) -> None:
     (project / "train.py").write_text('{"a": 1}')
     assert snapshots.read_json(snapshots.tree_of("."), "train.py") == {"a": 1}
     assert snapshots.read_json(snapshots.tree_of("HEAD"), "nowhere/train.json") is None
@@ -165,7 +164,7 @@ def test_unknown_revisions_and_a_folder_outside_git_are_refused(
     project: Path, snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for revision in ("nowhere", "--help", "", "HEAD:train.py"):
-        with pytest.raises(BadInput, match="no such git revision; wanted a commit, branch or tag, or"):
+        with pytest.raises(BadInput, match="no such git revision; pass a commit, branch or tag, or"):
             snapshots.tree_of(revision)
     monkeypatch.setattr(checkout, "ROOT", tmp_path)
     with pytest.raises(BadInput, match="not a git repository"), Snapshots():

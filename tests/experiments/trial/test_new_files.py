@@ -1,4 +1,4 @@
-"""New files: those that a program imports or names belong to a candidate, others do not."""
+"""New files belong to a candidate only if a program imports or names them."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ TRACKED = {
     ],
 )
 def test_a_new_file_that_is_named_is_needed(tmp_path: Path, program: str, source: str, new: str) -> None:
-    assert chosen(tmp_path, TRACKED | {program: source}, {new: ""}) == [new]
+    assert write_and_choose(tmp_path, TRACKED | {program: source}, {new: ""}) == [new]
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_a_new_file_that_is_named_is_needed(tmp_path: Path, program: str, source
     ["extra.py", "notes.txt", "helper.py", "answers.json", "runs/a/train.json", "other/gpt.py", "gpt.py", "folder/"],
 )
 def test_a_new_file_that_nothing_names_is_not_needed(tmp_path: Path, new: str) -> None:
-    assert chosen(tmp_path, TRACKED, {new: ""}) == []
+    assert write_and_choose(tmp_path, TRACKED, {new: ""}) == []
 
 
-def test_new_files_may_need_others(tmp_path: Path) -> None:
+def test_new_files_may_need_other_new_files(tmp_path: Path) -> None:
     new = {"model/deep.py": "open('model/deep.json')", "model/deep.json": "", "model/extra.py": "from . import deep"}
-    assert chosen(tmp_path, TRACKED, new) == []
+    assert write_and_choose(tmp_path, TRACKED, new) == []
     tracked = TRACKED | {"train.py": "from model.extra import value"}
-    assert sorted(chosen(tmp_path, tracked, new)) == sorted(new)
+    assert sorted(write_and_choose(tmp_path, tracked, new)) == sorted(new)
 
 
-def chosen(root: Path, tracked: dict[str, str], new: dict[str, str]) -> list[str]:
-    """Write files, and return the new ones that are needed."""
+def write_and_choose(root: Path, tracked: dict[str, str], new: dict[str, str]) -> list[str]:
+    """Write the files, and return the new ones that are needed."""
     for name, source in (tracked | new).items():
         if not name.endswith("/"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)

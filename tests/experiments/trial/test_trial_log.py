@@ -1,4 +1,4 @@
-"""Log of trials: a trial keeps the rule it began with, each new one gets a smaller level, a gain gives some back."""
+"""The log of trials: a trial keeps its rule, each new trial gets a smaller level, and a gain raises the level again."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from experiments.trial.trial_log import TRIALS, begin, finish, read_trials, rule
 from experiments.trial.trial_rule import keep_level
 
 
-def test_a_trial_keeps_its_rule_and_the_next_one_counts_it(tmp_path: Path) -> None:
+def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
     number, rule = begin(tmp_path, "one", None, {"run": "runs/quickstart"})
     assert (number, rule.level) == (1, keep_level(1, 0))
-    finish(tmp_path, "same", "same bits", "")  # needs no test, and counts for none
+    finish(tmp_path, "same", "same bits", "")  # has no statistical test, so it does not count as a trial
     assert begin(tmp_path, "two", 4, {})[1].level == keep_level(2, 0)
     finish(tmp_path, "one", "better", "better by 0.1")
-    finish(tmp_path, "one", "worse", "said twice")
+    finish(tmp_path, "one", "worse", "a second verdict")
     assert begin(tmp_path, "one", None, {}) == (1, rule)
     assert begin(tmp_path, "three", None, {})[1].level == keep_level(3, 1)
     finish(tmp_path, "two", "better", "")
@@ -27,9 +27,9 @@ def test_a_trial_keeps_its_rule_and_the_next_one_counts_it(tmp_path: Path) -> No
     ]
 
 
-def test_other_pairs_than_those_begun_with_are_refused(tmp_path: Path) -> None:
+def test_the_number_of_pairs_cannot_change(tmp_path: Path) -> None:
     begin(tmp_path, "one", 4, {})
-    with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; their number is stated"):
+    with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; the number of"):
         begin(tmp_path, "one", 6, {})
 
 
@@ -48,7 +48,7 @@ LINE = {"trial": "two", "number": 2, "level": 0.001, "looks": [4]}
         {"level": None, "number": None, "looks": None},
     ],
 )
-def test_a_bad_line_is_left_out_counted_and_named(
+def test_a_damaged_line_is_counted_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
 ) -> None:
     begin(tmp_path, "one", 4, {})
@@ -56,13 +56,14 @@ def test_a_bad_line_is_left_out_counted_and_named(
     with (tmp_path / TRIALS).open("a") as file:
         file.write(json.dumps(bad) + "\n")
     number, rule = begin(tmp_path, "two", 4, {})
-    assert (number, rule.level) == (3, keep_level(3, 0))  # the line may have begun a trial
+    assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the beginning of a trial
     path = tmp_path / TRIALS
-    assert f"{path}: left out as damaged: 1 line, from line 2 on; each counts as a trial" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"{path}: skipped 1 damaged line, from line 2 on; each counts as a trial" in shown
     assert [line.number for line in read_trials(tmp_path).lines] == [1, 3]
 
 
-def test_no_bad_line_makes_a_level_larger(tmp_path: Path) -> None:
+def test_damaged_lines_never_raise_a_level(tmp_path: Path) -> None:
     for name in ("one", "two"):
         begin(tmp_path, name, 4, {})
     path = tmp_path / TRIALS
@@ -71,10 +72,10 @@ def test_no_bad_line_makes_a_level_larger(tmp_path: Path) -> None:
     assert [line.number for line in read_trials(tmp_path).lines] == [2, 4]
 
 
-def test_only_the_first_verdict_on_a_begun_trial_counts_as_kept(tmp_path: Path) -> None:
+def test_only_the_first_verdict_of_a_trial_counts(tmp_path: Path) -> None:
     for name in ("one", "two"):
         begin(tmp_path, name, 4, {})
     lines = [("one", "worse"), ("one", "better"), ("two", "better"), ("two", "better"), ("never begun", "better")]
     with (tmp_path / TRIALS).open("a") as file:
         file.writelines(json.dumps({"trial": name, "verdict": verdict}) + "\n" for name, verdict in lines)
-    assert read_trials(tmp_path).kept == 1
+    assert read_trials(tmp_path).gains == 1

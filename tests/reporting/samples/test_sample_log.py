@@ -1,4 +1,4 @@
-"""Sample log: a damaged line is left out and counted, and no folder of a machine is shown."""
+"""The sample log: damaged lines are left out and counted, and no folders of the machine are shown."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from training.telemetry.metrics_log import SAMPLES
 
 def write_samples(run: Path, *samples: CheckpointSample) -> Path:
     write_run(run, training())
-    (run / SAMPLES).write_text("".join(json.dumps(attrs.asdict(each)) + "\n" for each in samples))
+    (run / SAMPLES).write_text("".join(json.dumps(attrs.asdict(one_sample)) + "\n" for one_sample in samples))
     return run
 
 
@@ -50,9 +50,7 @@ def write_samples(run: Path, *samples: CheckpointSample) -> Path:
         {"held_out": {"tokens": ["\u20ac"] * 14}},
     ],
 )
-def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_invalid_lines_are_left_out_and_counted(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = write_samples(tmp_path / "run", sample(4, 2.0))
     damaged = attrs.asdict(sample(8, 2.0))
     for key, value in changes.items():
@@ -60,29 +58,29 @@ def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
     with (run / SAMPLES).open("a") as file:
         file.write(json.dumps(damaged) + "\n")
     samples, log = read_samples(run)
-    assert [each.step for each in samples] == [4] and log.damaged == [2]
+    assert [valid.step for valid in samples] == [4] and log.damaged == [2]
     sections, notes = sample_sections([run], record=False)
-    assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: left out as damaged: 1 line, from line 2 on"]
+    assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: skipped 1 damaged line, from line 2 on"]
     assert "Log-probabilities" in sections
 
 
 @pytest.mark.parametrize("source", ["/home/me/tokens/code: validation, tokens 0 to 512", "tokens/code: validation"])
-def test_the_text_is_named_by_its_dataset_without_the_folders_around_it(tmp_path: Path, source: str) -> None:
+def test_the_source_has_no_parent_folders(tmp_path: Path, source: str) -> None:
     held_out = sample(4, 2.0).held_out
     assert held_out is not None
     run = write_samples(tmp_path / "run", sample(4, 2.0, held_out=attrs.evolve(held_out, source=source)))
-    [found] = read_samples(run)[0]
-    assert found.held_out is not None and found.held_out.source.startswith("code: validation")
+    [stored] = read_samples(run)[0]
+    assert stored.held_out is not None and stored.held_out.source.startswith("code: validation")
 
 
-def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_pipe_does_not_block(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints" / "step-00000004"
     checkpoint.mkdir(parents=True)
     os.mkfifo(checkpoint / "manifest.json")
     assert weights_on_disk(tmp_path) == {}
 
 
-def test_special_tokens_are_spelled_by_the_tokenizer(tmp_path: Path) -> None:
+def test_special_tokens_have_the_tokenizers_names(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
     message = [Message(USER, "a<|end|>")]
     ids = TEMPLATES["turns"].prompt(tokenizer, message)
@@ -90,10 +88,10 @@ def test_special_tokens_are_spelled_by_the_tokenizer(tmp_path: Path) -> None:
     assert "".join(tokens) == "<|user|>a<|end|><|end|><|assistant|>"
     text = HeldOutText(source="", ids=ids, tokens=tokens, window=8, special=special)
     shown = [cell(text, at, []) for at in range(len(ids))]
-    assert [one["text"] for one in shown if "end" in one["classes"]] == ["<|user|>", "<|end|>", "<|assistant|>"]
+    assert [token["text"] for token in shown if "end" in token["classes"]] == ["<|user|>", "<|end|>", "<|assistant|>"]
 
 
-def test_a_chat_model_is_asked_in_its_template(tmp_path: Path) -> None:
+def test_chat_models_are_prompted_with_their_template(tmp_path: Path) -> None:
     tokenizer, template = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS), TEMPLATES["turns"]
     record = record_of(tokenizer, ranks=False, template=template.text).as_json()
     (tmp_path / "resolved.json").write_text(json.dumps({"tokenizer": record}))
@@ -104,7 +102,7 @@ def test_a_chat_model_is_asked_in_its_template(tmp_path: Path) -> None:
     assert prompt.text == "<|user|>what<|end|><|assistant|>"
 
 
-def test_samples_ask_held_out_questions_as_trained(answers: Path) -> None:
+def test_prompts_have_the_ids_of_training(answers: Path) -> None:
     trained: Any = SimpleNamespace(decode=str)
     stream = open_split(answers, "validation")
     prompts = held_out_prompts(trained, Range(directory=answers, split="validation", start=0, count=9))
@@ -112,7 +110,7 @@ def test_samples_ask_held_out_questions_as_trained(answers: Path) -> None:
     assert prompts
     for prompt in prompts:
         starts = [start for row, start in rows.items() if list(row[: len(prompt.ids)]) == prompt.ids]
-        firsts = []  # the first token of each such row that counts
+        firsts = []  # in each such row, the first token that adds to the loss
         for start in starts:
             weights = np.empty(32, np.uint8)
             stream.read_weights_into(weights, start)

@@ -1,4 +1,4 @@
-"""Recording of samples: each checkpoint of a real run is asked and measured once, and nothing ends the report."""
+"""Recording samples: each checkpoint of a real run is sampled and measured once, and problems do not end the report."""
 
 import errno
 import json
@@ -26,18 +26,22 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / SAMPLES).read_text().splitlines()]
 
 
-def test_every_checkpoint_is_recorded_once_the_newest_first(copied: Path, token_files: Path) -> None:
+def test_each_checkpoint_is_recorded_once_newest_first(copied: Path, token_files: Path) -> None:
     assert record_samples(copied) == []
     assert [line["step"] for line in lines(copied)] == [8, 4]
     assert record_samples(copied) == []
     first, last = read_samples(copied)[0]
     assert (first.step, last.step, last.name, len(lines(copied))) == (4, 8, "step-00000008", 2)
-    prompts = [one.prompt for one in last.said[::2]]
-    assert [(one.prompt, one.temperature) for one in last.said] == [(text, way) for text in prompts for way in (0, 1)]
+    prompts = [answer.prompt for answer in last.said[::2]]
+    assert [(answer.prompt, answer.temperature) for answer in last.said] == [
+        (text, way) for text in prompts for way in (0, 1)
+    ]
     assert len({*prompts}) == 6 and max(map(len, prompts)) <= 32
-    whole = bytes(number for number in open_split(token_files, "validation").read(0, 1 << 16).tolist() if number < 256)
-    assert all(text.encode() in whole for text in prompts)
-    assert all(one.text for one in last.said) and first.said != last.said
+    text_bytes = bytes(
+        number for number in open_split(token_files, "validation").read(0, 1 << 16).tolist() if number < 256
+    )
+    assert all(text.encode() in text_bytes for text in prompts)
+    assert all(answer.text for answer in last.said) and first.said != last.said
     assert last.held_out is not None and last.log_probabilities is not None
     ids = open_split(token_files, "validation").read(0, recording.TEXT_TOKENS + 1)
     assert last.held_out.ids == ids.tolist()
@@ -45,7 +49,7 @@ def test_every_checkpoint_is_recorded_once_the_newest_first(copied: Path, token_
     assert all(len(line) < 30_000 for line in (copied / SAMPLES).read_text().splitlines())
 
 
-def test_log_probabilities_are_those_of_the_runs_own_validation(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_equal_the_runs_validation(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "TEXT_TOKENS", 10 * 32)  # validation_sequences x context
     record_samples(copied)
     for sample in read_samples(copied)[0]:
@@ -54,7 +58,7 @@ def test_log_probabilities_are_those_of_the_runs_own_validation(copied: Path, mo
         assert mean == pytest.approx(metrics(copied, "validation_loss")[sample.step], abs=1e-3)
 
 
-def test_lines_of_superseded_steps_are_not_shown(copied: Path) -> None:
+def test_samples_of_replaced_steps_are_hidden(copied: Path) -> None:
     record_samples(copied)
     before = read_samples(copied)[0]
     complete(copied, "--resume", "step-00000004", "--set", "learning_rate=0.02", "--max-steps", "6")
@@ -80,19 +84,17 @@ def test_weights_of_another_run_at_the_same_step_are_sampled_again(copied: Path)
     assert [sample.step for sample in read_samples(copied)[0]] == [4, 8] and len(lines(copied)) == 3
 
 
-def test_a_checkpoint_that_vanishes_is_skipped_and_a_damaged_one_is_named(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleted_checkpoints_are_skipped_damaged_ones_are_named(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = copied / "checkpoints" / "step-00000004" / WEIGHTS
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    listed = recording.weights_on_disk
+    weights_on_disk = recording.weights_on_disk
 
     def then_delete(directory: Path) -> dict[str, str]:
-        found = listed(directory)
+        digests = weights_on_disk(directory)
         shutil.rmtree(directory / "checkpoints" / "step-00000008", ignore_errors=True)
-        return found
+        return digests
 
     monkeypatch.setattr(recording, "weights_on_disk", then_delete)
     [note] = record_samples(copied)
@@ -100,12 +102,12 @@ def test_a_checkpoint_that_vanishes_is_skipped_and_a_damaged_one_is_named(
     assert not read_samples(copied)[0]
 
 
-def test_without_tokens_a_note_says_that_a_heat_map_lacks_and_with_them_it_comes(copied: Path, tmp_path: Path) -> None:
+def test_missing_tokens_give_a_note_instead_of_a_heat_map(copied: Path, tmp_path: Path) -> None:
     file = copied / "resolved.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | {"token_files": str(tmp_path / "absent")}))
     [note] = record_samples(copied)
-    assert note.startswith("no held-out text, so no log-probabilities") and "absent" in note
+    assert note.startswith("no held-out text, so there are no log-probabilities") and "absent" in note
     file.write_text(json.dumps(record | {"model": record["model"] | {"vocab_size": 8}}))
     [note] = record_samples(copied)
     assert "ids beyond the vocabulary of 8" in note  # tokens of another run
@@ -136,11 +138,11 @@ def test_a_diverged_model_is_recorded_once_with_its_problem(copied: Path) -> Non
     assert sample.log_probabilities is not None and set(sample.log_probabilities) == {None}
 
 
-def test_of_two_reports_at_once_one_records(copied: Path) -> None:
-    with (copied / SAMPLES).open("w") as other:
-        lock(other, copied / SAMPLES, "")
+def test_only_one_report_records_samples_at_a_time(copied: Path) -> None:
+    with (copied / SAMPLES).open("w") as file:
+        lock(file, copied / SAMPLES, "")
         [note] = record_samples(copied)
-        assert "another report is recording samples" in note
+        assert "another report.py is recording samples" in note
     assert lines(copied) == []
 
 
@@ -153,7 +155,7 @@ def test_a_log_that_cannot_be_written_gets_a_note(copied: Path, monkeypatch: pyt
     assert f"{copied / SAMPLES}: cannot be written: No space left on device; make room" in note
 
 
-def test_other_tokens_of_a_directory_are_not_held_out(tmp_path: Path) -> None:
+def test_changed_tokens_are_not_used_as_held_out_text(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 9)
     manifest = write(tmp_path / "out", source, validation_fraction=0.5)
     entry = manifest.files["validation.safetensors"]
@@ -164,4 +166,4 @@ def test_other_tokens_of_a_directory_are_not_held_out(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out")
     write(tmp_path / "out", source, validation_fraction=0.3)
     text, [note] = recording._held_out_tokens(run)
-    assert text is None and "out: holds other tokens now than those that the run was validated on" in note
+    assert text is None and "out: the token files have changed since the run was validated on them" in note

@@ -1,4 +1,4 @@
-"""Sections on checkpoints: continuations in order of step; a heat map of the samples' values, every token legible."""
+"""Sections on checkpoints: continuations in the order of steps, and a heat map in which every token is legible."""
 
 import re
 
@@ -20,14 +20,14 @@ def test_continuations_are_listed_by_step_and_escaped() -> None:
     assert page.count("<small>greedy</small>") == page.count("<small>sampled</small>") == 2
 
 
-def test_of_many_checkpoints_some_are_shown_and_the_page_says_so() -> None:
+def test_the_gallery_says_that_it_shows_some_checkpoints() -> None:
     page = gallery([("run", [sample(step, 2.0) for step in range(1, 101)])])
     assert page is not None and f"{MOST_SHOWN} of 100 checkpoints" in page
     shown = re.findall(r"<dt>step (.*)</dt>", page)
     assert len(shown) == MOST_SHOWN and (shown[0], shown[-1]) == ("1", "100")
 
 
-def test_a_checkpoint_that_says_nothing_is_named_with_its_reason() -> None:
+def test_a_checkpoint_without_samples_has_a_reason() -> None:
     page = gallery([("run", [sample(4, 2.0), sample(8, 2.0, said=[], problem="logits are not finite")])])
     assert page is not None and "run, step 8: logits are not finite" in page
     assert gallery([("run", [])]) is None
@@ -52,15 +52,15 @@ def test_every_token_is_legible(token: bytes, text: str, kind: str) -> None:
     assert token_text(token.decode("latin-1")) == (text, kind)
 
 
-def test_a_cell_tells_its_log_probability_and_its_difference() -> None:
+def test_a_cell_has_its_log_probability_and_difference() -> None:
     page = heat_map([("run", [sample(4, 1.5), sample(8, 0.5)])])
     assert page is not None
-    first, second, *_ = found = CELL.findall(page)
-    assert "".join(text for *_, text in found) == "cafC3A9·&lt;b&gt;↵\n·&amp;·x"
-    assert first[0] == "" and first[1].endswith("not predicted: nothing is before it")
+    first, second, *_ = cells = CELL.findall(page)
+    assert "".join(text for *_, text in cells) == "cafC3A9·&lt;b&gt;↵\n·&amp;·x"
+    assert first[0] == "" and first[1].endswith("not predicted: no token comes before it")
     assert second == (
         "w p3 a4",
-        "a  token 1 of 13, id 97\nfirst of a window of 8: predicted from one token\n-0.50 nats, 60.7%\n"
+        "a  token 1 of 13, id 97\nfirst in a window of 8 tokens: predicted from one token\n-0.50 nats, 60.7%\n"
         "difference +1.00 nats",
         "a",
     )
@@ -68,7 +68,7 @@ def test_a_cell_tells_its_log_probability_and_its_difference() -> None:
     assert "step 8 against step 4</label>" in page
 
 
-def test_runs_are_compared_on_the_same_text_only() -> None:
+def test_only_runs_on_the_same_text_are_compared() -> None:
     runs = [("one", [sample(4, 2.0)]), ("two", [sample(4, 1.0)]), ("<three>", [sample(4, 1.0, text="another text")])]
     shorter = sample(4, 2.0).held_out
     assert shorter is not None
@@ -83,7 +83,7 @@ def test_runs_are_compared_on_the_same_text_only() -> None:
     assert heat_map([("run", [sample(4, 2.0, held_out=None, log_probabilities=None)])]) is None
 
 
-def test_losses_that_are_not_finite_are_shown_as_such() -> None:
+def test_infinite_losses_are_marked() -> None:
     page = heat_map([("run", [sample(4, 2.0, log_probabilities=[None] * 13)])])
     assert page is not None and page.count("\nnot finite") == 13 and "<td>not finite</td>" in page
 

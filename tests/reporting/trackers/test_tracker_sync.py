@@ -1,4 +1,4 @@
-"""Replay: each row is in the tracker once, with its values, whatever interrupts the replay or supersedes its steps."""
+"""Replays: a tracker has each row once, with its values, even after interruptions and repeated steps."""
 
 import json
 import os
@@ -37,7 +37,7 @@ ODD = (
 
 @pytest.fixture(params=["tensorboard", "trackio"])
 def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
-    """Name of a tracker, and what reads back the run in tmp_path / "run"."""
+    """The name of a tracker, and a function that reads back the run in tmp_path / "run"."""
     pytest.importorskip(request.param)
     monkeypatch.setattr(module, "ROWS", 10)
     if request.param == "tensorboard":
@@ -50,9 +50,7 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
-    tracker: Tracker, tmp_path: Path, after: bool
-) -> None:
+def test_a_killed_replay_is_completed_without_duplicates(tracker: Tracker, tmp_path: Path, after: bool) -> None:
     name, read = tracker
     kills = 0
     for call in range(100):
@@ -66,11 +64,11 @@ def test_a_replay_killed_at_any_change_of_the_disk_is_completed_without_doubles(
         append_steps(run, 26, 35, job=1)  # it has grown in the meantime
         assert not killed_replay(run, name, None, after=after)
         assert_holds_losses(read(), run)
-    assert kills >= 9  # of state file, data anew, three appends and closing
+    assert kills >= 9  # while writing the state file, discarding data, appending three times, and closing
 
 
 @pytest.mark.slow
-def test_steps_that_a_resumed_run_supersedes_have_its_values(tracker: Tracker, tmp_path: Path) -> None:
+def test_repeated_steps_have_the_new_values(tracker: Tracker, tmp_path: Path) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 25)
     assert replay(tmp_path / "run", name) == (25, 25)
@@ -85,9 +83,7 @@ def test_steps_that_a_resumed_run_supersedes_have_its_values(tracker: Tracker, t
 
 
 @pytest.mark.slow
-def test_values_are_those_of_the_file_and_the_newest_step_waits_while_a_job_trains(
-    tracker: Tracker, tmp_path: Path
-) -> None:
+def test_the_newest_step_waits_while_a_job_trains(tracker: Tracker, tmp_path: Path) -> None:
     name, read = tracker
     append_steps(tmp_path / "run", 1, 12)
     job = take_run_lock(tmp_path / "run")
@@ -95,26 +91,26 @@ def test_values_are_those_of_the_file_and_the_newest_step_waits_while_a_job_trai
     assert replay(tmp_path / "run", name) == (11, 11) and 12 not in read()["train_loss"]
     job.file.close()
     assert replay(tmp_path / "run", name) == (1, 12)
-    found = read()
-    assert_holds_losses(found, tmp_path / "run")
-    assert found["learning_rate"][7] == 1e-3 / 3 and found["epochs"][5] == 5 / 7
-    assert found["peak_memory_bytes"][12] == 123_456_789_013
-    assert 3 not in found["grad_norm"] and found["grad_norm"][4] == 4 / 3 and "mfu" not in found
-    assert found["validation_loss/x"] == {10: 2 / 3}
-    assert found["dollars"][10] == pytest.approx(11 * 3.6 / 3600)
+    values = read()
+    assert_holds_losses(values, tmp_path / "run")
+    assert values["learning_rate"][7] == 1e-3 / 3 and values["epochs"][5] == 5 / 7
+    assert values["peak_memory_bytes"][12] == 123_456_789_013
+    assert 3 not in values["grad_norm"] and values["grad_norm"][4] == 4 / 3 and "mfu" not in values
+    assert values["validation_loss/x"] == {10: 2 / 3}
+    assert values["dollars"][10] == pytest.approx(11 * 3.6 / 3600)
 
 
-def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refused(tmp_path: Path) -> None:
+def test_missing_runs_and_second_replays_are_errors(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard"), pytest.importorskip("trackio")
     with pytest.raises(BadInput, match="no such run directory"):
         module.TrackerSync(tmp_path / "absent", "tensorboard", "tests")
     waiting = module.TrackerSync(tmp_path, "tensorboard", "tests")
-    with pytest.raises(NotBegun, match="the run has not begun"):  # which a watch waits out
+    with pytest.raises(NotBegun, match="the run has not begun"):  # a watch waits until it has
         waiting.advance()
     waiting.close()
     append_steps(tmp_path, 1, 2)
     first = module.TrackerSync(tmp_path, "tensorboard", "tests")
-    with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is at work"):
+    with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is sending this run"):
         module.TrackerSync(tmp_path, "tensorboard", "tests")
     first.close()
     os.mkfifo(tmp_path / ".tracker-trackio.lock")
@@ -123,7 +119,7 @@ def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refus
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_path: Path) -> None:
+def test_rerunning_completes_a_replay_after_a_full_disk(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
     append_steps(run, 1, 40)
@@ -133,25 +129,25 @@ def test_a_full_disk_ends_a_replay_with_one_line_and_the_rerun_completes_it(tmp_
     assert_holds_losses(from_tensorboard(run), run)
 
 
-def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
+def test_event_files_of_the_user_are_not_touched(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
     append_steps(run, 1, 5)
     (run / "tensorboard").mkdir()
-    own = [f"events.out.tfevents.{name}" for name in ("1764000000.host.123.0", "1764000000000000000.v0", "9.v1")]
-    for name in own:
+    user_files = [f"events.out.tfevents.{name}" for name in ("1764000000.host.123.0", "1764000000000000000.v0", "9.v1")]
+    for name in user_files:
         (run / "tensorboard" / name).write_bytes(name.encode())
     replay(run, "tensorboard")
     append_steps(run, 3, 5, loss=3.0, job=1)
     assert replay(run, "tensorboard") == (5, 5)
     files = {path.name: path for path in (run / "tensorboard").iterdir()}
-    assert {name: files.pop(name).read_bytes().decode() for name in own} == {name: name for name in own}
+    assert {name: files.pop(name).read_bytes().decode() for name in user_files} == {name: name for name in user_files}
     assert len(files) == 1
 
 
-def test_numbers_too_large_are_left_out_and_text_that_is_not_unicode_is_escaped(tmp_path: Path) -> None:
+def test_huge_numbers_are_dropped_and_bad_text_escaped(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in ODD))
     lines = read_counted(tmp_path).records
     [row] = tracked_rows(lines, current_records(lines))
-    wanted = {"train_loss": 2.0, "validation_loss": 2.0, "validation_loss/\\udcff": 3.0}
-    assert row.values == wanted and row.events[-1] == "step 4: stopped: \\ud83d"
+    expected = {"train_loss": 2.0, "validation_loss": 2.0, "validation_loss/\\udcff": 3.0}
+    assert row.values == expected and row.events[-1] == "step 4: stopped: \\ud83d"

@@ -1,4 +1,4 @@
-"""W&B: a run holds each row once, offline and online; failures are one line, and no file of it holds the access key."""
+"""W&B: a run has each row once, offline and online. Failures are one line, and no file contains the access key."""
 
 import socket
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def server() -> Iterator[WandbServer]:
 
 
 def online(address: str, home: Path) -> dict[str, str]:
-    """Return the environment of a user with a key. `home`: where W&B would store it."""
+    """Return the environment of a user with a key. `home` is the folder in which W&B would store the key."""
     return {"WANDB_MODE": "online", "WANDB_BASE_URL": address, "WANDB_API_KEY": KEY, "NETRC": str(home / "netrc")}
 
 
@@ -35,7 +35,7 @@ def send(*runs: Path, **environment: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_path: Path) -> None:
+def test_an_offline_run_has_each_row_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     append_steps(run, 1, 25)
     killed = launch.start(ROOT / "report.py", str(run), "--to", "wandb", environment=OFFLINE)
@@ -46,13 +46,13 @@ def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_p
     append_steps(run, 11, 30, loss=3.0, job=1)
     assert send(run)[:2] == (0, f"{run}: 30 new steps for wandb, 30 in all\n")
     assert send(run)[1] == f"{run}: 0 new steps for wandb, 30 in all\n"
-    found, events = from_wandb(run)
-    assert_holds_losses(found, run)
+    values, events = from_wandb(run)
+    assert_holds_losses(values, run)
     assert (events[10], events[11]) == ("step 10: checkpoint", "step 10: start")
     assert (events[21], events[30]) == ("step 20: checkpoint", "step 30: checkpoint")
 
 
-def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again(tmp_path: Path) -> None:
+def test_a_run_with_a_missing_file_is_sent_again(tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     for number, run in enumerate(runs):
         append_steps(run, 1, 25, loss=2.0 + number)
@@ -66,9 +66,7 @@ def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again
         assert_holds_losses(from_wandb(run)[0], run)
 
 
-def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_their_own(
-    tmp_path: Path, server: WandbServer
-) -> None:
+def test_changed_steps_become_a_new_online_run(tmp_path: Path, server: WandbServer) -> None:
     run, user = tmp_path / "run", online(server.address, tmp_path)
     append_steps(run, 1, 25)
     killed = launch.start(ROOT / "report.py", str(run), "--to", "wandb", environment=user)
@@ -88,15 +86,13 @@ def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_thei
     assert send(run, **user)[1] == f"{run}: 10 new steps for wandb, 70 in all\n"
     assert list(server.histories) == [name, f"{name}-2"] and server.histories[name] == before
     assert_holds_losses(server.values(f"{name}-2"), run)
-    del server.histories[f"{name}-2"]  # by its user, who then wants it again
+    del server.histories[f"{name}-2"]  # the user deletes the run, and then sends it again
     assert send(run, **user)[1] == f"{run}: 70 new steps for wandb, 70 in all\n"
     assert_holds_losses(server.values(f"{name}-2"), run)
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_replay(
-    tmp_path: Path, server: WandbServer
-) -> None:
+def test_rows_that_the_server_rejected_are_sent_again(tmp_path: Path, server: WandbServer) -> None:
     run, user = tmp_path / "run", online(server.address, tmp_path)
     append_steps(run, 1, 25)
     assert send(run, **user)[0] == 0
@@ -104,25 +100,25 @@ def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_repla
     server.answers = server.answered
     status, shown, errors = send(run, **user)
     assert (status, shown, errors.count("\n")) == (1, "", 1)
-    assert errors.startswith("report.py: W&B: was sent steps up to 40 and has 25; rerun the same command")
+    assert errors.startswith("report.py: W&B: steps up to 40 were sent, but the server has only steps up to 25; rerun")
     server.answers = None
     assert send(run, **user)[:2] == (0, f"{run}: 15 new steps for wandb, 40 in all\n")
     [name] = server.histories
     assert_holds_losses(server.values(name), run)
 
 
-def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: MakeRun) -> None:
+def test_a_dead_server_does_not_disturb_the_run(make_run: MakeRun) -> None:
     train = {"min_train_tokens": 60 * 8 * 32, "checkpoint_interval": 20}
-    alone, beside = make_run("alone", **train), make_run("beside", **train)
+    alone, disturbed = make_run("alone", **train), make_run("beside", **train)
     start(alone, 1, "--hash-every", "1").communicate(120)
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts and never answers
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        training = start(beside, 1, "--hash-every", "1")
-        wait_until((beside / "metrics.jsonl").exists, training)
-        status, _, errors = send(beside, **online(url, beside), WANDB_INIT_TIMEOUT="5")
+        training = start(disturbed, 1, "--hash-every", "1")
+        wait_until((disturbed / "metrics.jsonl").exists, training)
+        status, _, errors = send(disturbed, **online(url, disturbed), WANDB_INIT_TIMEOUT="5")
     training.communicate(120)
-    assert training.returncode == 0 and metrics(beside, "state_sha256") == metrics(alone, "state_sha256")
+    assert training.returncode == 0 and metrics(disturbed, "state_sha256") == metrics(alone, "state_sha256")
     assert status == 1 and errors.startswith("report.py: W&B: ") and errors.count("\n") == 1
-    assert send(beside)[0] == 0 and from_wandb(beside)[0]["train_loss"] == metrics(beside, "train_loss")
-    written = [path for path in beside.rglob("*") if path.is_file()]
-    assert written and not any(KEY.encode() in path.read_bytes() for path in written)
+    assert send(disturbed)[0] == 0 and from_wandb(disturbed)[0]["train_loss"] == metrics(disturbed, "train_loss")
+    files = [path for path in disturbed.rglob("*") if path.is_file()]
+    assert files and not any(KEY.encode() in path.read_bytes() for path in files)

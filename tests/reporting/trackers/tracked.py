@@ -1,4 +1,4 @@
-"""Runs to replay, replays that are killed, and what trackers hold, read back by their own readers."""
+"""Runs to replay, replays that are killed, and the data of trackers, read back by the trackers' own readers."""
 
 import json
 import os
@@ -36,33 +36,34 @@ def append_steps(run: Path, first: int, last: int, *, loss: float = 2.0, job: in
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def assert_holds_losses(held: Values, run: Path) -> None:
-    """Compare what a tracker holds with the losses in the file itself."""
-    found: Values = {"train_loss": {}, "validation_loss": {}}
+def assert_holds_losses(tracked: Values, run: Path) -> None:
+    """Compare the values in a tracker with the losses in the metrics file."""
+    expected: Values = {"train_loss": {}, "validation_loss": {}}
     for line in map(json.loads, (run / METRICS).read_text().splitlines()):
         if line.get("event") == "start":
-            found = {
-                name: {at: value for at, value in kept.items() if at <= line["step"]} for name, kept in found.items()
+            expected = {
+                name: {at: value for at, value in values.items() if at <= line["step"]}
+                for name, values in expected.items()
             }
-        for name in found.keys() & line.keys():
-            found[name][line["step"]] = line[name]
-    assert {name: held[name] for name in found} == found
+        for name in expected.keys() & line.keys():
+            expected[name][line["step"]] = line[name]
+    assert {name: tracked[name] for name in expected} == expected
 
 
 def replay(run: Path, name: str) -> tuple[int, int]:
     """Replay a run in this process."""
-    with closing(TrackerSync(run, name, "tests")) as one:
-        return one.advance()
+    with closing(TrackerSync(run, name, "tests")) as sync:
+        return sync.advance()
 
 
 def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> bool:
-    """Replay in a fork that is killed before or after its n-th change on the disk; return whether it was."""
+    """Replay in a fork that is killed before or after its n-th change on disk, and return whether it was killed."""
     child = os.fork()
     if child == 0:
         try:
-            one = TrackerSync(run, name, "tests")
+            sync = TrackerSync(run, name, "tests")
             counts = iter(range(1000))
-            opener = one._open
+            opener = sync._open
 
             def opened(tracked: Any) -> Any:
                 store = opener(tracked)
@@ -70,11 +71,11 @@ def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> boo
                     setattr(store, method, _deadly(getattr(store, method), counts, call, after=after))
                 return store
 
-            one._open = opened
-            one._write_state = _deadly(one._write_state, counts, call, after=after)  # type: ignore[method-assign]
-            one.advance()
-            one.close()
-        except BaseException:  # noqa: BLE001  # no way back into pytest
+            sync._open = opened
+            sync._write_state = _deadly(sync._write_state, counts, call, after=after)  # type: ignore[method-assign]
+            sync.advance()
+            sync.close()
+        except BaseException:  # noqa: BLE001  # the fork must never return to pytest
             os._exit(1)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -84,11 +85,11 @@ def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> boo
 
 def _deadly(act: Callable[..., Any], counts: Any, call: int | None, *, after: bool) -> Callable[..., Any]:
     def acting(*arguments: Any) -> Any:
-        due = next(counts) == call
-        if due and not after:
+        is_target = next(counts) == call
+        if is_target and not after:
             os.kill(os.getpid(), signal.SIGKILL)
         value = act(*arguments)
-        if due:
+        if is_target:
             os.kill(os.getpid(), signal.SIGKILL)
         return value
 
@@ -100,50 +101,51 @@ def from_tensorboard(run: Path) -> Values:
     from tensorboard.util.tensor_util import make_ndarray
 
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0}).Reload()
-    found: Values = {}
+    values: Values = {}
     for name in set(events.Tags()["tensors"]) - {"config", "events"}:
         points = events.Tensors(name)
-        found[name] = {point.step: make_ndarray(point.tensor_proto).item() for point in points}
-        assert len(found[name]) == len(points), "a step is there twice"
-    return found
+        values[name] = {point.step: make_ndarray(point.tensor_proto).item() for point in points}
+        assert len(values[name]) == len(points), "a step occurs twice"
+    return values
 
 
 def from_trackio(database: Path) -> Values:
     with sqlite3.connect(database) as connection:
         rows = connection.execute("SELECT step, metrics FROM metrics").fetchall()
-    assert len({step for step, _ in rows}) == len(rows), "a step is there twice"
-    found: Values = {}
+    assert len({step for step, _ in rows}) == len(rows), "a step occurs twice"
+    values_by_name: Values = {}
     for step, metrics in rows:
         for name, value in json.loads(metrics).items():
-            found.setdefault(name, {})[step] = value
-    return found
+            values_by_name.setdefault(name, {})[step] = value
+    return values_by_name
 
 
 def from_wandb(run: Path) -> tuple[Values, dict[int, str]]:
-    """Return what the one offline run holds, and its events by step.
+    """Return the values of the only offline run, and its events by step.
 
-    The format is LevelDB's log: blocks of 32 KiB, pieces with crc, size and kind, after a header of 7 bytes.
+    The format is LevelDB's log: after a header of 7 bytes there are blocks of 32 KiB, which consist of pieces with a
+    crc, a size and a kind.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
     [path] = run.glob("wandb/offline-run-*/*.wandb")
     data, position, piece = path.read_bytes(), 7, b""
-    found: Values = {}
+    values_by_name: Values = {}
     events: dict[int, str] = {}
     while position + 7 <= len(data):
-        if (left := 32768 - position % 32768) < 7:
-            position += left
+        if (block_rest := 32768 - position % 32768) < 7:
+            position += block_rest
             continue
         _, size, kind = struct.unpack("<IHB", data[position : position + 7])
         piece += data[position + 7 : position + 7 + size]
         position += 7 + size
-        if kind not in (1, 4):  # whole, or last
+        if kind not in (1, 4):  # neither a complete record nor the last piece of one
             continue
         record, piece = Record.FromString(piece), b""
         values = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         if "events" in values:
             events[values["_step"]] = values.pop("events")
         for name, value in values.items():
-            assert values["_step"] not in found.setdefault(name, {}), "a step is there twice"
-            found[name][values["_step"]] = value
-    return found, events
+            assert values["_step"] not in values_by_name.setdefault(name, {}), "a step occurs twice"
+            values_by_name[name][values["_step"]] = value
+    return values_by_name, events

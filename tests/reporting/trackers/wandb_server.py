@@ -1,6 +1,7 @@
-"""W&B's server on loopback, of its protocol what a run needs: begin or continue it, take its history, take files.
+"""A W&B server on loopback, with the part of the protocol that a run needs: begin or continue it, and receive data.
 
-The real one is a cluster. Lines of a history have offsets, as there: a line that is sent twice is there once.
+The real server is a cluster. As there, lines of a history have offsets, so that a line that is sent twice is stored
+once.
 """
 
 import json
@@ -23,25 +24,25 @@ NO_LOGS = {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "wandbCo
 
 @attrs.define
 class WandbServer:
-    """Runs that the server has, by id."""
+    """The runs on the server, by id."""
 
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
-    answered: int = 0  # requests with history
-    answers: int | None = None  # of those, before all others fail; None: no end
+    answered: int = 0  # requests with history that were answered
+    answers: int | None = None  # number of requests with history to answer before the rest fail; None for no limit
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:
-        """Return what a run's history holds, by name and step."""
-        found: dict[str, dict[int, Any]] = {}
+        """Return the values in a run's history, by name and step."""
+        values_by_name: dict[str, dict[int, Any]] = {}
         for record in map(json.loads, self.histories[run]):
             for name, value in record.items():
-                assert record["_step"] not in found.setdefault(name, {}), "a step is there twice"
-                found[name][record["_step"]] = value
-        return found
+                assert record["_step"] not in values_by_name.setdefault(name, {}), "a step occurs twice"
+                values_by_name[name][record["_step"]] = value
+        return values_by_name
 
     def answer(self, path: str, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer to a request; None where the server fails."""
+        """Return the answer to a request, or None if the server fails."""
         if path.startswith("/files/"):
             return self._take(path.split("/")[4], request)
         if path != "/graphql":
@@ -56,7 +57,7 @@ class WandbServer:
                 data = {"viewer": {"id": "u", "entity": ENTITY, "username": ENTITY, "flags": "{}"}}
             case "RunResumeStatus":
                 data = {"model": {"id": "p", "name": variables["project"], "bucket": self._bucket(run, variables)}}
-            case "Run" | "RunHistoryKeys":  # of W&B's reading interface
+            case "Run" | "RunHistoryKeys":  # requests of W&B's interface for reading runs
                 data = {"project": {"run": self._bucket(run, variables)}}
             case "UpsertBucket":
                 inserted = run not in self.histories
@@ -69,7 +70,7 @@ class WandbServer:
         return data
 
     def _bucket(self, run: str, variables: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a run as W&B describes it; None where there is none."""
+        """Return a run in W&B's format, or None if it does not exist."""
         if run not in self.histories:
             return None
         lines = self.histories[run]
@@ -88,7 +89,7 @@ class WandbServer:
                 return None
             self.answered += 1
             first = sent["offset"]
-            if first > len(self.histories[run]):  # lines were left out
+            if first > len(self.histories[run]):  # lines are missing
                 return None
             self.histories[run][first : first + len(sent["content"])] = sent["content"]
         return {}
@@ -96,7 +97,7 @@ class WandbServer:
 
 @contextmanager
 def serve_wandb() -> Iterator[WandbServer]:
-    """Serve at a free port."""
+    """Run the server at a free port."""
     server = WandbServer()
 
     class Handler(QuietHandler):

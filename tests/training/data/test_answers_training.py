@@ -36,7 +36,7 @@ def mean_loss(network: GPT, stream: TokenStream, rows: range) -> float:
     return losses.mean().item()
 
 
-def test_losses_are_means_over_the_tokens_that_count_whatever_the_micro_batch(make_run: MakeRun, answers: Path) -> None:
+def test_losses_are_means_over_weighted_tokens(make_run: MakeRun, answers: Path) -> None:
     keys = {"dataset": str(answers), "objective": "answers"}
     run, one = make_run(**keys), make_run("one", **keys, microbatch_size=1)
     for each in (run, one):
@@ -62,7 +62,7 @@ def reading_of(stream: TokenStream, ranks: int) -> Reading:
     )
 
 
-def test_each_rank_knows_the_weight_of_the_whole_step_and_one_without_any_divides_by_no_zero(tmp_path: Path) -> None:
+def test_ranks_know_the_weight_of_the_step(tmp_path: Path) -> None:
     tokens = np.arange(97, dtype=np.uint16)
     write_weighted(tmp_path / "train.safetensors", tokens, tokens % 5 == 1, 4)
     write_weighted(tmp_path / "test.safetensors", tokens, np.zeros(97), 4)
@@ -84,7 +84,7 @@ def test_each_rank_knows_the_weight_of_the_whole_step_and_one_without_any_divide
         assert batch.weights is not None and not batch.weights.any()
 
 
-def test_a_run_goes_on_over_steps_of_which_no_token_counts(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_continue_after_steps_without_weight(make_run: MakeRun, tmp_path: Path) -> None:
     tokens, weights = np.arange(CONTEXT * 64 + 1, dtype=np.uint16) % 257, np.zeros(CONTEXT * 64 + 1)
     weights[: 16 * CONTEXT] = 1
     for split in ("train", "validation"):
@@ -95,20 +95,20 @@ def test_a_run_goes_on_over_steps_of_which_no_token_counts(make_run: MakeRun, tm
     assert [losses[step] for step in range(3, 9)] == [0.0] * 6 and all(map(math.isfinite, losses.values()))
     assert metrics(run, "grad_norm")[8] == 0.0
     nothing = make_run("nothing", dataset=str(tmp_path), objective="answers", start_val_token=32 * CONTEXT)
-    assert "no token of 10 sequences counts; hold out more" in one_line(train(nothing))
+    assert "no token of the 10 validation sequences belongs to an answer" in one_line(train(nothing))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objective": "text"}, r'train\.json: objective: got "text", wanted "answers": .* has conversations'),
     ({"dataset": None}, r'train\.json: objective: got "answers", wanted "text": no conversations in '),
-    ({"model": {"context_length": 16}}, r"model\.json: context_length: got 16, wanted 32, that of the rows"),
+    ({"model": {"context_length": 16}}, r"model\.json: context_length: got 16, wanted 32, the length of the rows"),
     ({"start_train_token": 33}, r"train\.json: start_train_token: got 33, wanted a multiple of 32"),
     ({"start_val_token": 7}, r"train\.json: start_val_token: got 7, wanted a multiple of 32"),
 ]
 
 
 @pytest.mark.parametrize(("keys", "said"), REFUSED)
-def test_what_does_not_fit_conversations_is_refused_by_name_before_the_first_step(
+def test_settings_unfit_for_conversations_are_refused(
     make_run: MakeRun, answers: Path, token_files: Path, keys: dict[str, Any], said: str
 ) -> None:
     keys = {"objective": "answers", "dataset": str(answers)} | keys
@@ -117,7 +117,7 @@ def test_what_does_not_fit_conversations_is_refused_by_name_before_the_first_ste
         check_tokens(load_run(make_run(**keys), ()), None, 1)
 
 
-def test_a_dry_run_refuses_them_too(make_run: MakeRun, answers: Path) -> None:
+def test_dry_runs_also_refuse_unfit_settings(make_run: MakeRun, answers: Path) -> None:
     run = make_run(dataset=str(answers))
     for option in ("--dry-run", "--plan"):
         assert 'objective: got "text", wanted "answers"' in one_line(train(run, option))

@@ -50,7 +50,7 @@ def wait_for(text: str, process: launch.Process) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "shards"), [(1, ()), (2, ("--shard-tokens", "1500"))])
-def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
+def test_following_gives_the_state_of_finished_tokens(
     make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
 ) -> None:
     preparation += shards
@@ -58,7 +58,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
     early, late = make_run("early", **settings), make_run("late", **settings)
     prepare_units(preparation, 4)
     process = follow(early, ranks)
-    wait_for("tokens to validate on", process)
+    wait_for("validation tokens; ", process)
     prepare_units(preparation, 20)
     wait_for("waiting for tokens", process)
     seen = len(metrics(early, "train_loss"))
@@ -75,9 +75,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
-    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
-) -> None:
+def test_waiting_runs_stop_and_continue(make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]) -> None:
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
     early, late = make_run("early", **settings), make_run("late", **settings)
     prepare_units(preparation, 20)
@@ -85,7 +83,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     wait_for("waiting for tokens", process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=180)
-    assert "stopped early; the same command continues" in output, errors
+    assert "stopped early; run the same command again to continue" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
         complete(run)
@@ -93,7 +91,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     assert_same_weights(early, late)
 
 
-def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
+def test_tokens_prepared_differently_are_not_followed(
     make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
 ) -> None:
     run = make_run(**SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None})
@@ -102,16 +100,18 @@ def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
     source, _, _, *others = preparation
     assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
     line = one_line(train(run, "--token-files", str(tmp_path / "other")))
-    assert f"{tmp_path / 'other'}: its train tokens were prepared differently from those of" in line
+    assert f"{tmp_path / 'other'}: these train tokens were prepared differently from the tokens of" in line
 
 
 @pytest.mark.slow
-def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]) -> None:
+def test_tokens_that_cannot_be_followed_are_refused(
+    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
+) -> None:
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
     run = make_run(**settings)
     prepare_units(preparation, 5)
     for options, message in (
-        ((), "still being prepared; wait for it, or pass --follow"),
+        ((), "still being prepared; wait until it is finished, or pass --follow"),
         (("--follow", "--set", "era_tokens=null"), "era_tokens: got null, wanted a number, such as 100000000: "),
         (("--follow", "--set", "min_train_tokens=null"), "min_train_tokens is null (all tokens)"),
     ):
@@ -121,4 +121,4 @@ def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, p
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
-    assert "wanted enough for the run with max_epochs 1; lower min_train_tokens, or raise max_epochs" in errors
+    assert "but the run with max_epochs 1 needs more; lower min_train_tokens, or raise max_epochs" in errors

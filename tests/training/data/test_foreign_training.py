@@ -65,9 +65,7 @@ def test_the_same_tokens_in_any_format_give_the_same_bits(
     assert len(found[0]) == 2 and len(found[1]) == 2
 
 
-def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
+def test_unusable_token_files_are_named(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
     directory = written(tmp_path, token_files, "llm.c version 1 in shards")
     run = make_run(dataset=str(directory), **KEYS)
     shard = directory / "tiny_train_000003.bin"
@@ -75,14 +73,14 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
     shard.write_bytes(good[:1024] + b"\x00\x02" + good[1026:])
     assert f"{shard}: token 0: got id 512, wanted less than vocab_size 257" in one_line(train(run))
     shard.write_bytes(good[:-2])
-    damaged = f"{shard}: cut short or damaged: got {len(good) - 2} bytes, wanted {len(good)};"
+    damaged = f"{shard}: truncated or damaged: got {len(good) - 2} bytes, wanted {len(good)};"
     for options in ((), ("--dry-run",)):
         assert damaged in one_line(train(run, *options))
     shard.rename(directory / "tiny_000003.bin")
-    assert f"{directory}/tiny_000003.bin: names no split, or two: name it train" in one_line(train(run))
+    assert f"{directory}/tiny_000003.bin: cannot tell its split; put exactly one of" in one_line(train(run))
 
 
-def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
+def test_runs_on_foreign_shards_notice_changes(
     make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: tuple[dict[int, float], dict[int, float]]
 ) -> None:
     directory = written(tmp_path, token_files, "npy in shards")
@@ -91,7 +89,7 @@ def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
     shard = directory / "tiny_train_000002.npy"
     good = shard.read_bytes()
     shard.write_bytes(good[:-2] + b"\x01\x00")
-    assert f"{shard}: damaged, or another file than the one" in train(run).stderr
+    assert f"{shard}: damaged, or not the file that" in train(run).stderr
     shard.write_bytes(good)
     done = train(run, "--hash-every", "1")
     assert "resuming from" in done.stdout

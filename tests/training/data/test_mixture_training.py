@@ -43,7 +43,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token
 
 
 @pytest.mark.slow
-def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
+def test_each_validated_dataset_has_its_own_loss(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -57,8 +57,10 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     silent = make_run("silent", **keys, validation_interval=None)
     for run, ranks in ((alone, 1), (two, 2), (silent, 1)):
         said = complete(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks).stderr
-        note = f"NOTE: {few}: not validated on: it has no validation tokens; prepare some with --validation-fraction. "
-        assert said.count(f"{note}The best checkpoint goes by {names[1]}") == (run != silent)
+        reason = (
+            f"it has no validation tokens; prepare some with --validation-fraction. The loss on {names[1]} determines"
+        )
+        assert said.count(f"NOTE: {few}: not used for validation: {reason}") == (run != silent)
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
     assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
@@ -75,13 +77,11 @@ def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
     streams = json.loads((alone / "resolved.json").read_text())["validation_stream"]
     assert [stream["directory"] for stream in streams] == names[1:]
     only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
-    wanted = f"none of {few} holds validation tokens; prepare some with --validation-fraction, or set validation_i"
+    wanted = f"none of {few} has validation tokens; prepare some with --validation-fraction, or set validation_i"
     assert wanted in one_line(train(only, "--set", "max_epochs=9"))
 
 
-def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_line(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
+def test_short_validation_streams_are_skipped_with_a_note(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for word, count in (("train", 10_000), ("val", 320)):
@@ -90,22 +90,22 @@ def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_l
     run = make_run(dataset=parts)
     (other / "tiny_train.bin").rename(other / "tiny_train_000003.bin")
     done = train(run, "--max-steps", "1")
-    assert f"NOTE: {other}/tiny_val.bin: not validated on: got 320 tokens, wanted 321" in done.stderr
-    assert f"NOTE: {other}: its train shards begin with tiny_train_000003.bin, and are read without" in done.stderr
+    assert f"NOTE: {other}/tiny_val.bin: not used for validation: got 320 tokens, wanted 321" in done.stderr
+    assert f"NOTE: {other}: its train shards start with tiny_train_000003.bin; earlier ones" in done.stderr
     assert metrics(run, "validation_losses") == {}
     assert list(metrics(run, "validation_loss")) == [0, 1]
     (run / "train.json").write_text(json.dumps(json.loads((run / "train.json").read_text()) | {"dataset": parts[::-1]}))
     assert "got 320 tokens, wanted at least 321 = 0 + 10 sequences" in one_line(train(run, "--resume", "never"))
 
 
-def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: MakeRun, few: Path) -> None:
+def test_max_epochs_alone_reads_all_tokens(make_run: MakeRun, few: Path) -> None:
     run = make_run(dataset=str(few), min_train_tokens=None, max_epochs=3, validation_interval=None)
     done = complete(run)
     assert len(metrics(run, "train_loss")) == 33 * 3 // 8
     assert "data         2.91 epochs of 33 windows: 96 of" in done.stdout
 
 
-def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
+def test_a_changed_mixture_is_refused_at_resume(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     run = make_run(**mixture(token_files, few))
@@ -124,7 +124,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
         (run / "train.json").write_text(json.dumps(keys | {"dataset": change}))
         line = one_line(train(run))
         assert message in line, line
-        assert "start anew with --resume never" in line
+        assert "start over with --resume never" in line
     # the same tokens elsewhere, and the same weights written otherwise, are the same run
     same = [parts[0], {"dataset": str(moved), "weight": [[0, 1.0], [3, 0.750]]}]
     (run / "train.json").write_text(json.dumps(keys | {"dataset": same}))
@@ -132,7 +132,7 @@ def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
     assert "resuming from" in done.stdout
 
 
-def test_mixtures_that_cannot_be_are_refused_in_a_line(
+def test_invalid_mixtures_are_refused_in_one_line(
     make_run: MakeRun, token_files: Path, few: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -143,11 +143,11 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
     run, once = make_run(**mixture(token_files, few)), make_run("once", **mixture(token_files, few, max_epochs=1))
     letters = make_run("letters", **mixture(token_files, other))
     epochs = (
-        f"{once / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
-        "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
+        f"{once / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which has "
+        "33; prepare more tokens, lower min_train_tokens, or set max_epochs to 2"
     )
-    replaced = f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list"
-    tokenizers = f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids"
+    replaced = f"--token-files {few}: can replace only a single dataset, but {run}/train.json has a list"
+    tokenizers = f"{other}: was prepared with tokenizer letters (100 ids), but {token_files} with bytes (257 ids)"
     for refused, options, ranks, line in (
         (once, (), 2, epochs),
         (once, ("--dry-run",), 1, epochs),
@@ -158,7 +158,9 @@ def test_mixtures_that_cannot_be_are_refused_in_a_line(
         assert line in one_line(train(refused, *options, ranks=ranks))
 
 
-def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: MakeRun, few: Path) -> None:
+def test_dry_runs_plan_with_missing_datasets(make_run: MakeRun, few: Path) -> None:
     done = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
-    assert "data         22 windows of someone/dataset, whose token files are not all here yet" in done.stdout
+    assert (
+        "data         22 windows of someone/dataset, some of whose token files are not on this disk yet" in done.stdout
+    )
     assert "data         1.27 epochs of 33 windows" in done.stdout

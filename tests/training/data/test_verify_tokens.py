@@ -29,7 +29,7 @@ def test_machines_agree_on_every_file() -> None:
         agreed_contents(Path("tokens"), [here, {"train.safetensors": CONTENT}])
 
 
-def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_refused(tmp_path: Path) -> None:
+def test_changed_token_files_are_refused_unless_only_touched(tmp_path: Path) -> None:
     path = tmp_path / "train.safetensors"
     save_file({"tokens": np.arange(1000, dtype=np.uint16)}, path)
     content, tokens = path.read_bytes(), open_split(tmp_path, "train")
@@ -37,7 +37,7 @@ def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_re
     assert watch.check(wait=True) == []
     os.utime(path, ns=(1, 1))
     assert (watch.check(wait=True), watch.check(wait=True)) == ([path], [])
-    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: was modified while the run was reading it"):
         ignorant.check(wait=True)
     os.utime(path, ns=(2, 2))
     found, deadline = watch.check(wait=False), time.monotonic() + 60
@@ -45,10 +45,10 @@ def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_re
         found = watch.check(wait=False)
     assert found == [path]
     path.write_bytes(content[:-1] + b"x")
-    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: was modified while the run was reading it"):
         watch.check(wait=True)
     path.write_bytes(content[:-2])
-    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: was modified while the run was reading it"):
         watch.check(wait=False)
     path.unlink()
     assert watch.check(wait=True) == []  # what is open can be read

@@ -29,7 +29,7 @@ def shape(precision: str = "bf16") -> Shape:
     return Shape(MODEL, 2, precision, torch.device("cpu"))
 
 
-def test_a_working_kernel_has_no_problem_and_a_missing_one_says_so() -> None:
+def test_missing_kernels_report_a_problem() -> None:
     assert "No viable backend" in (problem_of("cudnn", shape()) or "")
     for precision in ("fp32", "bf16", "fp16"):
         for tokens in (1, 2, 33, 200):  # few have no alternatives: gradients are rounding errors
@@ -41,9 +41,7 @@ LAYOUTS = [{}, {"positions": "rope"}, {"qk_norm": True}, {"n_heads": 4, "n_kv_he
 
 
 @pytest.mark.parametrize("options", [*LAYOUTS, {"scale_attention_by_inverse_layer": True}])
-def test_kernels_are_tested_on_the_layout_that_they_get_from_the_network(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_kernels_are_tested_with_the_networks_layout(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     network = GPT(attrs.evolve(MODEL, **options))
     plain, seen = F.scaled_dot_product_attention, []
 
@@ -62,7 +60,7 @@ def test_kernels_are_tested_on_the_layout_that_they_get_from_the_network(
     assert seen[2] == seen[3] == seen[-1]  # and backward
 
 
-def test_the_formula_is_that_of_torch_also_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_formula_matches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SCORES_AT_ONCE", 5 * 32)
     for scores in attention.CASES:
         inputs = shape("fp32").random_inputs(2, scores)
@@ -86,7 +84,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, change: Callable[..., torch.T
         (lambda gradient: gradient.index_fill(2, torch.tensor([31]), 0.0), ""),  # one row of 32
     ],
 )
-def test_a_kernel_with_wrong_gradients_is_rejected(
+def test_kernels_with_wrong_gradients_are_rejected(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], torch.Tensor], difference: str
 ) -> None:
     def hooked(output: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -107,7 +105,7 @@ def test_a_kernel_with_wrong_gradients_is_rejected(
         lambda scores: not torch.is_grad_enabled(),  # validation
     ],
 )
-def test_a_kernel_that_is_wrong_for_some_scores_or_without_gradients_is_rejected(
+def test_kernels_wrong_for_some_scores_are_rejected(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], bool]
 ) -> None:
     def scaled(output: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -117,7 +115,7 @@ def test_a_kernel_that_is_wrong_for_some_scores_or_without_gradients_is_rejected
     assert "differs from unfused attention by 0.1" in (problem_of("flash", shape()) or "")
 
 
-def test_a_kernel_that_is_wrong_in_one_sequence_of_the_batch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_wrong_in_one_sequence_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     break_kernels(monkeypatch, lambda output, *_: torch.cat([output[:5], 0.5 * output[5:]]))
     assert "differs" in (problem_of("flash", attrs.evolve(shape(), microbatch_size=6)) or "")
     assert problem_of("flash", attrs.evolve(shape(), microbatch_size=5)) is None
@@ -135,7 +133,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_memory_does_not_grow_with_the_square_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_quadratically_with_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SCORES_AT_ONCE", 1 << 13)
     monkeypatch.setattr(attention, "COMPARED_SCORES", 1 << 20)
     long = attrs.evolve(shape(), model=attrs.evolve(MODEL, context_length=512))
@@ -145,9 +143,7 @@ def test_memory_does_not_grow_with_the_square_of_the_context(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("fitting", [3, 0])
-def test_a_test_without_memory_takes_fewer_sequences_and_is_no_problem_of_a_kernel(
-    monkeypatch: pytest.MonkeyPatch, fitting: int
-) -> None:
+def test_kernel_tests_use_fewer_sequences_if_memory_is_short(monkeypatch: pytest.MonkeyPatch, fitting: int) -> None:
     tried, run = [], attention._run
 
     def limited(backend: SDPBackend, inputs: list[torch.Tensor], *others: Any) -> list[torch.Tensor]:
@@ -178,7 +174,7 @@ def test_a_test_without_memory_takes_fewer_sequences_and_is_no_problem_of_a_kern
         ("run", {"cudnn": 0.1}, ("flash",), "efficient"),
     ],
 )
-def test_flash_attention_is_used_unless_another_kernel_is_faster_here_and_need_not_repeat(
+def test_flash_attention_is_used_unless_another_is_faster(
     monkeypatch: pytest.MonkeyPatch, determinism: str, faster: dict[str, float], broken: tuple[str, ...], chosen: str
 ) -> None:
     seconds = {"flash": 1.0, "efficient": 1.0, "cudnn": 1.0} | faster
@@ -187,7 +183,7 @@ def test_flash_attention_is_used_unless_another_kernel_is_faster_here_and_need_n
     assert attention._choose(shape(), determinism, MODEL_JSON) == chosen
 
 
-def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_chosen_kernel_stays_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     enabled = {}
     for name in ("cudnn", "flash", "mem_efficient", "math"):
         switch = lambda on, name=name: enabled.update({name: on})  # noqa: E731
@@ -211,7 +207,7 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeyp
         ({"attention": "flash+math"}, None, "flash"),
     ],
 )
-def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
+def test_resumed_runs_keep_their_kernel_on_equal_machines(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], problem: str | None, kept: str
 ) -> None:
     enabled: list[str] = []
@@ -225,7 +221,7 @@ def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
     assert numerics == now | {"attention": kept} and enabled == ["cudnn"] * (kept == "cudnn")
 
 
-def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_fused_kernel_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
     said = r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"

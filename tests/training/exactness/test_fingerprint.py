@@ -28,14 +28,14 @@ def of(run: Path, numerics: Numerics = ELASTIC, data: int = 2, tensor: int = 1) 
     return fingerprint(load_run(run, []).train, numerics, ranks)
 
 
-def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: MakeRun) -> None:
+def test_fingerprints_have_versions_hardware_and_settings(make_run: MakeRun) -> None:
     found = of(make_run())
     assert found["torch"] == torch.__version__
     assert found["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
     assert (found["microbatch_size"], found["attention"], found["cuda"]) == (2, "cpu", None)
 
 
-def test_data_parallel_size_and_wrapper_count_unless_the_level_is_elastic(make_run: MakeRun) -> None:
+def test_data_parallel_size_and_wrapper_matter_unless_elastic(make_run: MakeRun) -> None:
     run = make_run()
     assert of(run) == of(run, data=4)
     once = attrs.evolve(ELASTIC, determinism="run")
@@ -51,9 +51,7 @@ def test_compiled_regions_are_named(make_run: MakeRun, compiled: bool | str, uni
     assert of(make_run(), attrs.evolve(ELASTIC, compiled=compiled))["compiled"] == unit
 
 
-def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_and_loss_chunks_change_the_fingerprint(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     before = of(make_run("before"))
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
@@ -79,12 +77,12 @@ def test_the_default_is_the_strongest_level_that_costs_nothing(
     assert resolve_numerics(train, torch.device(device)).determinism == level
 
 
-def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: MakeRun) -> None:
+def test_changed_numerics_are_refused_unless_allowed(make_run: MakeRun) -> None:
     run = make_run()
     complete(run, "--max-steps", "2")
     refused = one_line(train_run(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4"))
-    assert "made with other numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused
-    assert "pass --allow-numerics-drift, which the metrics will show" in refused
+    assert "made with different numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused
+    assert "pass --allow-numerics-drift, which is recorded in the metrics" in refused
     elsewhere = train_run(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
     assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in elsewhere.stderr
     allowed = complete(run, "--set", "cpu_threads=2", "--allow-numerics-drift", "--max-steps", "3")
@@ -99,7 +97,7 @@ WORK = ("torch.compile", "the gradient norm of determinism ", "the gradient norm
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("determinism", [None, "off", "run", "elastic"])
 @pytest.mark.parametrize("compiled", [None, True, "model", False])
-def test_preflight_asks_for_what_a_run_compiles(
+def test_preflight_checks_what_a_run_compiles(
     monkeypatch: pytest.MonkeyPatch, compiled: bool | str | None, determinism: str | None, shards: int
 ) -> None:
     """Whatever the options are: the code of a run on a GPU is chosen, and compared with what preflight demands."""

@@ -7,7 +7,7 @@ from training.exactness import row_sums
 from training.exactness.row_sums import row_sums_of_squares
 
 
-def test_a_row_is_folded_in_halves_and_an_odd_last_one_joins_the_next_round() -> None:
+def test_rows_are_folded_in_halves() -> None:
     row = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
     a, b, c, d, e = row.square()[0]
     assert torch.equal(row_sums_of_squares([row]), (((a + c) + (b + d)) + e).unsqueeze(0))

@@ -64,7 +64,7 @@ def published(matrix: Matrix) -> Matrix:
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (36, 12), (12, 48), (1, 5), (7, 1)])
-def test_the_orthogonalization_is_the_published_one_in_fp64(shape: tuple[int, int]) -> None:
+def test_orthogonalization_matches_the_publication(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = orthogonalize(matrix)
     assert np.abs(found.numpy() - published(matrix.numpy())).max() < 1e-13
@@ -74,7 +74,7 @@ def test_the_orthogonalization_is_the_published_one_in_fp64(shape: tuple[int, in
     assert torch.equal(orthogonalize(torch.zeros(shape)), torch.zeros(shape))
 
 
-def test_the_update_is_the_published_one_in_fp64_with_queries_keys_and_values_apart() -> None:
+def test_the_update_matches_the_publication() -> None:
     parameters, made = make(SPLIT, torch.float64, compute_type=torch.float64)
     made.found_inf = torch.tensor(0.0)  # the switch on the device, as in training
     weights = {name: parameter.detach().numpy().copy() for name, parameter in parameters.items()}
@@ -94,7 +94,7 @@ def test_the_update_is_the_published_one_in_fp64_with_queries_keys_and_values_ap
         assert np.abs(parameter.detach().numpy() - weights[name]).max() < 1e-12, name
 
 
-def test_with_queries_keys_and_values_as_one_matrix_it_has_the_bits_of_torchs_until_a_switch_holds_an_update() -> None:
+def test_unsplit_muon_has_the_bits_of_torchs() -> None:
     parameters, made = make(PLAIN)
     made.found_inf = torch.tensor(0.0)  # torch's has no switch
     others = {name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
@@ -116,17 +116,17 @@ def test_with_queries_keys_and_values_as_one_matrix_it_has_the_bits_of_torchs_un
         assert torch.equal(made.state[parameter]["momentum_buffer"], momenta[name])
 
 
-def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_heads_share_keys() -> None:
+def test_queries_keys_and_values_are_split_by_rows() -> None:
     fused, _, up, _ = NAMES
     for heads, rows in ((3, [range(12), range(12, 24), range(24, 36)]), (1, [range(12), range(12, 16), range(16, 20)])):
         axes = axes_of(fused, attrs.evolve(CONFIG, n_kv_heads=heads))
         split, whole = (matrices_of(fused, axes, ON_ONE_RANK, split=split) for split in (True, False))
-        assert [piece.held for part in split for [piece] in part.pieces] == rows
-        assert [piece.held for part in whole for [piece] in part.pieces] == [range(axes.shape[0])]
+        assert [piece.local_rows for part in split for [piece] in part.pieces] == rows
+        assert [piece.local_rows for part in whole for [piece] in part.pieces] == [range(axes.shape[0])]
     assert len(matrices_of(up, AXES[up], ON_ONE_RANK, split=True)) == 1
 
 
-def test_momentum_warms_up_in_a_line_and_stays() -> None:
+def test_momentum_warms_up_linearly() -> None:
     options = OptimizationOptions(optimizer="muon", muon_momentum_warmup_steps=300)
     parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
     optimizer = Optimizer(parameters, AXES, options, CPU)
@@ -139,7 +139,7 @@ def test_momentum_warms_up_in_a_line_and_stays() -> None:
     assert [group["momentum"] for group in without.parts[0].param_groups] == [0.95]
 
 
-def test_flops_are_those_that_torch_counts() -> None:
+def test_flops_match_torchs_count() -> None:
     for name, shape in SHAPES.items():
         [matrix] = matrices_of(name, AXES[name], ON_ONE_RANK, split=False)
         with FlopCounterMode(display=False) as counter:
@@ -151,7 +151,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     ("size", "split_qkv", "most"), [("124M", True, 1.0), ("124M", False, 1.05), ("1.5B", True, 1.0)]
 )
 @pytest.mark.parametrize("sharded", [False, True])
-def test_on_eight_ranks_each_computes_an_eighth(
+def test_eight_ranks_compute_an_eighth_each(
     monkeypatch: pytest.MonkeyPatch, size: str, split_qkv: bool, most: float, sharded: bool
 ) -> None:
     computed: list[torch.Size] = []

@@ -130,7 +130,7 @@ def test_bad_input_is_one_line(make_run: MakeRun) -> None:
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            "which world size 3 does not divide, as determinism run wants; set it to elastic",
+            "which world size 3 does not divide, although determinism run requires it; set determinism to el",
         ),
         (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
         (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),

@@ -71,7 +71,7 @@ def test_a_dry_run_knows_where_the_job_begins(copied: Path, capsys: pytest.Captu
     assert "--max-hours 3: stops with a checkpoint before that; 0.5 hours used so far" in said
     assert "--max-usd 5: stops with a checkpoint before that; $1.00 spent so far" in said
     begun = shown(capsys, copied, "--resume", "step-00000004", *limits)
-    assert f"--max-steps 3: trains nothing: {copied}: at step 4 of 8; --max-steps asks for no more" in begun
+    assert f"--max-steps 3: trains nothing: {copied}: at step 4 of 8; --max-steps allows no more steps" in begun
     anew = shown(capsys, copied, "--resume", "never", *limits)  # which archives the metrics
     assert "--max-steps 3: stops after step 3 of 8 with a checkpoint" in anew
     assert "0 hours used so far" in anew and "$0.00 spent so far" in anew
@@ -82,5 +82,5 @@ def test_a_dry_run_knows_where_the_job_begins(copied: Path, capsys: pytest.Captu
 
 def test_a_dry_run_refuses_an_absent_checkpoint(copied: Path) -> None:
     command = parse("train.py", TrainCommand, [str(copied), "--dry-run", "--resume", "step-00000003"])
-    with pytest.raises(BadInput, match="no such checkpoint; there are best, latest"):
+    with pytest.raises(BadInput, match="no such checkpoint; existing ones: best, latest"):
         dry_run(load_run(copied, ()), command, None)

@@ -37,7 +37,8 @@ def test_layers_change_neither_a_block_nor_what_is_outside() -> None:
 @pytest.mark.parametrize(("shards", "ranks"), [(2, 2), (4, 2), (4, 1)])
 def test_a_rank_has_its_tensor_shards_each_with_its_own_copies(shards: int, ranks: int) -> None:
     config = attrs.evolve(TINY, n_heads=4, n_kv_heads=2)
-    sizes, exchange = network_sizes(config, shards, ranks), ShardExchange(shards=shards, own=range(shards // ranks))
+    exchange = ShardExchange(shards=shards, local_shards=range(shards // ranks))
+    sizes = network_sizes(config, shards, ranks)
     real = sum(parameter.numel() for parameter in ShardedGPT(config, exchange).parameters())
     assert sizes.parameters(config.n_layers) == real > network_sizes(config).parameters(config.n_layers) // ranks
     assert sizes.state_bytes("adamw", config.n_layers) == 2 * 4 * real
@@ -57,5 +58,5 @@ def test_attention_of_unknown_cost_is_refused(monkeypatch: pytest.MonkeyPatch, o
         return F.scaled_dot_product_attention(*heads, **options)
 
     monkeypatch.setattr("model.gpt.F", SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": attend}))
-    with pytest.raises(BadInput, match=r"^model\.json: got attention with a mask, or without is_causal, wanted causal"):
+    with pytest.raises(BadInput, match=r"^model\.json: got attention with a mask or without is_causal, wanted causal"):
         network_sizes(attrs.evolve(TINY, mlp_width=24))  # of no other test: results are cached

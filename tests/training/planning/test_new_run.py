@@ -80,7 +80,7 @@ def test_a_directory_is_written_once_and_never_over_another(make_run: MakeRun, t
     assert sorted(path.name for path in new.iterdir()) == ["model.json", "train.json"]
     assert isinstance(_outcome(new, new), Run)
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="a file stands where a folder is wanted"):
+    with pytest.raises(BadInput, match="a file has the name of a folder"):
         like(other, tmp_path / "file")
     with pytest.raises(BadInput, match="--like absent: no such folder; wanted a run directory"):
         like("absent", tmp_path / "x")

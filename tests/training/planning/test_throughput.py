@@ -125,7 +125,8 @@ def counted_bytes(config: ModelConfig, train: TrainConfig, sequences: int) -> in
         return result
 
     gather, transpose = lambda own: result_of([own] * ranks), lambda parts: result_of([parts])
-    exchange = ShardExchange(shards=shards, own=range(shards // ranks), all_gather=gather, all_to_all=transpose)
+    local_shards = range(shards // ranks)
+    exchange = ShardExchange(shards=shards, local_shards=local_shards, all_gather=gather, all_to_all=transpose)
     network, memory = ShardedGPT(config, exchange).to_empty(device="cpu"), train.memory
     tokens = torch.zeros(sequences, config.context_length, dtype=torch.int64)
     loss = ShardedLoss(network, recompute_blocks=memory.recompute_blocks, chunks=memory.loss_chunks)
