@@ -21,7 +21,7 @@ from tests.judge_server import Judge
 
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
-OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # keys that may differ between equivalent sessions
+SESSION_KEYS = ("time", "base_url", "usd", "usd_uncounted")  # keys that may differ between equivalent sessions
 PRICES = {
     "date": "2026-01-01",
     "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
@@ -123,7 +123,7 @@ def run(*arguments: str) -> Any:
 def result(file: Path) -> Result:
     """Return the newest judgement of a model, without the keys that may differ between equivalent sessions."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
-    return {key: value for key, value in json.loads(line).items() if key not in OF_THE_SESSION}
+    return {key: value for key, value in json.loads(line).items() if key not in SESSION_KEYS}
 
 
 def printed(output: str) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.comparison.compare import compare
 from evaluation.judging.prompt import Grade, Prompt, make_prompts
-from evaluation.judging.scores import ASSUMED_OF_TWO, JudgedCandidate, describe, judged_difference, score
+from evaluation.judging.scores import TWO_SEEDS_ASSUMPTION, JudgedCandidate, describe, judged_difference, score
 from evaluation.shared.significance import Interval
 from tests.conftest import one_line
 from tests.evaluation.comparison.stored import judged, rows_of
@@ -77,7 +77,7 @@ def test_two_seeds_state_their_assumption(seeds: int) -> None:
     models = panel(2, 4, slots=seeds)
     prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
     text = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
-    assert (ASSUMED_OF_TWO in text) == (seeds == 2)
+    assert (TWO_SEEDS_ASSUMPTION in text) == (seeds == 2)
 
 
 def test_prompts_without_a_verdict_do_not_count() -> None:
