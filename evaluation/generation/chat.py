@@ -24,7 +24,7 @@ from model.generate import Prefix, Sampling
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
-    "/reset": "start a new conversation",
+    "/reset": "start a new conversation; the system message stays",
     "/save FILE": "append the conversation to a .jsonl file, which prepare_data.py reads",
     "/help": "print this list (to send a message that begins with /, put a space before it)",
 }

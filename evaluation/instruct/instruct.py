@@ -52,8 +52,8 @@ from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
-TRAINED, TESTED = 0.85, 0.10  # shares of the records; the rest is used for validation
-MEASURED = {"losses", "best_epoch"}  # entries among the settings in a file of answers that are outcomes
+TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
+OUTCOME_KEYS = {"losses", "best_epoch"}  # entries among the settings in a file of answers that are outcomes
 IDENTITY = "instruct.json"  # a file in the run directory of a fine-tuning, with its model, data and settings
 
 
@@ -126,7 +126,7 @@ def read_questions(path: Path) -> HeldOutQuestions:
     Raises BadInput for damaged records, and for so few records that a part would be empty.
     """
     records = read_records(path)
-    train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
+    train, test = int(len(records) * TRAIN_SHARE), int(len(records) * TEST_SHARE)
     if test == 0 or train + test == len(records):
         raise BadInput(
             f"{path}: got {len(records)} records, wanted 10 or more for training, testing and validation; add records"
@@ -282,7 +282,7 @@ def _write(file: Path, answers: Answers) -> None:
 def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
     """Return whether a file contains answers of the fine-tuning with these settings."""
     try:
-        return _agrees(read_answers(file).settings, {key: settings[key] for key in settings if key not in MEASURED})
+        return _agrees(read_answers(file).settings, {key: settings[key] for key in settings if key not in OUTCOME_KEYS})
     except BadInput:
         return False
 

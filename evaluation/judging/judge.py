@@ -21,7 +21,7 @@ from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, read_p
 
 OPENAI_URL = "https://api.openai.com/v1"
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
-AGAIN = "nothing is lost; run the same command again to continue"
+NOTHING_LOST = "nothing is lost; run the same command again to continue"
 
 
 def run(command: JudgeCommand) -> int:
@@ -55,7 +55,7 @@ def run(command: JudgeCommand) -> int:
             asyncio.run(Asker(judgement, key).ask())
         if judgement.interrupted:
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
-            show(cost_line(judgement), f"interrupted: {missing:,} verdicts are missing; {AGAIN}")
+            show(cost_line(judgement), f"interrupted: {missing:,} verdicts are missing; {NOTHING_LOST}")
             return EXIT_INTERRUPTED
         if judgement.fatal is not None:
             show(cost_line(judgement))
@@ -131,7 +131,7 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     reasons = Counter(verdict.why for verdict in left_out if verdict.why != NOT_ASKED)
     why = max(reasons, key=reasons.__getitem__, default=NOT_ASKED)
     if missing:
-        raise BadInput(f"{missing:,} verdicts are missing: {why}; {AGAIN}")
+        raise BadInput(f"{missing:,} verdicts are missing: {why}; {NOTHING_LOST}")
     if scores is None:
         raise BadInput(f"{judgement.judge.model} gave no verdict: {why}; pass another --model")
     if not is_complete:

@@ -30,7 +30,7 @@ from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.saved_state import SavedState, read_state
 from training.parallel.process_group import Ranks
 
-UNKNOWN = "; its training data are unknown"
+UNKNOWN_DATA = "; its training data are unknown"
 OTHER_FILES = (
     "\n  It is unknown whether the run has read these tokens: they are not in the files that it was trained and "
     "validated on."
@@ -98,7 +98,7 @@ def _training_note(trained: Trained, span: Range) -> str:
     For a run, it explains why the loss differs from the one printed during training, which is of other tokens.
     """
     if not trained.location.is_lockstep_checkpoint:
-        return UNKNOWN
+        return UNKNOWN_DATA
     state = read_state(trained.location.path)
     origin = state.config.initial_weights
     start = "" if origin is None else UNKNOWN_START.format(source=printable(origin.source))

@@ -163,7 +163,7 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     for ranks in (1, 2):
         done = output_of("core", run, "--bundle", folder, "--count", "20", "--device", "cpu", ranks=ranks)
     first, second = ({**result, "time": ""} for result in results(run))
-    assert first == second  # every bit
+    assert first == second  # all bits are equal
     assert "bundle: 120 items of 6 tasks" in done and "gold answers" in done
     assert "Published CORE is not comparable, because at most 20 items per task" in done
     [line] = describe_core(load_run(run, []))
@@ -216,7 +216,7 @@ def test_download_is_recorded_and_checked(tmp_path: Path, monkeypatch: pytest.Mo
         downloaded, data = read_bundle(None, None, 9)
     local, source = read_bundle(folder, None, 9)
     assert downloaded == local and data == source | {"file": "runs/eval_bundle.zip"}
-    assert read_bundle(None, "schema_0", None)[0] == read_bundle(folder, "schema_0", None)[0]  # no server any more
+    assert read_bundle(None, "schema_0", None)[0] == read_bundle(folder, "schema_0", None)[0]  # the server has stopped
     with Path("runs/eval_bundle.zip").open("ab") as file:
         file.write(b"x")
     with pytest.raises(BadInput, match="its sha256 differs from the one in eval_bundle"):
@@ -235,7 +235,7 @@ def test_nanochat_archive_is_recognized_by_its_hash(tmp_path: Path, monkeypatch:
 
     downloaded.parent.mkdir()
     shutil.copy(archive, downloaded)
-    assert not is_known(None) and not is_known(downloaded)  # somebody has put it there
+    assert not is_known(None) and not is_known(downloaded)  # the user has put it there
     assert "move it away" in other_data(read_bundle(None, None, None)[1], LABELS)
     downloaded.unlink()
     with serve_files(tmp_path) as server:

@@ -93,7 +93,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
 
 
 def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
-    """Return a model of random weights that speaks ASCII."""
+    """Return a model with random weights that generates ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
     with torch.no_grad():
@@ -108,7 +108,7 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
 
 @pytest.mark.slow
 def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Path) -> None:
-    for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
+    for question in ("Hex\x7fllo", "And é?"):  # edited with a backspace
         os.write(terminal.controller, f"{question}\r".encode())
         shown = terminal.until("\r\n", more=100)
         for _ in range(9):
@@ -123,7 +123,7 @@ def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Pa
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
     assert [message["content"] for message in messages[:4:3]] == ["Sys", "And é?"]
     assert len(messages[2]["content"]) > 90
-    answer = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
+    answer = shown.partition("\r\n")[2].removesuffix("> ")  # the output after the typed line
     assert "".join(answer.split()) == "".join(map(printable, messages[4]["content"].split()))
     assert "A new conversation begins" in terminal.type("/reset\r", "\n> ")
     assert "nothing to save yet" in terminal.type(f"/save {saved}\r", "\n> ")
@@ -131,7 +131,7 @@ def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Pa
     assert "/reset" in terminal.type("/help\r", "\n> ")
     os.write(terminal.controller, b"half a line")
     terminal.until("half a line")
-    time.sleep(0.2)  # a signal between its echo and its wait is lost to readline
+    time.sleep(0.2)  # readline loses a signal that arrives between its echo and its wait
     terminal.process.send_signal(signal.SIGINT)
     assert "Ctrl-D ends the program" in terminal.until("\n> ")
     os.write(terminal.controller, b"\x04")

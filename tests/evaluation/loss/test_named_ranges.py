@@ -34,7 +34,7 @@ def test_named_range_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(token_range, "download_dataset", download)
     span = token_range.choose_named("fineweb-val-10m", None, [])
-    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # nothing to train on
+    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # no tokens to train on
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
     assert attrs.asdict(named).items() <= span.identity().items()
 
@@ -69,5 +69,5 @@ def test_validation_on_the_named_range_is_noted(
 
 def test_named_ranges_match_the_published_tables() -> None:
     records, gpjt = (attrs.astuple(NAMED_RANGES[name]) for name in ("fineweb-val-10m", "gpjt-test"))
-    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 batches of the speedrun
+    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 of the speedrun's batches
     assert gpjt == ("gpjt/fineweb-gpt2-tokens", "validation", 50_000_000, 19_660_800)
