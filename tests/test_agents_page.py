@@ -1,4 +1,4 @@
-"""The loop of docs/agents.md, as it stands there: it deletes nothing that it did not make."""
+"""The loop in docs/agents.md, run exactly as it is written there, deletes only files that it created."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from tests.experiments.trial.test_checkout import git
 from tests.launch import ROOT
 
-# A candidate for each status of a trial: kept, refused in every way, and the end of the budget
+# One candidate for each exit status of a trial: accepted, rejected for each reason, and the end of the budget.
 STATUSES = (0, 1, 10, 0, 11, 12, 75)
 UNTRACKED = ("runs/mine/model.json", "runs/mine/train.json", "runs/mine/checkpoints/latest/model.safetensors")
 OTHERS = ("sweeps/mine.json", "export/model.safetensors", "conversation.txt", "token_files/own/train.safetensors")
@@ -31,7 +31,7 @@ echo new > "new-$count.py"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository with a stand-in for experiment.py, and a user's own files, tracked by nobody."""
+    """A repository with a fake experiment.py, and with files of the user that git does not track."""
     project = tmp_path / "project"
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / "bin" / "activate").write_text("")
@@ -51,7 +51,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_loop(project: Path) -> subprocess.CompletedProcess[str]:
-    """Run the loop of the page, in a project, with a program that proposes changes."""
+    """Run the loop of the page in a project, with a program that proposes changes."""
     [loop] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
     tools = project.parent / "tools"
     tools.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: which way imports run, what documents say, what entry scripts answer."""
+"""The rules of the repository that a test can check: directions of imports, contents of pages, and entry scripts."""
 
 import ast
 import graphlib
@@ -54,7 +54,7 @@ def test_imports_run_one_way(room: str) -> None:
 
 @pytest.mark.parametrize("room", ["tokens", "training", "evaluation", "reporting", "experiments"])
 def test_imports_inside_a_room_run_one_way(room: str) -> None:
-    """A folder is one node of the graph, a module beside the folders another; the graph has no circle."""
+    """Each folder, and each module next to the folders, is a node of the import graph, which must not have cycles."""
     graph: dict[str, set[str]] = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         node = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
@@ -71,17 +71,17 @@ def test_names_of_modules_and_classes_are_unique() -> None:
         path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
     ]:
         where = str(path.relative_to(ROOT))
-        if path.name not in ("__init__.py", "command.py"):  # there the folder makes the noun
+        if path.name not in ("__init__.py", "command.py"):  # these are distinguished by their folders
             modules.setdefault(path.stem, []).append(where)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(where)
-    assert {name: found for name, found in modules.items() if len(found) > 1} == {}
-    assert {name: found for name, found in classes.items() if len(found) > 1} == {}
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}
+    assert {name: paths for name, paths in classes.items() if len(paths) > 1} == {}
 
 
 def test_each_command_names_an_existing_function() -> None:
-    """Commands name their modules as text, so that --help imports none of them; a move could leave a wrong name."""
+    """Commands name their modules as text, so that --help need not import them. After a move, a name could be wrong."""
     registries = [evaluation.command_line, experiments.command, reporting.command, tokens.command]
     commands = [command for registry in registries for command in registry.COMMANDS.values()]
     commands += training.command.FIND_COMMANDS.values()
@@ -115,7 +115,7 @@ def test_training_needs_no_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-# Files that print more than whole lines for people: help, generated text as it comes, coloured tokens, a shell script
+# Files that print anything else than complete lines for people: help, streamed text, coloured tokens, shell commands.
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
     "evaluation/generation/generated_text.py",
@@ -131,7 +131,7 @@ def test_one_function_prints_lines_for_people() -> None:
 
 
 def test_links_outside_the_site_work() -> None:
-    """mkdocs --strict checks the pages of docs/; these lie beside it."""
+    """mkdocs --strict checks only the pages in docs/."""
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
         for link in links:
@@ -148,7 +148,7 @@ def test_links_outside_the_site_work() -> None:
 def test_pages_name_existing_files_and_modules() -> None:
     pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks", "examples"])
-    for page in [page for page in pages if page.name != "NOTES.md"]:  # the log names files as they were
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # the log may name files that no longer exist
         text = page.read_text()
         files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
         files |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (\w+(?:\.\w+)+)", text)}
@@ -162,6 +162,6 @@ def test_the_map_names_every_code_folder() -> None:
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
-    two_deep = ("tokens", "training")  # rooms that the map opens
+    two_deep = ("tokens", "training")  # the map lists the folders inside of these
     folders = {f"{path.parent}/" if path.parts[0] in two_deep else f"{path.parts[0]}/" for path in paths} - {"tokens/"}
     assert folders and folders - named == set()

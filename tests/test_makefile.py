@@ -1,4 +1,4 @@
-"""Variables of the Makefile: `make train` with a stand-in for the Python of .venv, which prints its arguments."""
+"""Variables of the Makefile: `make train` with a fake Python in .venv, which prints its arguments."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ NOTES = "".join(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the Makefile, where everything is installed and prepared, with a text."""
+    """A folder with a copy of the Makefile and a text, in which everything seems to be installed and prepared."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / "token_files" / "quickstart").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -46,8 +46,10 @@ def test_exported_text_and_run_change_nothing(folder: Path) -> None:
         plain = make(folder, *words)
         exported = make(folder, *words, TEXT="other.txt", RUN="other")
         assert (exported.returncode, exported.stdout) == (0, plain.stdout) == (plain.returncode, plain.stdout)
-        said = [line for line in exported.stderr.splitlines(keepends=True) if "NOTE" in line]
-        assert said == NOTES.splitlines(keepends=True)[len(words) :]  # those of the command line are used
+        notes = [line for line in exported.stderr.splitlines(keepends=True) if "NOTE" in line]
+        assert (
+            notes == NOTES.splitlines(keepends=True)[len(words) :]
+        )  # variables on the command line are used, without a note
         assert "NOTE" not in plain.stderr
 
 

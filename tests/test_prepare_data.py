@@ -1,4 +1,4 @@
-"""The prepare_data.py command: exit statuses, messages, memory."""
+"""The command prepare_data.py: exit statuses, messages and memory."""
 
 import re
 import sys
@@ -10,22 +10,22 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 
 
 @pytest.mark.parametrize(
-    ("source", "output", "tokenizer", "said"),
+    ("source", "output", "tokenizer", "message"),
     [
         ("a.jsonl", "/dev/null", "bytes", "/dev/null: is no folder; pass another --output"),
         ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file stands where a folder is wanted"),
         ("a.jsonl", "x" * 300, "bytes", "cannot be written: File name too long; choose a shorter name"),
-        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # told before the tokenizer
+        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # reported before the unknown tokenizer
         ("x" * 300, "out", "bytes", "cannot be read: "),
     ],
 )
 def test_impossible_paths_are_one_honest_line(
-    tmp_path: Path, source: str, output: str, tokenizer: str, said: str
+    tmp_path: Path, source: str, output: str, tokenizer: str, message: str
 ) -> None:
     jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     done = run(PREPARE, tmp_path / source, "--output", tmp_path / output, "--tokenizer", tokenizer)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert said in done.stderr and "kept" not in done.stderr
+    assert message in done.stderr and "kept" not in done.stderr
 
 
 def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     folder.mkdir()
     jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
     (folder / "other\x1b[8m.png").write_text("")
-    for output in (folder / "out", folder / "out"):  # the second time: complete already
+    for output in (folder / "out", folder / "out"):  # the second time, the output is complete already
         done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
         shown = done.stdout + done.stderr
@@ -50,7 +50,7 @@ def test_bad_documents_are_reported(tmp_path: Path) -> None:
         assert ("  ledger.jsonl has more" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
     with source.open("a") as file:
-        file.write('{"text": "\\ud800"}\n')  # which is mended, and no loss
+        file.write('{"text": "\\ud800"}\n')  # this document is repaired, not lost
     options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
     done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
     assert done.returncode == 1
@@ -61,7 +61,7 @@ def test_bad_documents_are_reported(tmp_path: Path) -> None:
 def test_the_same_command_continues_after_a_full_disk(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
     options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000")
-    for executor in (("--executor", "inline"), ("--workers", "2")):  # a worker may be the first, then
+    for executor in (("--executor", "inline"), ("--workers", "2")):  # with two workers, a worker may notice it first
         full = run(["prlimit", "--fsize=300000", *PREPARE], *options, *executor)
         assert full.returncode == 1 and "Traceback" not in full.stderr
         assert re.search(r"prepare_data.py: \S+/out/\S+: File too large; ", full.stderr.splitlines()[-1]), full.stderr

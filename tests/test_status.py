@@ -1,4 +1,4 @@
-"""docs/status.md names an existing test for each promise, so that none can be removed without being seen."""
+"""docs/status.md names an existing test for each promise, so that no promise can disappear unnoticed."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ TITLE = "## Promises and their tests"
 
 
 def promises() -> list[tuple[str, str, str]]:
-    """Return the rows of the list: the promise, the file of its test, and the test's name."""
+    """Return the rows of the list: each has the promise, the file of its test, and the test's name."""
     section = (ROOT / "docs/status.md").read_text().partition(TITLE)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", section, re.MULTILINE)
     table_rows = [line for line in section.splitlines() if line.startswith("|")][2:]  # without title and rule
@@ -21,7 +21,7 @@ def promises() -> list[tuple[str, str, str]]:
 
 @cache
 def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
-    """Return the tests of a file by name; none if the file does not exist."""
+    """Return the functions of a file by name; an empty dictionary if the file does not exist."""
     if not path.is_file():
         return {}
     return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
