@@ -47,9 +47,8 @@ def test_exported_text_and_run_change_nothing(folder: Path) -> None:
         exported = make(folder, *words, TEXT="other.txt", RUN="other")
         assert (exported.returncode, exported.stdout) == (0, plain.stdout) == (plain.returncode, plain.stdout)
         notes = [line for line in exported.stderr.splitlines(keepends=True) if "NOTE" in line]
-        assert (
-            notes == NOTES.splitlines(keepends=True)[len(words) :]
-        )  # variables on the command line are used, without a note
+        # Variables on the command line are used, without a note.
+        assert notes == NOTES.splitlines(keepends=True)[len(words) :]
         assert "NOTE" not in plain.stderr
 
 
