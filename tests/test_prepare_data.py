@@ -1,4 +1,4 @@
-"""The prepare_data.py command: exit statuses, messages, memory."""
+"""The command prepare_data.py: exit statuses, messages and memory."""
 
 import re
 import sys
