@@ -166,7 +166,7 @@ def test_steps_between_logs_never_wait_for_the_gpu(make_small_run: MakeRun, para
 def test_three_ranks_with_uneven_shares_train(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(parallel=parallel, microbatch_size=1, global_batch_size=8)
     output = finished(train(directory, ranks=3, determinism="elastic"))
-    assert "8 micro-batches on 3 ranks: 3 at most, 89% of the ranks' time used" in output
+    assert "8 micro-batches on 3 ranks: at most 3 each, 89% of the ranks' time used" in output
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
 
 
