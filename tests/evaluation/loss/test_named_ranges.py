@@ -50,7 +50,7 @@ def test_directory_without_the_range_is_refused(make_run: MakeRun, token_files: 
 
 
 def test_named_range_refuses_a_start() -> None:
-    line = "--from does not go with --range: a published range has its own split, start and count"
+    line = "--from cannot be combined with --range: a published range has its own split, start and count"
     with pytest.raises(UsageError, match=line):
         parse("evaluate.py", {"loss": LossCommand}, ["loss", "m", "--range", "gpjt-test", "--from", "5"])
 
