@@ -1,4 +1,4 @@
-"""train.py: errors of one line and their statuses, and the dry run, through the real command."""
+"""train.py as a process: one-line errors and their exit statuses, and the dry run."""
 
 import json
 from importlib import import_module
@@ -45,21 +45,21 @@ def test_all_input_problems_are_reported(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
     done = train(run, "--set", "vocab_size=256", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    wanted = ("world size 2 exceeds", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
-    for line, said in zip(lines, wanted, strict=True):
-        assert said in line
+    expected = ("world size 2 exceeds", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
+    for line, message in zip(lines, expected, strict=True):
+        assert message in line
     assert json.loads((run / "exit.json").read_text())["status"] == 1
 
 
 def test_keys_used_as_options_suggest_set(make_run: MakeRun) -> None:
-    for words, said in (
+    for words, message in (
         (["--seed", "3"], "--seed: unknown option; did you mean --set train.random_seed=3?"),
         (["--lr=1e-3"], "--lr: unknown option; did you mean --set train.learning_rate=1e-3?"),
         (["--n-layers", "4"], "--n-layers: unknown option; did you mean --set model.n_layers=4?"),
         (["--sed", "4"], "--sed: unknown option"),
     ):
         done = train(make_run(words[0].strip("-")), *words)
-        assert done.returncode == 2 and said in done.stderr
+        assert done.returncode == 2 and message in done.stderr
 
 
 def test_too_little_memory_is_one_line(make_run: MakeRun, tmp_path: Path) -> None:
