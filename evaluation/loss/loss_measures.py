@@ -51,7 +51,7 @@ class LossSample:
     is_gpjt_range: bool
 
 
-def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> dict[str, list[float]]:
+def group_sums(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> dict[str, list[float]]:
     """Return the sums of per-document values (documents,) over groups of consecutive documents.
 
     The boundaries of the groups are the same for every model. Nats are rounded to a millionth.

@@ -32,9 +32,7 @@ def test_template_that_changes_the_trained_prompt_is_refused() -> None:
         if problem is None:
             assert trained.template == Template(text)
             continue
-        with pytest.raises(
-            BadInput, match=r"^run/resolved\.json: .* prompt that asks for it: .*; prepare the tokens"
-        ):
+        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* prompt that asks for it: .*; prepare the tokens"):
             _ = trained.template
 
 
