@@ -119,7 +119,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     ]
     published, sources = _published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any(statement.has_bounds for statement in statements) else [SCOPE]
-    # A run whose settings were changed is a recipe of its own, so the table has to show the changes.
+    # A run whose settings were changed is a separate recipe, so the table has to show the changes.
     changes = [f"{row.label}: {change}" for row in rows for change in row.changes]
     weight_notes = [note for row in rows for note in row.notes] + _equal_weights(rows)
     advice = [ADVICE] if any(statement.needs_seeds for statement in statements) else []

@@ -41,7 +41,7 @@ class Row:
     title: str  # the model's name in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
-    reference: str = ""  # the model as it was given on the command line
+    reference: str = ""  # the model on the command line
     tokenizer: str | None = None  # identity of the tokenizer, or its name; None: unknown
     vocabulary_size: int = 0  # size of the tokenizer, including special tokens that fine-tuning has added
     cost: RunCost | None = None  # this and the following fields are None if there is no Lockstep checkpoint
@@ -74,7 +74,7 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
 
 
 def _read_row(reference: str) -> Row:
-    """Return the row of one model. Raises BadInput if it has no results that can be compared."""
+    """Return the row of a model. Raises BadInput if it has no results that can be compared."""
     home = home_of(reference)
     results = [result for line_results in read_results(home, _parse_results) for result in line_results]
     chosen = choose_weights(reference, home, results)
@@ -215,7 +215,7 @@ def _superseded_note(results: Sequence[EvaluationResult]) -> str:
 def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
     """Return the valid results in a stored line, or None if all of them are damaged.
 
-    The list is empty if the line is of an unknown evaluation or of one without measures.
+    The list is empty if the evaluation is unknown or has no measures.
     """
     command = COMMANDS.get(record["evaluation"])
     if command is None or command.measures is None:

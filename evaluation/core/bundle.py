@@ -50,7 +50,7 @@ DAMAGED += (zipfile.BadZipFile, zlib.error, csv.Error, yaml.YAMLError)
 
 @attrs.frozen(kw_only=True)
 class TaskEntry:
-    """A task as it is listed in core.yaml."""
+    """A task's entry in core.yaml."""
 
     label: str
     icl_task_type: str  # a key of KINDS

@@ -95,7 +95,7 @@ HELD_OUT = Measure(
         "these models were measured on another text or with another tokenizer.",
     ),
 )
-# This measure has no statements of its own: on the same tokens, they would repeat those about the loss.
+# This measure makes no statements, because on the same tokens they would repeat the statements about the loss.
 BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 

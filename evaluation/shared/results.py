@@ -83,7 +83,7 @@ class Measurement:
 
 @attrs.frozen(kw_only=True)
 class EvaluationResult:
-    """One evaluation of one model, read from a line of `evaluations.jsonl`."""
+    """An evaluation of a model, read from a line of `evaluations.jsonl`."""
 
     evaluation: str  # what was evaluated: the command, with the name of the task if the command has several
     model: str
