@@ -1,21 +1,21 @@
-"""Error rates of a reference's band: further runs of the recipe that leave it, and runs with a fault that do.
+"""Error rates of a reference's band: new runs of the recipe that leave the band, and faulty runs that are noticed.
 
     python benchmarks/band_errors.py [--families 2400]
 
-A loss is measured as in reference.json: means over tenths of a run, at 40 marks. Its noise is new at each of 400 steps,
-or an AR(1) of 0.9 by step or by mark, or constant over a run (normal, or Student's t with 3 degrees of freedom), or
-half new at each step and half constant. A faulty run lies above the others from the middle on.
+A loss is measured as in reference.json: means over tenths of a run, at 40 marks. The noise is either new at each of 400
+steps, or an AR(1) series with 0.9 by step or by mark, or constant over a run (normal, or Student's t with 3 degrees of
+freedom), or half new at each step and half constant. A faulty run has a higher loss from the middle of the run on.
 """
 
 import itertools
 
-import bench  # first: it makes the repository's modules importable
+import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
 from error_grid import FAMILIES, covered_text, false_text, generator, percent, series
 
 from evaluation.shared.significance import prediction_band
 
-MARKS, APART, STEPS = 40, 4, 400  # APART: marks of a tenth
+MARKS, APART, STEPS = 40, 4, 400  # APART is the number of marks in a tenth of a run
 KINDS = (
     "new at each step",
     "AR(1) of 0.9 by step",
@@ -32,34 +32,33 @@ def main(*, families: int = FAMILIES) -> None:
     rows = []
     for cell, (kind, runs) in enumerate(itertools.product(KINDS, (3, 5, 8))):
         random = generator("band", cell)
-        outside, given, found, widths = 0, 0, [0] * len(FAULTS), []
+        outside, detected, widths = 0, [0] * len(FAULTS), []
         deviation = float(noise(kind, random, (2000,))[:, -1].std())
         fall = 3 + 4 * np.arange(1, MARKS + 1) ** -0.5
         for _ in range(families):
             losses = fall + noise(kind, random, (runs + 1,))
             low, high = prediction_band(losses[:-1], APART)
             new = losses[-1]
-            given += 1
             outside += bool(((new < low) | (new > high)).any())
             widths.append(float(np.mean(high - low)) / 2 / deviation)
             for number, fault in enumerate(FAULTS):
                 faulty = new + fault * deviation * (np.arange(MARKS) >= MARKS // 2)
-                found[number] += bool((faulty > high).any())
+                detected[number] += bool((faulty > high).any())
         rows.append(
             [
                 f"{kind}, {runs} runs",
                 false_text(outside, families),
-                covered_text(given - outside, given),
+                covered_text(families - outside, families),
                 f"{np.median(widths):.1f}",
-                *(percent(one / families) for one in found),
+                *(percent(count / families) for count in detected),
             ]
         )
-    columns = ["outside", "inside", "half width, deviations", *(f"fault of {one:g} found" for one in FAULTS)]
+    columns = ["outside", "inside", "half width, deviations", *(f"fault of {fault:g} found" for fault in FAULTS)]
     print(bench.table(["noise, runs of the reference", *columns], rows))
 
 
 def noise(kind: str, random: np.random.Generator, shape: tuple[int]) -> np.ndarray:
-    """Return the noise of means over tenths (runs, MARKS)."""
+    """Return the noise of means over tenths of runs, (runs, MARKS)."""
     if kind == "AR(1) of 0.9 by mark":
         return series(random, (*shape, MARKS), 0.9)
     constant = np.zeros((*shape, 1))

@@ -1,4 +1,7 @@
-"""nanoGPT and Lockstep on this CPU: a step each in turn, the others halted, so that other load affects all alike."""
+"""nanoGPT and Lockstep on this CPU, one step at a time in turn.
+
+While one trainer takes a step, the other is halted, so that other load on the machine affects both in the same way.
+"""
 
 import os
 import pickle
@@ -25,9 +28,9 @@ from tokens.batches.sampling import Layout
 from training.hardware.environment import cpu_name, git_commit
 from training.telemetry.metrics_log import METRICS
 
-HALT_SECONDS = 0.0005  # between looks for the end of a step
-STEP = re.compile(r'^(iter \d+|\{"step": \d+, "train_loss")')  # the line of a step: nanoGPT's, and of metrics.jsonl
-# On a CPU nanoGPT computes in fp32 whatever --dtype says: this is why. Without it the copy does what is asked.
+HALT_SECONDS = 0.0005  # time between two checks whether a step has ended
+STEP = re.compile(r'^(iter \d+|\{"step": \d+, "train_loss")')  # the line of a step in nanoGPT's log or metrics.jsonl
+# Because of this condition, nanoGPT computes in fp32 on a CPU, whatever --dtype says. Our copy is without it.
 CPU_CONDITION = "nullcontext() if device_type == 'cpu' else "
 OVER_THE_LIMIT = "over the limit"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -35,34 +38,37 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 @attrs.frozen(kw_only=True)
 class NanogptComparison:
-    """A shape at which both are trained."""
+    """A comparison of both trainers with the same network and batch."""
 
-    clone: Path  # of nanoGPT
+    clone: Path  # a clone of nanoGPT
     model: ModelConfig
     layout: Layout
     steps: int
     threads: int
-    minutes: float  # for each table, start and warm-up included
+    minutes: float  # time limit for each table, including start and warm-up
 
     def print(self, size: str, *, compiled: bool) -> None:
-        """Print both trainers' tokens/s in fp32 and bf16, not compiled and, if asked, compiled."""
+        """Print the tokens/s of both trainers in fp32 and bf16, without and, if requested, with compilation."""
         tokens = self.layout.global_batch_size * self.model.context_length
         print(f"{size} on {cpu_name()}, {self.threads} threads, torch {torch.__version__}, commit {git_commit()}")
-        print(f"{tokens:,} tokens a step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps in turn")
         print(
-            "medians of tokens/s, and of ratios to nanoGPT's step beside it, with its GELU; in brackets by CPU seconds"
+            f"{tokens:,} tokens per step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps in turn"
+        )
+        print(
+            "medians of tokens/s, and of ratios to the nanoGPT step of the same round; both with nanoGPT's GELU; in "
+            "brackets by CPU seconds"
         )
         for compile_it, precision in product((False, True) if compiled else (False,), DTYPES):
             trainers = self._step_in_turn(precision, compile_it)
             title = precision + (", compiled" if compile_it else "")
-            theirs = trainers["nanoGPT"]
-            rows = [[name, _cell(tokens / own), _cell(theirs / own, 2)] for name, own in trainers.items()]
+            nanogpt = trainers["nanoGPT"]
+            rows = [[name, _cell(tokens / seconds), _cell(nanogpt / seconds, 2)] for name, seconds in trainers.items()]
             print(f"\n{table([title, 'tokens/s', 'ratio'], rows)}", flush=True)
-            if len(theirs) < self.steps:
-                print(f"{title}: {len(theirs)} of {self.steps} steps within {self.minutes:g} minutes", flush=True)
+            if len(nanogpt) < self.steps:
+                print(f"{title}: {len(nanogpt)} of {self.steps} steps within {self.minutes:g} minutes", flush=True)
 
     def _step_in_turn(self, precision: str, compiled: bool) -> dict[str, np.ndarray]:
-        """Return (steps, 2) wall-clock and CPU seconds of each trainer by its name: fewer steps where time is up."""
+        """Return the wall-clock and CPU seconds (steps, 2) of each trainer. There are fewer steps if time is up."""
         deadline = time.monotonic() + 60 * self.minutes
         with ExitStack() as stack:
             steppers = {}
@@ -70,12 +76,12 @@ class NanogptComparison:
                 command, log = prepare(Path(stack.enter_context(TemporaryDirectory())), precision, compiled)
                 steppers[name] = stack.enter_context(_stepper(command, log, self.threads, deadline))
             rounds = list(islice(zip(*steppers.values(), strict=False), WARM_UP + self.steps))
-        counted = np.array(rounds[WARM_UP:]).reshape(-1, len(steppers), 2)
-        return dict(zip(steppers, counted.transpose(1, 0, 2), strict=True))
+        measured = np.array(rounds[WARM_UP:]).reshape(-1, len(steppers), 2)
+        return dict(zip(steppers, measured.transpose(1, 0, 2), strict=True))
 
     def _lockstep(self, folder: Path, precision: str, compiled: bool) -> tuple[list[str], Path]:
-        """Return a command that trains, and the file that gets a line for each step."""
-        steps = 2 * (WARM_UP + self.steps)  # on a loaded machine a halt may come after more than one
+        """Return a command that trains, and the file to which it writes a line for each step."""
+        steps = 2 * (WARM_UP + self.steps)  # on a loaded machine, a trainer may take several steps before it is halted
         run = bench.prepare(
             folder,
             attrs.evolve(self.model, activation="gelu"),
@@ -89,13 +95,18 @@ class NanogptComparison:
         return [sys.executable, str(ROOT / "train.py"), str(run), "--device=cpu"], run / METRICS
 
     def _nanogpt(self, folder: Path, precision: str, compiled: bool) -> tuple[list[str], Path]:
-        """Put nanoGPT and random tokens into a folder; return as `_lockstep`. Raises BadInput if it is not nanoGPT."""
+        """Copy nanoGPT and random tokens into a folder, and return the same as `_lockstep`.
+
+        Raise BadInput if the clone is not the expected version of nanoGPT.
+        """
         for name in ("train.py", "model.py", "configurator.py"):
             if not (self.clone / name).is_file():
-                raise BadInput(f"--beside-nanogpt {self.clone}: no {name} there; clone github.com/karpathy/nanoGPT")
+                raise BadInput(f"--beside-nanogpt {self.clone}: has no {name}; clone github.com/karpathy/nanoGPT")
             text = (self.clone / name).read_text()
             if name == "train.py" and text.count(CPU_CONDITION) != 1:
-                raise BadInput(f"--beside-nanogpt {self.clone}: {name} is not the one that is known; check out 3adf61e")
+                raise BadInput(
+                    f"--beside-nanogpt {self.clone}: {name} is from another version of nanoGPT; check out 3adf61e"
+                )
             (folder / name).write_text(text.replace(CPU_CONDITION, ""))
         data, model = folder / "data" / "random", self.model
         data.mkdir(parents=True)
@@ -122,9 +133,9 @@ class NanogptComparison:
 
 @contextmanager
 def _stepper(command: list[str], log: Path, threads: int, deadline: float) -> Iterator[Iterator[tuple[float, float]]]:
-    """Prepare a trainer in the folder of `log`, which gets a line for each step; yield its steps until the deadline.
+    """Start a trainer in the folder of `log`, and yield an iterator over its steps, which ends at the deadline.
 
-    It is halted until the first one is asked for.
+    The trainer writes a line for each step to `log`. It is halted until the first step is requested.
     """
     environment = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
     folder = log.parent
@@ -139,10 +150,10 @@ def _stepper(command: list[str], log: Path, threads: int, deadline: float) -> It
 
 
 def _steps(process: subprocess.Popen[bytes], log: Path, deadline: float) -> Iterator[tuple[float, float]]:
-    """Let a trainer take a step; yield wall-clock and CPU seconds, with it halted. The first step includes the start.
+    """Let a trainer take a step, halt it, and yield the wall-clock and CPU seconds of the step, again and again.
 
-    Where the trainer took several before it was halted, seconds are their mean.
-    Stops in the middle of the step at the deadline. Raises BadInput with the trainer's last words where it ends.
+    The first step includes the start. If the trainer took several steps before it was halted, the seconds are their
+    mean. At the deadline, this stops in the middle of a step. Raise BadInput with the trainer's last output if it ends.
     """
     done = 0
     while True:
@@ -150,7 +161,8 @@ def _steps(process: subprocess.Popen[bytes], log: Path, deadline: float) -> Iter
         wall, cpu = time.perf_counter(), _cpu_seconds(process.pid)
         while _count(log) == done:
             if process.poll() is not None:
-                raise BadInput(f"{process.args!r}: ended too early:\n{(log.parent / 'errors').read_text()[-4000:]}")
+                errors = (log.parent / "errors").read_text()[-4000:]
+                raise BadInput(f"{process.args!r}: the trainer ended before all steps were measured:\n{errors}")
             if time.monotonic() > deadline:
                 return
             time.sleep(HALT_SECONDS)
@@ -164,7 +176,7 @@ def _count(log: Path) -> int:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of all threads of a process so far, on Linux."""
+    """Return the CPU seconds that all threads of a process have used so far, on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,12 +1,15 @@
-"""Exposed communication and host time of a step: DDP and FSDP, determinism off and elastic.
+"""Exposed communication and host time of a step, with DDP and FSDP, and with determinism off and elastic.
 
 python benchmarks/communication.py exposed host [--ranks 8] [--microbatch 16]
 
-Trains GPT-2 124M on random tokens with one micro-batch a rank and step, as runs/8xh100 does. Exposed communication:
-milliseconds of that step, less those of the same step on one rank, where nothing is sent; under FSDP the one rank
-updates all weights, which hides about a millisecond, and under `fsdp elastic` it trains the bare network, so that the
-cost of FSDP's hooks counts as exposed. Host time: a step of one short sequence, where the GPU has next to
-nothing to do, on all ranks; a step never takes less.
+It trains GPT-2 124M on random tokens with one micro-batch per rank and step, as runs/8xh100 does.
+
+The exposed communication is the time of this step minus the time of the same step on one rank, where nothing is sent.
+With FSDP, the single rank updates all weights, which hides about a millisecond. With `fsdp elastic`, it trains the bare
+network, so the cost of FSDP's hooks counts as exposed communication.
+
+The host time is the time of a step with one short sequence on each rank, in which the GPU has almost nothing to do. No
+step can take less.
 """
 
 from itertools import product
@@ -22,7 +25,7 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-LOG_STEPS = 5  # only a logged step waits for the GPU; the first five do not count
+LOG_STEPS = 5  # log interval, because only a logged step waits for the GPU; the first five steps are not measured
 SHORT_CONTEXT = 64  # tokens
 
 Part = Literal["exposed", "host"]
@@ -41,7 +44,7 @@ def main(  # noqa: PLR0913  # each is an option
     """Print the tables.
 
     Args:
-        ranks: default: one for each GPU.
+        ranks: number of ranks; default: one for each GPU.
         set: KEY=VALUE of train.json; may be repeated.
     """
     count = ranks or torch.cuda.device_count() or 1
@@ -59,14 +62,14 @@ def main(  # noqa: PLR0913  # each is an option
             print(" | ".join(rows[-1]), flush=True)
         title = f"{size}, {count} ranks, medians of {steps} steps"
         columns = {
-            "exposed": [f"{microbatch} sequences a rank", "ms a step", "one rank", "exposed ms", "share"],
-            "host": [f"one sequence of {SHORT_CONTEXT} tokens a rank", "host ms a step"],
+            "exposed": [f"{microbatch} sequences per rank", "ms per step", "one rank", "exposed ms", "share"],
+            "host": [f"one sequence of {SHORT_CONTEXT} tokens per rank", "host ms per step"],
         }
         print(f"\n{title}\n{bench.table(columns[part], rows)}\n", flush=True)
 
 
 def _milliseconds(model: ModelConfig, ranks: int, microbatch: int, steps: int, settings: tuple[str, ...]) -> float:
-    """Return the median time of a step of one micro-batch a rank."""
+    """Return the median time of a step with one micro-batch per rank."""
     batch = ranks * microbatch
     with TemporaryDirectory() as folder:
         sizes = {"microbatch_size": microbatch, "global_batch_size": batch, "log_interval": LOG_STEPS}

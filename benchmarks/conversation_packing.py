@@ -1,12 +1,12 @@
-"""Packing of conversations into rows: cut at row ends or whole, attention across conversations or within each.
+"""Packing conversations into rows: cut at row ends or kept whole, with attention across or within conversations.
 
     python benchmarks/conversation_packing.py [--seeds 3]   # trains small networks on one core, six minutes
 
-Conversations of examples/toy_dialogue.py differ in length by a factor of five. For each seed a base model learns
-stories; from it each packing is fine-tuned on the same conversations, in updates of as many rows. Held-out
-questions stand alone in their row, so a greedy answer is right where the argmax at each of its tokens is. Attention
-within each conversation is a mask in this file alone. Positions are RoPE's, so a conversation's place in its row is
-nothing that the network sees.
+The conversations of examples/toy_dialogue.py differ in length by a factor of five. For each seed, a base model learns
+stories. It is then fine-tuned with each packing on the same conversations, with the same number of rows per update.
+Each held-out question is alone in its row, so a greedy answer is right if the argmax is right at each of its tokens.
+Only this file implements attention within conversations, as a mask. Positions are encoded with RoPE, so the network
+does not see the position of a conversation in its row.
 """
 
 import re
@@ -30,16 +30,18 @@ from model.gpt import GPT, initialize
 from tokens.tokenizer.template import ASSISTANT, TEMPLATES, TURN_TOKENS, USER, Message
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 
-# T context, B rows of an update, N conversations
+# Shapes: T context, B rows of an update, N conversations, R rows
 CONTEXT, ROWS = 160, 4
 STORIES, BASE_STEPS, CONVERSATIONS, EPOCHS = 6_000, 1200, 300, 4
 PEAK, FINE_TUNING_PEAK = 4e-3, 1e-3
-WIDENED = 5  # factor of the initial weights: with those of a wide network one so narrow learns no attention in minutes
+# Factor for the initial weights. With the weights of a wide network, such a narrow network does not learn attention
+# within minutes.
+WIDENED = 5
 Encoded = tuple[list[int], list[int]]  # ids, weights
 
 
 class WordTokenizer:
-    """Words and marks of the toy world as ids; what Template.encode asks of a tokenizer."""
+    """A tokenizer for the words and marks of the toy world, with the methods that Template.encode needs."""
 
     end_of_text = END_OF_TEXT
 
@@ -62,74 +64,78 @@ class WordTokenizer:
 class Rows(NamedTuple):
     """Packed conversations."""
 
-    ids: Tensor  # (R, T + 1), the last one the next row's first
-    weights: Tensor  # (R, T + 1), of each id as a target
-    owner: Tensor  # (R, T + 1), number of the conversation an id belongs to
-    cut: int  # conversations that no row holds whole
+    ids: Tensor  # (R, T + 1); the last id of a row is the first of the next row
+    weights: Tensor  # (R, T + 1); weight of each id as a target
+    owner: Tensor  # (R, T + 1); number of the conversation to which an id belongs, -1 for padding
+    cut: int  # number of conversations that are split between rows
 
 
 def stream(conversations: list[Encoded], end: int) -> Rows:
-    """Lay conversations one after another, cut where a row ends."""
+    """Concatenate conversations, and cut them at the ends of rows."""
     ids, weights, owners = list[int](), list[int](), list[int]()
-    for number, (one, counted) in enumerate(conversations):
-        ids += [*one, end]
-        weights += [*counted, 0]
-        owners += [number] * (len(one) + 1)
+    for number, (conversation, target_weights) in enumerate(conversations):
+        ids += [*conversation, end]
+        weights += [*target_weights, 0]
+        owners += [number] * (len(conversation) + 1)
     rows = -(-(len(ids) - 1) // CONTEXT)
     filler = rows * CONTEXT + 1 - len(ids)
     arrays = ids + [end] * filler, weights + [0] * filler, owners + [-1] * filler
-    ends = np.cumsum([len(one) + 1 for one, _ in conversations]) - 1
+    ends = np.cumsum([len(conversation) + 1 for conversation, _ in conversations]) - 1
     cut = sum(first // CONTEXT != last // CONTEXT for first, last in zip([0, *ends[:-1] + 1], ends, strict=True))
     return _windows(arrays, int(cut))
 
 
 def best_fit(conversations: list[Encoded], end: int) -> Rows:
-    """Place each conversation whole, the longest first, in the fullest row that has room for it."""
+    """Put each conversation, the longest first, into the fullest row that has room for all of it."""
     rows: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(conversations)), key=lambda each: -len(conversations[each][0])):
+    room: list[int] = []  # free ids in each row
+    for number in sorted(range(len(conversations)), key=lambda index: -len(conversations[index][0])):
         length = len(conversations[number][0]) + 1
-        fitting = [row for row, left in enumerate(room) if left >= length]
-        place = min(fitting, key=room.__getitem__, default=len(rows))
-        if place == len(rows):
+        fitting = [row for row, free in enumerate(room) if free >= length]
+        row = min(fitting, key=room.__getitem__, default=len(rows))
+        if row == len(rows):
             rows.append([])
             room.append(CONTEXT)
-        rows[place].append(number)
-        room[place] -= length
+        rows[row].append(number)
+        room[row] -= length
     ids, weights, owners = list[int](), list[int](), list[int]()
-    for row, left in zip(rows, room, strict=True):
-        for number in row:
-            one, counted = conversations[number]
-            ids += [*one, end]
-            weights += [*counted, 0]
-            owners += [number] * (len(one) + 1)
-        ids += [end] * left
-        weights += [0] * left
-        owners += [-1] * left
+    for numbers, free in zip(rows, room, strict=True):
+        for number in numbers:
+            conversation, target_weights = conversations[number]
+            ids += [*conversation, end]
+            weights += [*target_weights, 0]
+            owners += [number] * (len(conversation) + 1)
+        ids += [end] * free
+        weights += [0] * free
+        owners += [-1] * free
     return _windows(([*ids, end], [*weights, 0], [*owners, -1]), 0)
 
 
-def one_a_row(conversations: list[Encoded], end: int) -> Rows:
-    """Give each conversation a row of its own, as it is asked later."""
-    filled = []
-    for number, (one, counted) in enumerate(conversations):
-        rest = CONTEXT + 1 - len(one)
-        filled.append((one + [end] * rest, counted + [0] * rest, [number] * len(one) + [-1] * rest))
-    ids, weights, owner = (torch.tensor(part) for part in zip(*filled, strict=True))
+def one_per_row(conversations: list[Encoded], end: int) -> Rows:
+    """Give each conversation a separate row, as in a chat."""
+    padded = []
+    for number, (conversation, target_weights) in enumerate(conversations):
+        rest = CONTEXT + 1 - len(conversation)
+        owners = [number] * len(conversation) + [-1] * rest
+        padded.append((conversation + [end] * rest, target_weights + [0] * rest, owners))
+    ids, weights, owner = (torch.tensor(part) for part in zip(*padded, strict=True))
     return Rows(ids, weights, owner, 0)
 
 
-PACKINGS = {"stream, cut": stream, "best fit, whole": best_fit, "one a row": one_a_row}
+PACKINGS = {"stream, cut": stream, "best fit, whole": best_fit, "one per row": one_per_row}
 
 
 def _windows(arrays: tuple[list[int], list[int], list[int]], cut: int) -> Rows:
-    ids, weights, owner = (torch.tensor(each).unfold(0, CONTEXT + 1, CONTEXT) for each in arrays)
+    ids, weights, owner = (torch.tensor(array).unfold(0, CONTEXT + 1, CONTEXT) for array in arrays)
     return Rows(ids, weights, owner, cut)
 
 
 @contextmanager
 def within(owner: Tensor | None) -> Iterator[None]:
-    """Restrict attention to ids of one conversation, by a mask in place of `is_causal`; None: all before."""
+    """Restrict attention to ids of the same conversation, with a mask instead of `is_causal`.
+
+    With None, attention is causal over the whole row.
+    """
     plain = F.scaled_dot_product_attention
     if owner is not None:
         same = (owner[:, :, None] == owner[:, None]).tril()[:, None]  # (B, 1, T, T)
@@ -141,27 +147,27 @@ def within(owner: Tensor | None) -> Iterator[None]:
 
 
 def losses(network: GPT, rows: Rows, *, masked: bool) -> tuple[Tensor, Tensor]:
-    """Return logits (B, T, V), and the mean loss over the counted targets, a scalar."""
+    """Return logits (B, T, V), and the mean loss over the targets with a weight, a scalar."""
     with within(rows.owner[:, :-1] if masked else None):
         logits = network(rows.ids[:, :-1])
-    each = F.cross_entropy(logits.flatten(0, 1), rows.ids[:, 1:].flatten(), reduction="none")
+    token_losses = F.cross_entropy(logits.flatten(0, 1), rows.ids[:, 1:].flatten(), reduction="none")
     weights = rows.weights[:, 1:].flatten().float()
-    return logits, (each * weights).sum() / weights.sum()
+    return logits, (token_losses * weights).sum() / weights.sum()
 
 
 def train(network: GPT, rows: Rows, recipe: tuple[int, float, int], *, masked: bool) -> None:
-    """Make updates of ROWS rows in a drawn order, epoch after epoch; linear warm-up, then linear decay.
+    """Train with updates of ROWS rows in random order, with linear warm-up and then linear decay.
 
-    `recipe`: steps, peak learning rate, seed.
+    `recipe` has the steps, the peak learning rate, and the seed.
     """
     steps, peak, seed = recipe
     optimizer = torch.optim.AdamW(network.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
-    order = np.random.default_rng(seed)
-    count, drawn = len(rows.ids), np.empty(0, np.int64)
+    random = np.random.default_rng(seed)
+    count, order = len(rows.ids), np.empty(0, np.int64)
     for step in range(steps):
-        if len(drawn) < ROWS:
-            drawn = np.concatenate([drawn, order.permutation(count)])
-        chosen, drawn = torch.from_numpy(drawn[:ROWS]), drawn[ROWS:]
+        if len(order) < ROWS:
+            order = np.concatenate([order, random.permutation(count)])  # the next epoch
+        chosen, order = torch.from_numpy(order[:ROWS]), order[ROWS:]
         for group in optimizer.param_groups:
             group["lr"] = peak * min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1.0)
         batch = Rows(rows.ids[chosen], rows.weights[chosen], rows.owner[chosen], 0)
@@ -173,18 +179,18 @@ def train(network: GPT, rows: Rows, recipe: tuple[int, float, int], *, masked: b
 
 @torch.no_grad()
 def measure(network: GPT, questions: Rows) -> tuple[float, float]:
-    """Return the share of questions answered right, and the mean loss of the answers' tokens, nats."""
+    """Return the share of questions with a right answer, and the mean loss of the answers' tokens in nats."""
     logits, loss = losses(network, questions, masked=False)
     hits = (logits.argmax(-1) == questions.ids[:, 1:]) | (questions.weights[:, 1:] == 0)
     return hits.all(dim=1).float().mean().item(), loss.item()
 
 
 def one_seed(seed: int) -> dict[str, list[float]]:
-    """Return right, loss, padding share, cut conversations and seconds of each packing by its name."""
+    """Return the results of each packing: share of right answers, loss, padding share, cut conversations, seconds."""
     world = ToyWorld(seed)
     stories = [world.story() for _ in range(STORIES)]
     talks = [world.conversation() for _ in range(CONVERSATIONS)]
-    asked = world.questions()
+    pairs = world.questions()
     tokenizer = WordTokenizer([*stories, *(message.content for talk in talks for message in talk)])
     encode: Any = partial(TEMPLATES["turns"].encode, cast(Any, tokenizer))
     end = tokenizer.end_of_text_id
@@ -199,30 +205,33 @@ def one_seed(seed: int) -> dict[str, list[float]]:
             parameter.mul_(WIDENED)
     texts = [(ids := tokenizer.encode(story).tolist(), [1] * len(ids)) for story in stories]
     train(base, stream(texts, end), (BASE_STEPS, PEAK, seed), masked=False)
-    questions = one_a_row([encode([Message(USER, one), Message(ASSISTANT, answer)]) for one, answer in asked], end)
+    questions = one_per_row(
+        [encode([Message(USER, question), Message(ASSISTANT, answer)]) for question, answer in pairs], end
+    )
     conversations = [encode(talk) for talk in talks]
-    found = {}
+    results = {}
     for (name, pack), masked in product(PACKINGS.items(), (False, True)):
-        if name == "one a row" and masked:
+        if name == "one per row" and masked:
             continue
         rows, network = pack(conversations, end), GPT(config)
         network.load_state_dict(base.state_dict())
-        begun, steps = time.process_time(), max(1, EPOCHS * len(rows.ids) // ROWS)
+        began, steps = time.process_time(), max(1, EPOCHS * len(rows.ids) // ROWS)
         train(network, rows, (steps, FINE_TUNING_PEAK, seed), masked=masked)
         padding = (rows.owner[:, :-1] == -1).float().mean().item()
-        where = "-" if name == "one a row" else "within each" if masked else "across"
-        found[f"{name}; {where}"] = [*measure(network, questions), padding, rows.cut, time.process_time() - begun]
-    return found
+        attention = "-" if name == "one per row" else "within each" if masked else "across"
+        seconds = time.process_time() - began
+        results[f"{name}; {attention}"] = [*measure(network, questions), padding, rows.cut, seconds]
+    return results
 
 
 def main(*, seeds: int = 3) -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    found = [one_seed(seed) for seed in range(seeds)]
+    results = [one_seed(seed) for seed in range(seeds)]
     rows = []
-    for name in found[0]:
+    for name in results[0]:
         right, loss, padding, cut, seconds = (
-            [one[name][column] for one in found] for column in range(len(found[0][name]))
+            [seed_results[name][column] for seed_results in results] for column in range(len(results[0][name]))
         )
         rows.append([
             *name.split("; "), _spread(right, 100, "%"), _spread(loss, 1, ""),

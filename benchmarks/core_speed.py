@@ -1,8 +1,8 @@
-"""CORE beside lm-evaluation-harness: items per second of the same prompts, one thread, rounds alternate.
+"""CORE compared with lm-evaluation-harness: items per second for the same prompts, on one thread, in turn.
 
     python benchmarks/core_speed.py --bundle eval_bundle --tokenizer gpt2 --items 16
 
-Both score every choice behind its examples; the harness reads no id that begins a text.
+Both score every choice after its examples. The harness does not put a beginning-of-text id in front of a prompt.
 """
 
 import statistics
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import attrs
-import bench  # first: it makes the repository's modules importable
+import bench  # imported first, because it makes the repository's modules importable
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -27,45 +27,49 @@ from tokens.tokenizer.loading import load_tokenizer
 from training.parallel.process_group import start, stop
 
 ROUNDS = 3
-BATCH_SIZE = 16  # requests of the harness at a time
+BATCH_SIZE = 16  # requests that the harness scores at a time
 
 
 def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int = 16, layers: int = 4) -> None:
-    """Print items per second of each task, for a network of random weights in GPT-2's form: of 12 layers, its size."""
-    known = load_tokenizer(tokenizer)
+    """Print the items per second of each task, for a network with random weights and GPT-2's architecture.
+
+    With 12 layers, the network has GPT-2's size.
+    """
+    loaded_tokenizer = load_tokenizer(tokenizer)
     config = attrs.evolve(GPT2_SIZES["124M"], n_layers=layers, emb_dim=64 * layers, n_heads=layers)
-    network = GPT(attrs.evolve(config, vocab_size=known.vocabulary_size))
+    network = GPT(attrs.evolve(config, vocab_size=loaded_tokenizer.vocabulary_size))
     initialize(network, 0)
-    trained = Trained(network.eval(), known, ModelLocation(Path("random"), None, Path("random")))
+    trained = Trained(network.eval(), loaded_tokenizer, ModelLocation(Path("random"), None, Path("random")))
     ranks = start("cpu", 3600)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         export(trained, Path(folder) / "model", None, None)
-        theirs = HFLM(pretrained=f"{folder}/model", batch_size=BATCH_SIZE, device="cpu")
-    chosen, data = read_bundle(bundle, tasks, items)
+        harness = HFLM(pretrained=f"{folder}/model", batch_size=BATCH_SIZE, device="cpu")
+    core_tasks, data = read_bundle(bundle, tasks, items)
     rows = []
-    for task in chosen:
+    for task in core_tasks:
         requests = _requests(task)
         seconds: list[list[float]] = []
         for _ in range(ROUNDS):
-            begun = time.perf_counter()
+            began = time.perf_counter()
             measure(trained, ([task], data), ranks)
-            between = time.perf_counter()
-            theirs.loglikelihood(requests, disable_tqdm=True)
-            seconds.append([between - begun, time.perf_counter() - between])
-        ours, other = (statistics.median(column) for column in zip(*seconds, strict=True))
+            core_end = time.perf_counter()
+            harness.loglikelihood(requests, disable_tqdm=True)
+            seconds.append([core_end - began, time.perf_counter() - core_end])
+        core_seconds, harness_seconds = (statistics.median(column) for column in zip(*seconds, strict=True))
         count = len(task.questions)
-        speeds = [f"{count / ours:.2f}", f"{count / other:.2f}", f"{other / ours:.2f}"]
+        speeds = [f"{count / core_seconds:.2f}", f"{count / harness_seconds:.2f}"]
+        speeds.append(f"{harness_seconds / core_seconds:.2f}")
         rows.append([task.entry.label, str(count), str(len(requests)), *speeds])
     stop()
     print(bench.table(["task", "items", "choices", "items/s", "harness, items/s", "ratio"], rows))
 
 
 def _requests(task: CoreTask) -> list[Instance]:
-    """Return the prompts as the harness's tasks give them: white space begins the continuation."""
+    """Return the prompts in the form of the harness's tasks, in which white space belongs to the continuation."""
     parts = [prompt for number in range(len(task.questions)) for prompt in task.prompts(number)]
-    split = [(before.rstrip(), before[len(before.rstrip()) :] + then) for before, then in parts]
-    return [Instance("loglikelihood", doc={}, arguments=each, idx=0) for each in split]
+    split = [(context.rstrip(), context[len(context.rstrip()) :] + choice) for context, choice in parts]
+    return [Instance("loglikelihood", doc={}, arguments=request, idx=0) for request in split]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Error rates of held-out loss where neighbouring documents are alike: intervals of `loss`, winners of `compare`.
+"""Error rates of the held-out loss if neighbouring documents are similar: intervals of `loss`, winners of `compare`.
 
     python benchmarks/document_errors.py [--families 2400]
 
-The first table: 100, 256 or 2,000 documents, whose lengths are lognormal (deviation 0.8), and whose mean losses deviate
-by 0.4 nats and correlate along the stream: AR(1). The second: recipes that are equal, 128 groups of documents, 0.1 nats
-by recipe and group, which correlate along the stream, and 0.01 nats by seed.
+The first table has 100, 256 or 2,000 documents with lognormal lengths (deviation 0.8). Their mean losses deviate by 0.4
+nats and correlate along the stream as an AR(1) series. The second table has equal recipes and 128 groups of documents,
+with deviations of 0.1 nats for recipe and group, which correlate along the stream, and of 0.01 nats for the seed.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import attrs
-import bench  # first: it makes the repository's modules importable
+import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
 from error_grid import FAMILIES, covered_text, false_text, generator, percent, series
 
@@ -23,11 +23,12 @@ from evaluation.loss.loss_measures import HELD_OUT, LossSample, read_results
 from evaluation.shared.results import EvaluationResult, Measurement
 from tokens.tokenizer.loading import load_tokenizer
 
-LOSS, DEVIATION, SPREAD = 3.5, 0.4, 0.8  # nats; nats by document; of the logarithm of a length
-LENGTH = 20  # tokens of the median document
+# Mean loss in nats, its deviation between documents in nats, and the deviation of the logarithm of a document's length.
+LOSS, DEVIATION, SPREAD = 3.5, 0.4, 0.8
+LENGTH = 20  # median number of tokens in a document
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 GROUPS, OWN, OF_SEED, OF_DOCUMENT = 128, 0.1, 0.01, 0.4
-PLANTED, PLANTED_SHARE = 0.06, 4  # nats; one of so many families has a difference
+PLANTED, PLANTED_SHARE = 0.06, 4  # planted difference in nats; every fourth family has it
 RANGE = {"tokens": "simulated", "split": "validation", "start": 0, "count": 1, "sha256": ""}
 
 
@@ -54,9 +55,9 @@ def main(part: Literal["loss", "compare", "both"] = "both", *, families: int = F
 
 
 def losses(cell: int, documents: int, correlation: float, families: int) -> list[str]:
-    """Return the cells of intervals of one model's loss."""
+    """Return the cells for intervals of the loss of one model."""
     random, tokenizer = generator("loss", cell), load_tokenizer("bytes")
-    inside = given = 0
+    inside = intervals = 0
     widths = []
     for _ in range(families):
         lengths = 1 + np.ceil(LENGTH * np.exp(SPREAD * random.standard_normal(documents))).astype(int)
@@ -64,47 +65,52 @@ def losses(cell: int, documents: int, correlation: float, families: int) -> list
         targets = np.full(lengths.sum(), ord("a"))
         targets[np.cumsum(lengths) - 1] = tokenizer.end_of_text_id
         by_token = np.repeat(levels, lengths).astype(np.float32)
-        result = attrs.asdict(summary(by_token, targets, tokenizer, np.ones(len(targets), np.uint8)))
-        [stored] = read_results({"evaluation": "loss", "model": "m", "range": RANGE, **result})
+        record = attrs.asdict(summary(by_token, targets, tokenizer, np.ones(len(targets), np.uint8)))
+        [stored] = read_results({"evaluation": "loss", "model": "m", "range": RANGE, **record})
         bounds = stored.measurements[0].bounds
         if bounds is not None:
-            given += 1
+            intervals += 1
             inside += bounds[0] <= LOSS <= bounds[1]
             widths.append((bounds[1] - bounds[0]) / 2)
     width = f"{np.median(widths):.4f}" if widths else ""
-    return [covered_text(inside, given), percent(1 - given / families), width]
+    return [covered_text(inside, intervals), percent(1 - intervals / families), width]
 
 
 def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], correlation: float) -> list[str]:
-    """Return the cells of recipes that are compared with each other. `counts`: of recipes, and of their seeds."""
+    """Return the cells for recipes that are compared with each other. `counts` are the numbers of recipes and seeds."""
     random, (recipes, seeds) = generator("compare", cell), counts
-    false = untold = found = unfound = 0
+    false = undecided = detected = planted_undecided = 0
     for family in range(families):
         spread = SPREAD * (not alike)
         tokens = np.round(1000 * np.exp(spread * random.standard_normal(GROUPS)))
         hardness = LOSS + OF_DOCUMENT * series(random, (GROUPS,), correlation)
-        own = OWN * series(random, (recipes, 1, GROUPS), correlation)
-        of_seeds = OF_SEED * random.standard_normal((recipes, seeds, 1))
-        levels = hardness + own + of_seeds  # (recipes, seeds, groups)
+        recipe_effects = OWN * series(random, (recipes, 1, GROUPS), correlation)
+        seed_effects = OF_SEED * random.standard_normal((recipes, seeds, 1))
+        levels = hardness + recipe_effects + seed_effects  # (recipes, seeds, groups)
         lines = statements(levels, tokens)
         false += any(" better than " in line for line in lines)
-        untold += all("cannot tell" in line for line in lines)
+        undecided += all("cannot tell" in line for line in lines)
         if family % PLANTED_SHARE:
             continue
         levels[0] -= PLANTED
         lines = statements(levels, tokens)
-        found += any(line.startswith("0.0") and " better than 1.0" in line for line in lines)
-        unfound += any(line.startswith("0.0") and " and 1.0" in line and "cannot tell" in line for line in lines)
+        detected += any(line.startswith("0.0") and " better than 1.0" in line for line in lines)
+        planted_undecided += any(
+            line.startswith("0.0") and " and 1.0" in line and "cannot tell" in line for line in lines
+        )
     return [
         false_text(false, families),
-        percent(untold / families),
-        percent(found * PLANTED_SHARE / families),
-        percent(unfound * PLANTED_SHARE / families),
+        percent(undecided / families),
+        percent(detected * PLANTED_SHARE / families),
+        percent(planted_undecided * PLANTED_SHARE / families),
     ]
 
 
 def statements(levels: np.ndarray, tokens: np.ndarray) -> list[str]:
-    """Return what `compare` says of each pair of recipes. `levels`: nats per token (recipes, seeds, groups)."""
+    """Return the statement of `compare` on each pair of recipes.
+
+    `levels` are nats per token, (recipes, seeds, groups).
+    """
     rows: list[Row] = []
     results: list[EvaluationResult | None] = []
     for recipe, seed in np.ndindex(levels.shape[:2]):

@@ -1,10 +1,11 @@
-"""Training steps on emulated GPUs: host time, kernel launches, collectives, host waits, peak memory beside prediction.
+"""Training steps on emulated GPUs: host time, launches, collectives, host waits, and peak memory with its prediction.
 
 tests/fakegpu/run python benchmarks/emulated_steps.py [--parallel ddp fsdp] [--determinism off elastic]
 
-Nothing is computed (tests/fakegpu/README.md): counts, bytes and host time are real, device time is not. Each row is a
-process, rank 0 of --world-size, whose other ranks do not exist; collectives return at once. Median of --steps, without
-warm-up. "first" is the peak of the first step, "later" that of the others.
+Emulated GPUs compute nothing (tests/fakegpu/README.md): counts, bytes and host time are real, but device time is not.
+Each row is a process that is rank 0 of --world-size. The other ranks do not exist, and collectives return at once. Host
+times are medians of --steps steps, without warm-up. "first" is the peak memory of the first step, "later" that of all
+later steps.
 """
 
 import itertools
@@ -36,14 +37,14 @@ from training.replay.self_test import random_batches
 from training.step import train_step
 
 COLUMNS = [
-    "layout", "host ms", "least", "cpu ms", "least", "launches", "streams", "waits", "NCCL calls", "NCCL MB",
+    "layout", "host ms", "min", "cpu ms", "min", "launches", "streams", "waits", "NCCL calls", "NCCL MB",
     "first GiB", "later GiB", "predicted GiB", "reserved GiB", "predicted GiB",
 ]  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
 class EmulatedLayout:
-    """Network, batch and settings of one row."""
+    """The network, batch and settings of one row."""
 
     size: Size
     microbatch: int
@@ -52,7 +53,7 @@ class EmulatedLayout:
     settings: tuple[str, ...]  # KEY=VALUE of train.json
 
     def train_keys(self) -> dict[str, object]:
-        """Return the keys of train.json besides `settings`."""
+        """Return the keys of train.json that are not in `settings`."""
         return {
             "dataset": "random",
             "min_train_tokens": 10**10,
@@ -68,25 +69,25 @@ class EmulatedLayout:
 
 @attrs.frozen(kw_only=True)
 class EmulatedSteps:
-    """Measurements of one row; counts and bytes are those of one step, after warm-up."""
+    """The measurements of one row. Counts and bytes are those of one step after warm-up."""
 
     host_ms: float
     least_host_ms: float
     cpu_ms: float
     least_cpu_ms: float
     launches: int
-    streams: list[int]  # launches of each, most first
+    streams: list[int]  # launches on each stream, largest first
     synchronizations: dict[str, int]  # by function
     collectives: dict[str, tuple[int, int]]  # calls and bytes by name
-    copies: dict[str, tuple[int, int]]  # likewise, by direction
-    kernels: dict[str, int]  # launches by name, most first
-    first_peak: int  # bytes allocated, in the first step
-    later_peak: int
-    peaks: list[int]  # of each step
+    copies: dict[str, tuple[int, int]]  # calls and bytes by direction
+    kernels: dict[str, int]  # launches by name, largest first
+    first_peak: int  # allocated bytes in the first step
+    later_peak: int  # allocated bytes in later steps
+    peaks: list[int]  # allocated bytes in each step
     reserved_peak: int
-    predicted: int  # bytes allocated
+    predicted: int  # allocated bytes
     predicted_reserved: int
-    pinned_growth: int  # bytes of page-locked host memory beyond those after warm-up, when autotuning has taken its own
+    pinned_growth: int  # growth of page-locked host memory in bytes after warm-up, which includes autotuning
 
     def row(self, name: str) -> list[str]:
         """Return the cells of a table."""
@@ -122,8 +123,8 @@ def main(  # noqa: PLR0913  # each is an option
     set: tuple[str, ...] = (),
     as_json: bool = False,
 ) -> None:
-    """Print a row for each combination; --as-json: measure one combination in this process, and print all of it."""
-    launches()  # BadInput without the emulated driver
+    """Print a row for each combination. With --as-json, measure one combination here, and print all values."""
+    launches()  # raises BadInput without the emulated driver
     layouts = [
         EmulatedLayout(
             size=size,
@@ -139,13 +140,13 @@ def main(  # noqa: PLR0913  # each is an option
         print(bench.table(COLUMNS, rows))
         return
     if len(layouts) > 1:
-        raise BadInput(f"--as-json: got {len(layouts)} combinations, wanted one")
+        raise BadInput(f"--as-json: got {len(layouts)} combinations of options, expected one")
     print(json.dumps(attrs.asdict(measure(layouts[0], steps))), flush=True)
     os._exit(0)  # leaving the process group would wait for the other ranks
 
 
 def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
-    """Train for some steps in this process, which cannot do so a second time, and return the cost of a step."""
+    """Train some steps in this process, and return the cost of a step. This works only once in a process."""
     with TemporaryDirectory() as folder:
         run = load_run(bench.write_run(Path(folder), SIZES[layout.size], layout.train_keys()), layout.settings)
     sharing = run.train.execution.tensor_parallel
@@ -189,7 +190,7 @@ def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
 
 
 def lone_rank(world_size: int, tensor_parallel: int = 1) -> Ranks:
-    """Return rank 0 of a job whose other ranks do not exist; this rank's data stand for theirs."""
+    """Return rank 0 of a job whose other ranks do not exist. Collectives use this rank's data instead of theirs."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     store = dist.HashStore()
@@ -215,12 +216,12 @@ def _cost(train: Callable[[int], None], step: int) -> _StepCost:
 
 
 def _pinned_bytes() -> int:
-    """Return the page-locked host memory that torch keeps, used or not."""
+    """Return the page-locked host memory that torch holds, whether it is in use or not, in bytes."""
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
 def _in_process(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
-    """Measure in a process of its own."""
+    """Measure a layout in a separate process."""
     options = {"--sizes": layout.size, "--world-size": layout.world_size, "--microbatch": layout.microbatch}
     options |= {"--accumulation": layout.accumulation, "--steps": steps}
     words = [str(word) for pair in options.items() for word in pair]

@@ -1,8 +1,9 @@
-"""Encoders of tokenizers side by side on one core: text and tokens in a second of CPU time.
+"""Speed of tokenizers' encoders on one core: text and tokens per second of CPU time.
 
     python benchmarks/encoders.py --texts book.txt code.txt --tokenizers gpt2 cl100k token_files/tokenizer.json
 
-Rounds alternate between the tokenizers; each begins with an encoder that has met no word. The ratio is to the first.
+The tokenizers take turns, and each turn begins with a new encoder whose cache is empty. Ratios are relative to the
+first tokenizer.
 """
 
 import statistics
@@ -23,34 +24,35 @@ from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
 @attrs.frozen
 class TimedEncoder:
-    """A tokenizer, written as workers of a preparation find it."""
+    """A tokenizer, written to a folder in the form in which the workers of prepare_data.py read it."""
 
     name: str
     record: TokenizerRecord
     directory: Path
 
     def encoder(self) -> Encoder:
-        """Return the first encoder with the tokenizer's ids, new."""
-        ways = encoders(self.record, self.directory, self.directory / "recipe.json")
-        return next(each for each in ways if fingerprint(each) == self.record.fingerprint)
+        """Return a new encoder: the first kind that gives the tokenizer's ids."""
+        candidates = encoders(self.record, self.directory, self.directory / "recipe.json")
+        return next(encoder for encoder in candidates if fingerprint(encoder) == self.record.fingerprint)
 
 
 def main(*, texts: list[Path], tokenizers: list[str], rounds: int = 7) -> None:
-    """Print the speed of each tokenizer's encoder, as a preparation chooses it, on each text."""
+    """Print the speed of each tokenizer's encoder on each text, with the encoder that prepare_data.py would choose."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        candidates = [_written(name, Path(folder) / str(number)) for number, name in enumerate(tokenizers)]
+        candidates = [_write_tokenizer(name, Path(folder) / str(number)) for number, name in enumerate(tokenizers)]
         for path in texts:
             text = path.read_text(errors="replace")
-            found = [[_measured(each, text) for each in candidates] for _ in range(rounds)]
-            seconds = [statistics.median(each[1] for each in column) for column in zip(*found, strict=True)]
-            for each, (tokens, _, encoder), median in zip(candidates, found[0], seconds, strict=True):
+            measured = [[_measure(candidate, text) for candidate in candidates] for _ in range(rounds)]
+            seconds = [statistics.median(entry[1] for entry in column) for column in zip(*measured, strict=True)]
+            for candidate, (tokens, _, encoder), median in zip(candidates, measured[0], seconds, strict=True):
                 speeds = [f"{len(text.encode()) / median / 1e6:.1f}", f"{tokens / median / 1e6:.1f}"]
-                rows.append([path.name, each.name, encoder, f"{tokens:,}", *speeds, f"{seconds[0] / median:.2f}"])
+                ratio = f"{seconds[0] / median:.2f}"
+                rows.append([path.name, candidate.name, encoder, f"{tokens:,}", *speeds, ratio])
     print(bench.table(["text", "tokenizer", "encoder", "tokens", "MB/s", "M tokens/s", "ratio"], rows))
 
 
-def _written(name: str, directory: Path) -> TimedEncoder:
+def _write_tokenizer(name: str, directory: Path) -> TimedEncoder:
     directory.mkdir()
     tokenizer = load_tokenizer(name)
     (directory / RANKS_FILE).write_bytes(ranks_text(tokenizer.coder.ranks))
@@ -58,13 +60,13 @@ def _written(name: str, directory: Path) -> TimedEncoder:
     return TimedEncoder(Path(name).name, record_of(tokenizer, ranks=True), directory)
 
 
-def _measured(candidate: TimedEncoder, text: str) -> tuple[int, float, str]:
-    """Return the tokens of a text, the CPU seconds of encoding it, and the kind of encoder."""
+def _measure(candidate: TimedEncoder, text: str) -> tuple[int, float, str]:
+    """Return the number of tokens in a text, the CPU seconds of encoding it, and the kind of encoder."""
     parts = [text[begin : begin + BATCH_CHARACTERS] for begin in range(0, len(text), BATCH_CHARACTERS)]
     encoder = candidate.encoder()
-    begun = time.process_time()
+    began = time.process_time()
     tokens = sum(len(encoder.encode_batch([part])[0]) for part in parts)
-    return tokens, time.process_time() - begun, type(encoder).__name__
+    return tokens, time.process_time() - began, type(encoder).__name__
 
 
 if __name__ == "__main__":

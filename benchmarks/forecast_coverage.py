@@ -2,8 +2,8 @@
 
 python benchmarks/forecast_coverage.py [--simulations 200]
 
-Each simulation draws noise, its correlation among the horizons of a trunk, and the target's compute, fits the law to
-the ladder's losses, and counts whether the target's loss, with noise of its own, lies in the interval.
+Each simulation draws the noise, its correlation among the horizons of a trunk, and the target's compute. It fits the
+law to the ladder's losses, and records whether the target's loss, which has independent noise, is inside the interval.
 """
 
 import math
@@ -18,15 +18,15 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, re
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
-CENTER = (3e7, 3e8)  # N and D at which the parts of a truth are given
+CENTER = (3e7, 3e8)  # N and D for which the parts of a true law are defined
 
 
 @attrs.frozen
 class LadderShape:
-    """Sizes, horizons and seeds of a ladder."""
+    """The sizes, horizons and seeds of a ladder."""
 
     sizes: int
-    span: float  # largest size over smallest
+    span: float  # ratio of the largest size to the smallest
     horizons: tuple[int, ...] = (5, 10, 20)  # tokens per parameter
     seeds: int = 1
 
@@ -41,7 +41,7 @@ Truth = Callable[[float, float], float]
 
 
 def law(*, floor: float, size_factor: float, alpha: float, token_factor: float, beta: float) -> Truth:
-    """Return the loss by a law: L = floor + size_factor / N ** alpha + token_factor / D ** beta."""
+    """Return a law as a function: L = floor + size_factor / N ** alpha + token_factor / D ** beta."""
     return lambda size, tokens: floor + size_factor / size**alpha + token_factor / tokens**beta
 
 
@@ -61,7 +61,7 @@ EXACT: dict[str, Truth] = {
     "more by size, 0.3 and 0.45": _exact(2.2, 0.9, 0.3, 0.4, 0.45),
 }
 MISSPECIFIED: dict[str, Truth] = {
-    # Kaplan et al. 2020, arXiv 2001.08361, equation 1.5, with a floor
+    # Kaplan et al. 2020, arXiv 2001.08361, equation 1.5, with an added floor.
     "coupled": lambda size, tokens: 1.69 + ((406.4 / size**0.34) ** (1 / 0.28) + 410.7 ** (1 / 0.28) / tokens) ** 0.28,
     "0.3 % worse per decade of size": lambda size, tokens: (
         HOFFMANN(size, tokens) * (1 + 0.003 * math.log10(size / SMALLEST))
@@ -71,7 +71,7 @@ MISSPECIFIED: dict[str, Truth] = {
         HOFFMANN(size, tokens) + 0.02 * math.log10(tokens / size / 20) ** 2
     ),
 }
-# Kaplan et al., table 1, as a sum: exponents below the prior's.
+# Kaplan et al., table 1, as a sum. The exponents are below those of the prior.
 OUTSIDE: dict[str, Truth] = {"no floor, 0.076 and 0.095": lambda n, d: (8.8e13 / n) ** 0.076 + (5.4e13 / d) ** 0.095}
 HEADS = ["ladders", "simulations", "in the interval", "width", "error", "refused", "in, where not refused"]
 GROUPS = {"exact law": EXACT, "mildly misspecified": MISSPECIFIED, "outside of the prior": OUTSIDE}
@@ -83,15 +83,15 @@ class Simulation:
 
     group: str
     shape: str
-    inside: bool
+    inside: bool  # whether the run's loss is inside the interval
     width: float  # of the interval, as a share of the loss
-    error: float  # of the value, likewise
+    error: float  # of the predicted loss, as a share of the loss
     refused: bool  # by the held-out rule
 
 
 def main(*, simulations: int = 200) -> None:
-    """Print coverage, median width and root mean square error, by group and shape of the ladder."""
-    done = [
+    """Print the coverage, the median width and the root mean square error, by group and shape of the ladder."""
+    finished = [
         simulate(group, truth, shape, seed)
         for group, truths in GROUPS.items()
         for truth in truths
@@ -99,7 +99,10 @@ def main(*, simulations: int = 200) -> None:
         for seed in range(simulations)
     ]
     rows = [
-        _row(f"{group}, {shape}", (one for one in done if one.group == group and one.shape == shape))
+        _row(
+            f"{group}, {shape}",
+            (simulation for simulation in finished if simulation.group == group and simulation.shape == shape),
+        )
         for group in GROUPS
         for shape in SHAPES
     ]
@@ -132,14 +135,14 @@ def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
 def ladder(
     loss: Truth, shape: LadderShape, noise: float, shared: float, generator: np.random.Generator
 ) -> list[LossPoint]:
-    """Return the points of one ladder; `shared`: of the noise's variance, that a trunk's horizons have in common."""
+    """Return the points of one ladder. `shared` is the share of the noise's variance that horizons have in common."""
     points = []
     sizes = np.geomspace(SMALLEST, SMALLEST * shape.span, shape.sizes).round().tolist()
     for size, seed in product(sizes, range(shape.seeds)):
         common = generator.standard_normal()
         for ratio in shape.horizons:
-            own = generator.standard_normal()
-            error = noise * (math.sqrt(shared) * common + math.sqrt(1 - shared) * own)
+            independent = generator.standard_normal()
+            error = noise * (math.sqrt(shared) * common + math.sqrt(1 - shared) * independent)
             points.append(
                 LossPoint(
                     rung=f"{size:.0f}",
@@ -153,19 +156,19 @@ def ladder(
 
 
 def _row(name: str, simulations: Iterable[Simulation]) -> list[str]:
-    chosen = list(simulations)
-    given = [one for one in chosen if not one.refused]
-    squares = math.sqrt(sum(one.error**2 for one in chosen) / len(chosen))
-    width = float(np.median([one.width for one in chosen]))
-    refused = f"{100 * (1 - len(given) / len(chosen)):.0f} %"
-    covered = [_covered(chosen), _covered(given)]
-    return [name, str(len(chosen)), covered[0], f"{100 * width:.1f} %", f"{100 * squares:.1f} %", refused, covered[1]]
+    group = list(simulations)
+    forecasts = [simulation for simulation in group if not simulation.refused]
+    error = math.sqrt(sum(simulation.error**2 for simulation in group) / len(group))
+    width = float(np.median([simulation.width for simulation in group]))
+    refused = f"{100 * (1 - len(forecasts) / len(group)):.0f} %"
+    coverage = [_coverage(group), _coverage(forecasts)]
+    return [name, str(len(group)), coverage[0], f"{100 * width:.1f} %", f"{100 * error:.1f} %", refused, coverage[1]]
 
 
-def _covered(simulations: list[Simulation]) -> str:
+def _coverage(simulations: list[Simulation]) -> str:
     if not simulations:
         return ""
-    inside = sum(one.inside for one in simulations) / len(simulations)
+    inside = sum(simulation.inside for simulation in simulations) / len(simulations)
     return f"{100 * inside:.1f} ± {100 * math.sqrt(inside * (1 - inside) / len(simulations)):.1f} %"
 
 

@@ -1,10 +1,10 @@
-"""Bytes that the kernels of a training step move, by kernel: torch.compile's own count, and the tensors of operators.
+"""Bytes that the kernels of a training step move: torch.compile's own count, and the tensors of other operators.
 
 tests/fakegpu/run python benchmarks/kernel_bytes.py [--sizes 124M 1.5B] [--microbatch 16] [--world-size 8 --elastic]
 
-On emulated GPUs (tests/fakegpu/README.md) as on real ones: a count of bytes needs no computation. One micro-batch a
-step, on one rank or rank 0 of --world-size. training/planning/throughput.py takes its bytes from here. Matrix products
-and attention, whose time is that of their FLOPs, and collectives are not in the table.
+Emulated GPUs (tests/fakegpu/README.md) give the same counts as real ones, because counting bytes needs no computation.
+A step has one micro-batch, on a single rank or on rank 0 of --world-size. training/planning/throughput.py uses these
+counts. The table does not include collectives, or matrix products and attention, whose time depends on their FLOPs.
 """
 
 import os
@@ -32,9 +32,9 @@ from training.parallel.process_group import Ranks, start, stop
 from training.replay.self_test import random_batches
 from training.step import train_step
 
-SHOWN_KERNELS = 12  # kernels of each kind
+SHOWN_KERNELS = 12  # number of kernels in the table, for each kind
 LOSS = re.compile(r"nll_loss|log_softmax|cross_entropy")
-# Operators that move nothing, and those whose time is that of their FLOPs.
+# Operators that move no data, and operators whose time depends on their FLOPs.
 VIEWS = re.compile(
     r"view|transpose|t\.|slice|split|detach|alias|expand|permute|(un)?squeeze|select|empty|new_empty|as_strided|reshape"
 )
@@ -43,7 +43,7 @@ PRODUCTS = re.compile(r"mm|addmm|bmm|.*attention")
 
 @attrs.define
 class KernelBytes:
-    """Bytes of a step, by the name of the kernel or operator."""
+    """The bytes of a step, by the name of the kernel or operator."""
 
     compiled: Counter[str] = attrs.field(factory=Counter)
     eager: Counter[str] = attrs.field(factory=Counter)
@@ -51,12 +51,12 @@ class KernelBytes:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the blocks' compiled kernels."""
+        """The bytes of the blocks' compiled kernels."""
         return sum(moved for name, moved in self.compiled.items() if not LOSS.search(name))
 
     @property
     def loss_bytes(self) -> int:
-        """Bytes of the compiled kernels of head and loss."""
+        """The bytes of the compiled kernels of head and loss."""
         return sum(moved for name, moved in self.compiled.items() if LOSS.search(name))
 
 
@@ -68,8 +68,8 @@ def main(
     elastic: bool = False,
     set: tuple[str, ...] = (),
 ) -> None:
-    """Print a table for each size; --elastic: and the bytes that `determinism` "elastic" adds."""
-    inductor_config.benchmark_kernel = True  # kernels then know their bytes
+    """Print a table for each size. With --elastic, also print the bytes that `determinism` "elastic" adds."""
+    inductor_config.benchmark_kernel = True  # makes kernels record their bytes
     ranks = lone_rank(world_size) if world_size > 1 else start("cuda", GROUP_SECONDS)
     for size in sizes:
         model = SIZES[size]
@@ -81,23 +81,24 @@ def main(
             for kind in (moved.compiled, moved.eager)
             for name, total in kind.most_common(SHOWN_KERNELS)
         ]
-        print(bench.table([f"{size}, micro-batch {microbatch}", "calls", "GB", "bytes a token, layer, C"], rows))
+        print(bench.table([f"{size}, micro-batch {microbatch}", "calls", "GB", "bytes per token, layer, C"], rows))
         print(
-            f"blocks, compiled: {moved.block_bytes / by_layer:.1f} bytes a token, layer and C\n"
-            f"loss, compiled: {moved.loss_bytes / by_row:.1f} bytes a token and row of the vocabulary\n"
-            f"operators: {moved.eager.total() / 1e9:.2f} GB a step\n",
+            f"blocks, compiled: {moved.block_bytes / by_layer:.1f} bytes per token, layer and C\n"
+            f"loss, compiled: {moved.loss_bytes / by_row:.1f} bytes per token and row of the vocabulary\n"
+            f"operators: {moved.eager.total() / 1e9:.2f} GB per step\n",
             flush=True,
         )
         if elastic:
             ordered = measure(size, microbatch, (*set, "determinism=elastic"), ranks)
-            print(f"elastic: {(ordered.eager.total() - moved.eager.total()) / 1e9:.2f} GB a step more", flush=True)
+            extra = (ordered.eager.total() - moved.eager.total()) / 1e9
+            print(f"elastic: {extra:.2f} GB more per step", flush=True)
     if world_size == 1:
         stop()
     os._exit(0)  # leaving the process group would wait for the other ranks
 
 
 def measure(size: Size, microbatch: int, settings: tuple[str, ...], ranks: Ranks) -> KernelBytes:
-    """Train for some steps, and count the bytes of the last."""
+    """Train some steps, and count the bytes of the last one."""
     model = SIZES[size]
     keys = {"dataset": "random", "min_train_tokens": 10**9, "microbatch_size": microbatch, "clipping_max_norm": 1.0}
     with TemporaryDirectory() as folder:
@@ -114,7 +115,7 @@ def measure(size: Size, microbatch: int, settings: tuple[str, ...], ranks: Ranks
 
 @contextmanager
 def _compiled_kernels(moved: KernelBytes) -> Iterator[None]:
-    """Count what compiled kernels move, in torch.compile's own estimate."""
+    """Count the bytes that compiled kernels move, according to torch.compile."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # needs Triton
 
     plain: Any = CachingAutotuner.run
@@ -144,7 +145,7 @@ def _row_sums(moved: KernelBytes) -> Iterator[None]:
 
 
 class _Operators(TorchDispatchMode):
-    """Counts the tensors that operators outside of compiled graphs read, and those that they write."""
+    """Counts the bytes that operators outside of compiled graphs read and write."""
 
     def __init__(self, moved: KernelBytes):
         super().__init__()
@@ -152,7 +153,7 @@ class _Operators(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        return True  # graphs that are compiled already run as they are
+        return True  # graphs that are already compiled are not compiled again
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operator(*args, **(kwargs or {}))
@@ -170,12 +171,12 @@ class _Operators(TorchDispatchMode):
 
 def _updated(operator: Any, args: Any) -> list[torch.Tensor]:
     """Return the tensors that an operator reads and writes."""
-    written = [
-        value
-        for value, argument in zip(args, operator._schema.arguments, strict=False)
+    outputs = [
+        passed
+        for passed, argument in zip(args, operator._schema.arguments, strict=False)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Kernel profile of a run's training step: time by kind, beside the roofline of training/planning/throughput.py.
+"""Kernel profile of a run's training step: time by kind of kernel, compared with the roofline of the planner.
 
 python benchmarks/kernels.py RUN [KEY=VALUE ...]
 
-RUN is a run directory, whose tokens are not read; KEY: of its train.json. Works under torchrun.
+RUN is a run directory; its tokens are not read. KEY is a key of its train.json. This works with torchrun. The roofline
+is that of training/planning/throughput.py.
 """
 
 import re
@@ -23,8 +24,9 @@ from training.planning.batch_probe import take_steps
 from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import FITS, seconds_per_token
 
-# By name of the CUDA kernel, or of the ATen operation on a CPU; the first match counts, attention before matmul: its
-# kernels have both in their names. Compiled kernels are elementwise or the loss, and name their neighbors, too.
+# Patterns for the name of the CUDA kernel, or of the ATen operation on a CPU. The first match counts. Attention comes
+# before matmul, because its kernels have both in their names. Compiled kernels (triton_...) are elementwise or the
+# loss, although their names also contain neighbouring operations.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -32,7 +34,7 @@ KINDS = {
     "loss": r"softmax|nll_loss|cross_entropy",
     "matmul": r"gemm|gemv|cutlass|cublas|nvjet|xmma|aten::(addmm|mm|bmm|linear|matmul)|mkldnn_",
 }
-OTHER = "elementwise"  # and copies
+OTHER = "elementwise"  # includes copies
 
 
 def main(directory: Path, /, *overrides: str) -> None:
@@ -48,13 +50,13 @@ def main(directory: Path, /, *overrides: str) -> None:
 
 
 def kind_of(kernel: str) -> str:
-    """Return the kind of a kernel by its name."""
+    """Return the kind of a kernel, judged by its name."""
     kinds = ["loss"] if kernel.startswith("triton_") else list(KINDS)
     return next((kind for kind in kinds if re.search(KINDS[kind], kernel.lower())), OTHER)
 
 
 def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
-    """Return the seconds of a step by kind: of kernels on a GPU, else of operations on the CPU."""
+    """Return the seconds of a step by kind of kernel on a GPU, or by kind of operation on a CPU."""
     cuda = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as profiler:
@@ -63,7 +65,7 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
             torch.cuda.synchronize()
     seconds: Counter[str] = Counter()
     for event in profiler.key_averages():
-        # not the spans of the host, such as "Optimizer.step": their kernels are there as well
+        # Skip annotations of the host such as "Optimizer.step", because their kernels have separate events.
         if cuda and event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
             seconds[kind_of(event.key)] += event.self_device_time_total / 1e6
         elif not cuda:
@@ -72,24 +74,24 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> str:
-    """Format a table: milliseconds per step, shares, and the roofline's shares if the GPU is known."""
+    """Return a table with milliseconds per step, shares, and the roofline's shares if the GPU is known."""
     if not seconds:
-        return "kernels: none were recorded; the profiler may lack permission on this machine (CUPTI)"
+        return "kernels: none were recorded; the profiler (CUPTI) may not have the permission on this machine"
     ideal = {} if gpu is None else seconds_per_token(config, gpu, FITS[gpu.similar_to])
     rows = []
     for kind in sorted({*seconds, *ideal}, key=lambda kind: -seconds.get(kind, 0.0)):
-        taken = seconds.get(kind, 0.0)
-        wanted = f"{ideal[kind] / sum(ideal.values()):.1%}" if kind in ideal else "-"
-        rows.append([kind, f"{1000 * taken:,.1f}", f"{taken / sum(seconds.values()):.1%}", wanted])
-    return bench.table(["kernels", "ms a step", "share", "roofline"], rows)
+        measured = seconds.get(kind, 0.0)
+        ideal_share = f"{ideal[kind] / sum(ideal.values()):.1%}" if kind in ideal else "-"
+        rows.append([kind, f"{1000 * measured:,.1f}", f"{measured / sum(seconds.values()):.1%}", ideal_share])
+    return bench.table(["kernels", "ms per step", "share", "roofline"], rows)
 
 
 def _gpu_here() -> Gpu | None:
-    """Return the known GPU of this machine's name that is nearest in memory, or None."""
+    """Return the known GPU with the name of this machine's GPU and the nearest memory size, or None."""
     if not torch.cuda.is_available():
         return None
-    here = torch.cuda.get_device_properties(0)
-    return min(named_gpus(here.name), key=lambda gpu: abs(gpu_bytes(gpu) - here.total_memory), default=None)
+    properties = torch.cuda.get_device_properties(0)
+    return min(named_gpus(properties.name), key=lambda gpu: abs(gpu_bytes(gpu) - properties.total_memory), default=None)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Predicted memory beside torch.cuda.max_memory_allocated(), and the largest micro-batch: predicted beside found.
+"""Predicted memory compared with torch.cuda.max_memory_allocated(), and the predicted and real largest micro-batch.
 
 python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 
-Each micro-batch is tried as find_batch_size.py tries it: compiled steps with accumulation and AdamW, in a process that
-may run out of memory. A smaller card is this one with less of it given to torch's allocator.
+Each micro-batch is tried in the same way as by find_batch_size.py: compiled steps with accumulation and AdamW, in a
+separate process that may run out of memory. A smaller card is imitated by giving less of this GPU's memory to torch's
+allocator.
 """
 
 import json
@@ -30,10 +31,10 @@ from training.planning.batch_probe import Prober
 from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
-CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least
-OVERRIDE = "global_batch_size=null"  # any micro-batch is a candidate
-CARD_VARIABLE = "CARD_BYTES"  # of a probe's process: memory of the card that this GPU imitates
-SHARES = (0.25, 0.5, 0.75)  # of the largest micro-batch by prediction
+CARD_SECONDS = 20.0  # time limit for one size on one card; after it, the result is only a lower bound
+OVERRIDE = "global_batch_size=null"  # so that any micro-batch is possible
+CARD_VARIABLE = "CARD_BYTES"  # environment variable of a probe: memory of the card that this GPU imitates
+SHARES = (0.25, 0.5, 0.75)  # micro-batches to measure, as shares of the predicted largest one
 
 
 def main(
@@ -43,9 +44,9 @@ def main(
 ) -> None:
     """Print the tables."""
     if unknown := [card for card in cards if card not in known_gpus()]:
-        raise BadInput(f"--cards: got {unknown[0]}, wanted some of {', '.join(known_gpus())}")
+        raise BadInput(f"--cards: got {unknown[0]}, expected some of {', '.join(known_gpus())}")
     if not torch.cuda.is_available():
-        raise BadInput("no GPU here")
+        raise BadInput("this machine has no GPU, which this benchmark needs")
     name, total = _gpu()
     print(f"{name}, {total / GIB:.1f} GiB, torch {torch.__version__}, commit {git_commit()}", flush=True)
     with TemporaryDirectory() as folder:
@@ -58,46 +59,46 @@ def main(
 
 
 def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
-    """Print the peak of some micro-batches in steps on this GPU, beside those predicted."""
+    """Print the measured and predicted peak memory of steps with some micro-batches on this GPU."""
     memory = MemoryModel(model=run.model)
     largest = memory.largest_microbatch(int((1 - HEADROOM) * gpu_memory)) or 1
     prober = _prober(run, None)
     for microbatch_size in sorted({max(1, int(share * largest)) for share in SHARES}):
         _, reports = prober.probe(microbatch_size)
-        what = f"{size}, micro-batch {microbatch_size}, allocated"
+        subject = f"{size}, micro-batch {microbatch_size}, allocated"
         if reports:
             predicted = memory.predict(microbatch_size).allocated
-            _print_ratio(what, predicted, reports[0].allocated or 0)
+            _print_ratio(subject, predicted, reports[0].allocated or 0)
         else:
-            print(f"{what}: predicted to fit, does not", flush=True)
+            print(f"{subject}: predicted to fit, but it does not", flush=True)
 
 
 def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
-    """Print the largest micro-batch that fits on this GPU as if it were that card, beside the one predicted."""
+    """Print the largest micro-batch that fits on a card, which this GPU imitates, and the predicted one."""
     gpu = known_gpus()[card]
     card_bytes = int(gpu.memory_gib * GIB)
-    if 0.98 * card_bytes > gpu_memory:  # the same card may have a little less
-        print(f"{size}, {card}: more than this GPU has", flush=True)
+    if 0.98 * card_bytes > gpu_memory:  # a GPU of the same kind may have slightly less memory
+        print(f"{size}, {card}: has more memory than this GPU", flush=True)
         return
     predicted = MemoryModel(model=run.model).largest_microbatch(gpu_bytes(gpu))
-    largest, all_known = gallop(run, _prober(run, card_bytes), time.monotonic() + CARD_SECONDS)
-    found = f"{'' if all_known else 'at least '}{largest or 'none'}"
-    print(f"{size}, {card}: largest micro-batch predicted {predicted or 'none'}, found {found}", flush=True)
+    largest, is_complete = gallop(run, _prober(run, card_bytes), time.monotonic() + CARD_SECONDS)
+    measured = f"{'' if is_complete else 'at least '}{largest or 'none'}"
+    print(f"{size}, {card}: largest micro-batch predicted {predicted or 'none'}, found {measured}", flush=True)
 
 
 def _run(folder: Path, size: str) -> Run:
-    """Return a run of that size, over tokens that nothing here reads."""
+    """Return a run of a size. Its tokens are never read."""
     return load_run(prepare(folder / size, SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
 def probe_on_card(card_bytes: int) -> NoReturn:
-    """Take a probe's steps as find_batch_size.py does, as if this GPU had less memory."""
-    whole = probe.usable_bytes
+    """Run a probe's steps as find_batch_size.py does, as if this GPU had less memory."""
+    usable_bytes_here = probe.usable_bytes
 
     def usable_bytes(device: torch.device) -> int:
         _, total = torch.cuda.mem_get_info(device)
         missing = max(0, total - card_bytes)
-        return whole(device) - missing + int(HEADROOM * missing)
+        return usable_bytes_here(device) - missing + int(HEADROOM * missing)
 
     probe.usable_bytes = usable_bytes
     sys.exit(find_batch_size.main())
@@ -111,17 +112,20 @@ def _prober(run: Run, card_bytes: int | None) -> Prober:
 
 
 def _gpu() -> tuple[str, int]:
-    """Return name and bytes of the GPU, asked by another process: one that asks keeps some of the GPU's memory."""
+    """Return the name and the memory of the GPU in bytes.
+
+    Another process asks for them, because a process that asks keeps some of the GPU's memory until it ends.
+    """
     program = "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps([p.name, p.total_memory]))"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     name, total = json.loads(done.stdout)
     return name, total
 
 
-def _print_ratio(what: str, predicted: int, measured: int) -> None:
+def _print_ratio(subject: str, predicted: int, measured: int) -> None:
     ratio = predicted / measured
     print(
-        f"{what}: predicted {predicted / GIB:.3f} GiB, measured {measured / GIB:.3f}, ratio {ratio:.3f}",
+        f"{subject}: predicted {predicted / GIB:.3f} GiB, measured {measured / GIB:.3f}, ratio {ratio:.3f}",
         flush=True,
     )
 

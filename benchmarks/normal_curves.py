@@ -1,10 +1,10 @@
-"""Alarms of a reference's band: normal runs by resampling, and short runs with a planted fault.
+"""Alarms of a reference's band: for normal runs, which are resampled, and for short runs with a planted fault.
 
-    python benchmarks/normal_curves.py                              # from runs/quickstart/reference.json alone, seconds
+    python benchmarks/normal_curves.py                              # needs only runs/quickstart/reference.json: seconds
     python benchmarks/normal_curves.py --tokens token_files/quickstart  # trains three faulty runs to 20 %: minutes
 
-A normal run is made of pieces of runs that are left out of the reference that judges it. A faulty run has the recipe of
-the directory but for its fault; it is to be outside the band within a tenth of the run after the warm-up.
+A normal run is composed of pieces of runs that are left out of the reference. A faulty run has the recipe of the
+directory except for its fault. It must leave the band within a tenth of the run after the warm-up.
 """
 
 import shutil
@@ -27,10 +27,9 @@ from training.reference import MARKS, TENTH, Reference, tenths
 from training.telemetry.curves import run_curves
 from training.telemetry.metrics_log import REFERENCE, Metric, read_metrics
 
-LEFT_OUT = 3  # runs from which a normal one is made
-FAULTS: dict[
-    str, tuple[dict[str, float], str]
-] = {  # factor of a key of train.json, and a change of the targets of a step
+LEFT_OUT = 3  # number of runs of which a normal run is composed
+# By name: factors for keys of train.json, and code that changes the targets of a step.
+FAULTS: dict[str, tuple[dict[str, float], str]] = {
     "none": ({}, "pass"),
     "learning rate x 4": ({"learning_rate": 4}, "pass"),
     "batch cut to a quarter": ({"global_batch_size": 1 / 4}, "pass"),
@@ -52,7 +51,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 
 def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path | None = None) -> None:
-    """Print the share of normal runs with an alarm, and where each planted fault is found."""
+    """Print the share of normal runs with an alarm, and when each planted fault is noticed."""
     reference = structured(read_json(run / REFERENCE), Reference)
     alarms = false_alarms(reference, runs, np.random.default_rng(0))
     bound = special.betaincinv(alarms + 1, runs - alarms, 0.95)  # Clopper and Pearson, one-sided
@@ -65,12 +64,12 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
 
 
 def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -> int:
-    """Return how many of so many normal runs leave the band of others, at any mark."""
+    """Return the number of normal runs, of `runs`, that leave the band of other runs at any mark."""
     losses, alarms = np.array(reference.losses), 0
     for _ in range(runs):
         order = random.permutation(len(losses))
-        others, left_out = losses[order[LEFT_OUT:]], losses[order[:LEFT_OUT]]
-        low, high = prediction_band(others, TENTH)
+        reference_losses, left_out = losses[order[LEFT_OUT:]], losses[order[:LEFT_OUT]]
+        low, high = prediction_band(reference_losses, TENTH)
         length = random.integers(TENTH, MARKS + 1)  # of a piece, in marks
         pieces = random.integers(0, LEFT_OUT, MARKS)[(np.arange(MARKS) + random.integers(length)) // length]
         normal = left_out[pieces, np.arange(MARKS)]
@@ -79,7 +78,10 @@ def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -
 
 
 def planted(run: Path, reference: Reference, tokens: Path, factors: dict[str, float], change: str) -> list[str]:
-    """Train a run with a fault up to a tenth after its warm-up; return its verdict and where it left the band."""
+    """Train a run with a fault until a tenth of the run after its warm-up.
+
+    Return its verdict, and when it left the band.
+    """
     read = load_run(run, [])
     keys = read.train.flat()
     changed = [f"{key}={type(keys[key])(keys[key] * factor)}" for key, factor in factors.items()]
@@ -93,7 +95,7 @@ def planted(run: Path, reference: Reference, tokens: Path, factors: dict[str, fl
             shutil.copy(run / name, place)
         options = ["--device", "cpu", "--token-files", str(tokens), "--max-steps", str(round(share * plan.steps))]
         words = [sys.executable, "-c", CHANGED_LABELS.format(change=change), str(place), *options]
-        words += [f"--set={each}" for each in changed]
+        words += [f"--set={setting}" for setting in changed]
         done = subprocess.run(words, cwd=bench.ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BadInput(f"{place}: training failed: {done.stderr[-2000:]}")

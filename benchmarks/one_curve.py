@@ -1,9 +1,10 @@
-"""One run, stopped, killed and moved from 1 to 2 to 4 ranks, beside one left alone: the picture of the README.
+"""The picture of the README: a run that is stopped, killed and moved from 1 to 2 to 4 ranks, and an undisturbed run.
 
 python benchmarks/one_curve.py OUTPUT.html
 
-Trains runs/quickstart twice on its tokens, which `make train` prepares, and compares the hash of weights and moments at
-every logged step. Beside the curves: held-out text, coloured by the model. Exit status 1 if a hash differs.
+It trains runs/quickstart twice on its tokens, which `make train` prepares, and compares the hash of weights and moments
+at every logged step. Next to the curves, the page has held-out text, coloured by the model's losses. The exit status is
+1 if a hash differs.
 """
 
 import json
@@ -33,17 +34,17 @@ from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 QUICKSTART = ROOT / "runs" / "quickstart"
 LOG_INTERVAL = 5  # steps
 CTRL_C, KILL, END = "Ctrl-C", "kill -9", "end"
-UNTOUCHED_COLOUR = 7  # of the chart's palette; the legs have the first ones
+UNTOUCHED_COLOUR = 7  # in the chart's palette; the legs have the first colours
 
 
 @attrs.frozen(kw_only=True)
 class Leg:
-    """A part of the run: its launch, and how it ends."""
+    """A part of the run: how it is started, and how it ends."""
 
     ranks: int
     parallel: str
-    share: float  # of the run's steps, at which it ends
-    ending: str
+    share: float  # the leg ends after this share of the run's steps
+    ending: str  # CTRL_C, KILL or END
 
     @property
     def name(self) -> str:
@@ -64,21 +65,21 @@ class ComparedStep:
     """A step at which the two runs are compared."""
 
     step: int
-    what: str
-    moved: str  # hash of the run that moved
-    untouched: str
+    event: str  # how the leg ended, and where the next one resumed
+    moved: str  # hash of the run that was stopped and moved
+    untouched: str  # hash of the undisturbed run
 
 
 def main(output: Path, /) -> None:
     """Train both runs, write the page and print the comparison."""
     if not (ROOT / "token_files" / "quickstart" / "manifest.json").exists():
-        raise BadInput("token_files/quickstart is missing: make token_files/quickstart/manifest.json prepares it")
+        raise BadInput("token_files/quickstart is missing; prepare it: make token_files/quickstart/manifest.json")
     with TemporaryDirectory() as folder:
         untouched, moved = (_write_run(Path(folder) / name) for name in ("untouched", "moved"))
         steps, _ = _train_leg(untouched, UNTOUCHED, 0)
         ends = [_train_leg(moved, leg, steps) for leg in LEGS]
-        wanted, found = (_hashes(run) for run in (untouched, moved))
-        differing = [step for step in wanted if found.get(step) != wanted[step]]
+        untouched_hashes, moved_hashes = (_hashes(run) for run in (untouched, moved))
+        differing = [step for step in untouched_hashes if moved_hashes.get(step) != untouched_hashes[step]]
         record_samples(moved)
         samples, _ = read_samples(moved)
         page = render(
@@ -86,17 +87,18 @@ def main(output: Path, /) -> None:
             title="One run directory, one curve",
             chart=_chart(untouched, moved, ends).svg(),
             legend=[*((f"s{number}", leg.name) for number, leg in enumerate(LEGS))],
-            rows=list(_compared(wanted, found, ends)),
-            equal=len(wanted) - len(differing),
-            logged=len(wanted),
+            rows=list(_compare(untouched_hashes, moved_hashes, ends)),
+            equal=len(untouched_hashes) - len(differing),
+            logged=len(untouched_hashes),
             text=heat_map([("quickstart", samples[-1:])]),
         )
         output.write_text(page)
-    print(f"{len(wanted) - len(differing)} of {len(wanted)} logged steps have the same hash; page {output}")
-    for row in _compared(wanted, found, ends):
-        print(f"step {row.step:,}  {row.what}  {row.moved}  {row.untouched}")
+    count = len(untouched_hashes)
+    print(f"{count - len(differing)} of {count} logged steps have the same hash; page {output}")
+    for row in _compare(untouched_hashes, moved_hashes, ends):
+        print(f"step {row.step:,}  {row.event}  {row.moved}  {row.untouched}")
     if differing:
-        raise BadInput(f"hashes differ from step {differing[0]} on")
+        raise BadInput(f"the hashes differ from step {differing[0]} on")
 
 
 def _write_run(run: Path) -> Path:
@@ -109,7 +111,7 @@ def _write_run(run: Path) -> Path:
 
 
 def _train_leg(run: Path, leg: Leg, steps: int) -> tuple[int, int]:
-    """Train until the leg's end; return the last step that was logged, and the one from which the next resumes."""
+    """Train until the end of a leg. Return the last logged step, and the step from which the next leg resumes."""
     process = _start(run, leg)
     last = None if leg.ending == END else round(leg.share * steps)
     while process.poll() is None and last is not None:
@@ -156,9 +158,9 @@ def _hashes(run: Path) -> dict[int, str]:
 
 
 def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> LineChart:
-    """Return the loss of both runs: the one left alone thick below, the legs of the other in their colours."""
-    whole = _losses(untouched)
-    lines = [Line(name="untouched", x=whole[0], y=whole[1], colour=UNTOUCHED_COLOUR, weight="below")]
+    """Return the chart of both losses: a thick line for the undisturbed run, and on top the legs in their colours."""
+    untouched_x, untouched_y = _losses(untouched)
+    lines = [Line(name="untouched", x=untouched_x, y=untouched_y, colour=UNTOUCHED_COLOUR, weight="below")]
     x, y = _losses(moved)
     first = 0
     for number, (leg, (_, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
@@ -177,12 +179,14 @@ def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in pairs]), np.array([loss for _, loss in pairs])
 
 
-def _compared(wanted: dict[int, str], found: dict[int, str], ends: Sequence[tuple[int, int]]) -> Iterator[ComparedStep]:
-    """Yield a row for each leg: its last hash that was kept, with that of the run left alone."""
+def _compare(
+    untouched: dict[int, str], moved: dict[int, str], ends: Sequence[tuple[int, int]]
+) -> Iterator[ComparedStep]:
+    """Yield a row for each leg: the last hash that was not lost, and the hash of the undisturbed run."""
     for number, (leg, (last, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
         text = f"{leg.ending} at step {last:,}; {LEGS[number + 1].name} from {resumed:,}" if leg.ending != END else END
-        hashed = max(step for step in wanted if step <= resumed)
-        yield ComparedStep(step=hashed, what=text, moved=found.get(hashed, "none")[:16], untouched=wanted[hashed][:16])
+        step = max(step for step in untouched if step <= resumed)
+        yield ComparedStep(step=step, event=text, moved=moved.get(step, "none")[:16], untouched=untouched[step][:16])
 
 
 if __name__ == "__main__":

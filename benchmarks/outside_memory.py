@@ -2,9 +2,10 @@
 
 python benchmarks/outside_memory.py [RUN] [--ranks 8]
 
-Trains RUN, whose tokens are not read, for some steps on one rank and on all, and prints what the driver counts less
-what torch's allocator holds, of the GPU where that is most. Memory of other processes counts as well. The row of one
-rank replaces CONTEXT_BYTES of training/planning/memory_model.py, the largest of the others less it NCCL_BYTES.
+It trains RUN, without reading its tokens, for a few steps on one rank and on all ranks. It prints the memory that the
+driver reports minus the memory that torch's allocator reserves, for the GPU with the largest difference. Memory of
+other processes is included. The value for one rank updates CONTEXT_BYTES in training/planning/memory_model.py; the
+largest other value minus that one updates NCCL_BYTES.
 """
 
 import json
@@ -19,8 +20,8 @@ from training.parallel.process_group import gather, start, stop
 from training.planning.batch_probe import take_steps
 from training.planning.memory_model import GIB, outside_bytes
 
-STEPS = 3  # of training: libraries load, and NCCL connects, with their first use
-LAYOUTS = (("ddp", "off"), ("fsdp", "elastic"))  # the second one has collectives of every kind
+STEPS = 3  # training steps: libraries are loaded, and NCCL connects, when they are first used
+LAYOUTS = (("ddp", "off"), ("fsdp", "elastic"))  # the second layout uses all kinds of collectives
 COLUMNS = ["GiB outside the allocator", "at the start", f"after {STEPS} steps", "predicted"]
 
 
@@ -35,12 +36,12 @@ def main(
     """Print the table.
 
     Args:
-        ranks: default: one for each GPU.
+        ranks: number of ranks; default: one for each GPU.
         set: KEY=VALUE of train.json; may be repeated.
-        as_json: measure in this process, one of torchrun's.
+        as_json: measure in this process, which torchrun has started.
     """
     if not torch.cuda.is_available():
-        raise BadInput("no GPU here")
+        raise BadInput("this machine has no GPU, which this benchmark needs")
     if as_json:
         measure(run, set)
         return
@@ -55,15 +56,15 @@ def main(
 
 
 def measure(directory: Path, settings: tuple[str, ...]) -> None:
-    """Print the bytes at the start and after the steps, the largest of all ranks."""
+    """Print the bytes at the start and after the steps, as the maximum over all ranks."""
     run = load_run(directory, settings)
     ranks = start("cuda", run.train.timeout_seconds)
     at_start = _outside()
     state, step_settings = bench.build(run, ranks)
     take_steps(state, step_settings, ranks, STEPS)
-    found = gather(ranks, (at_start, _outside()))
+    measurements = gather(ranks, (at_start, _outside()))
     if ranks.coordinates:
-        print(json.dumps([max(each) for each in zip(*found, strict=True)]), flush=True)
+        print(json.dumps([max(column) for column in zip(*measurements, strict=True)]), flush=True)
     stop()
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Bytes per token of own tokenizers beside GPT-2's, on files that they have not seen: a table.
+"""Bytes per token of tokenizers that are trained here, compared with GPT-2's tokenizer, on held-out files.
 
     python benchmarks/own_tokenizers.py --gpt2 gpt2.tiktoken Python=stdlib English=FOLDER German=FOLDER
 
-Of each text every tenth file, in the order of their names, is measured on, and the others are trained on.
+Of each text, every tenth file in the order of names is held out for the measurement, and the rest is for training.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tokens.tokenizer.loading import load_tokenizer
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("texts", nargs="+", help="NAME=SOURCE")
-    parser.add_argument("--gpt2", default="gpt2", help="GPT-2's ranks, where tiktoken has not cached them")
+    parser.add_argument("--gpt2", default="gpt2", help="file with GPT-2's ranks, if tiktoken has not cached them")
     parser.add_argument("--pattern", default="cl100k")
     parser.add_argument("--sizes", type=int, nargs="+", default=[8192, 32768])
     options = parser.parse_args()
@@ -31,8 +31,8 @@ def main() -> None:
     for text in options.texts:
         name, source = text.split("=", 1)
         paths = sorted(Path(item.path) for item in resolve_sources([source])[0].inputs)
-        held = [path.read_text(encoding="utf-8", errors="replace") for path in paths[::10]]
-        figures = [bytes_per_token(options.gpt2, held)]
+        held_out = [path.read_text(encoding="utf-8", errors="replace") for path in paths[::10]]
+        figures = [bytes_per_token(options.gpt2, held_out)]
         for size in options.sizes:
             with tempfile.TemporaryDirectory() as folder:
                 for number, path in enumerate(paths):
@@ -42,15 +42,15 @@ def main() -> None:
                 command = TokenizerCommand((folder,), vocab_size=size, output=output, pattern=options.pattern)
                 try:
                     train_tokenizer(command)
-                    figures.append(bytes_per_token(str(output), held))
-                except BadInput as error:  # less text than that needs
+                    figures.append(bytes_per_token(str(output), held_out))
+                except BadInput as error:  # there is not enough text for this size
                     print(error, file=sys.stderr)
                     figures.append("-")
         print(f"| {name} | {' | '.join(figures)} |", flush=True)
 
 
 def bytes_per_token(name: str, texts: list[str]) -> str:
-    """Return the bytes of texts for each token of a tokenizer, by name or file."""
+    """Return the bytes per token of texts with a tokenizer, given by its name or file."""
     tokenizer = load_tokenizer(name)
     return f"{sum(len(text.encode()) for text in texts) / sum(len(tokenizer.encode(text)) for text in texts):.2f}"
 

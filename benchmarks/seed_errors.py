@@ -1,4 +1,4 @@
-"""Coverage of the scores that need no judge, as `compare` shows them: chrF over questions and fine-tuning seeds.
+"""Coverage of the intervals that `compare` shows for scores without a judge: chrF over questions and seeds.
 
     python benchmarks/seed_errors.py [--families 2400]
 
@@ -7,7 +7,7 @@ All seeds of a model answer the same questions, so the error of the questions do
 
 import itertools
 
-import bench  # first: it makes the repository's modules importable
+import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
 from error_grid import FAMILIES, covered_text, generator, holds
 
@@ -24,9 +24,9 @@ def main(*, families: int = FAMILIES) -> None:
         random = generator("chrF", cell)
         inside = 0
         for _ in range(families):
-            of_seeds = deviation * random.standard_normal((seeds, 1)) * (seeds > 1)
+            seed_effects = deviation * random.standard_normal((seeds, 1)) * (seeds > 1)
             noise = ANSWER * random.standard_normal((seeds, questions))
-            scores = LEVEL + QUESTION * random.standard_normal(questions) + of_seeds + noise
+            scores = LEVEL + QUESTION * random.standard_normal(questions) + seed_effects + noise
             means, errors = scores.mean(axis=1), scores.std(axis=1, ddof=1) / np.sqrt(questions)
             spread = float(means.std(ddof=1)) if seeds > 1 else None
             record = {
@@ -37,8 +37,8 @@ def main(*, families: int = FAMILIES) -> None:
                 "chrf": {"value": float(means.mean()), "spread": spread},
                 "reference_loss": {"value": None, "spread": None},
             }
-            [result] = read_results(record)
-            low, high = result.measurements[0].bounds or (None, None)
+            [stored] = read_results(record)
+            low, high = stored.measurements[0].bounds or (None, None)
             inside += holds(low, high, LEVEL)
         rows.append([f"{seeds} seeds, {questions} questions, {deviation:g} points", covered_text(inside, families)])
     print(bench.table(["seeds, questions, deviation of a seed", "covered"], rows))

@@ -1,9 +1,9 @@
-"""Load of `evaluate.py serve` on loopback: many clients beside one: answers lost, tokens/s, fairness, memory.
+"""`evaluate.py serve` under load on loopback, with many clients and with one: lost answers, tokens/s, fairness, memory.
 
 python benchmarks/serve_load.py [--clients 32] [--run runs/quickstart]
 
-Without --run, a network of the quickstart's shape is trained for a few steps. Clients are threads of OpenAI's client
-that stream greedy continuations, one after another, for the given seconds.
+Without --run, a network with the shape of the quickstart is trained for a few steps. Each client is a thread with
+OpenAI's client that streams greedy continuations, one after another, for --seconds.
 """
 
 import re
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import bench  # first: it makes the repository's modules importable
+import bench  # imported first, because it makes the repository's modules importable
 import openai
 
 from common.json_files import read_json
@@ -26,18 +26,18 @@ PROMPT = [*b"def main(self):"]
 
 
 class Client(threading.Thread):
-    """A client that asks without pause until the end."""
+    """A client that sends requests without pause until the end."""
 
     def __init__(self, url: str, model: str, tokens: int, end: float):
         super().__init__()
         self.api = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
         self.model, self.tokens, self.end = model, tokens, end
         self.received = self.answers = 0
-        self.rate = 0.0  # tokens/s, waiting included
-        self.lost: list[str] = []
+        self.rate = 0.0  # tokens/s, including the time of waiting
+        self.failures: list[str] = []
 
     def run(self) -> None:
-        begun = time.monotonic()
+        began = time.monotonic()
         while time.monotonic() < self.end:
             try:
                 stream = self.api.completions.create(
@@ -52,37 +52,38 @@ class Client(threading.Thread):
                 if finish is None:
                     raise ValueError("the stream ended without a reason")
                 self.answers += 1
-            except Exception as error:  # noqa: BLE001  # counted
-                self.lost.append(repr(error))
-        self.rate = self.received / (time.monotonic() - begun)
+            except Exception as error:  # noqa: BLE001  # every failure is counted
+                self.failures.append(repr(error))
+        self.rate = self.received / (time.monotonic() - began)
 
 
 def main(*, clients: int = 32, seconds: float = 30.0, tokens: int = 32, run: Path | None = None) -> None:
     """Print the table."""
     print(f"torch threads 1, commit {git_commit()}", flush=True)
     with TemporaryDirectory() as folder:
-        place = run or bench.prepare(
+        run_directory = run or bench.prepare(
             Path(folder), ModelConfig(**read_json(QUICKSTART)), 4, global_batch_size=8, microbatch_size=8
         )
         if run is None:
-            subprocess.run([sys.executable, "train.py", str(place), "--device", "cpu"], check=True, capture_output=True)
-        command = [sys.executable, "evaluate.py", "serve", str(place), "--device", "cpu", "--port", "0"]
+            command = [sys.executable, "train.py", str(run_directory), "--device", "cpu"]
+            subprocess.run(command, check=True, capture_output=True)
+        command = [sys.executable, "evaluate.py", "serve", str(run_directory), "--device", "cpu", "--port", "0"]
         command += [] if run else ["--tokenizer", "bytes"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
-            found = re.search(r"http://\S+", server.stdout.readline())
-            assert found is not None
-            measure(f"{found[0]}/v1", server.pid, [1, clients, clients, clients], seconds, tokens)
+            url = re.search(r"http://\S+", server.stdout.readline())
+            assert url is not None
+            measure(f"{url[0]}/v1", server.pid, [1, clients, clients, clients], seconds, tokens)
         finally:
             server.terminate()
             print(f"exit status of the server after SIGTERM: {server.wait(30)}")
 
 
 def measure(url: str, pid: int, crowds: list[int], seconds: float, tokens: int) -> None:
-    """Print a row for each crowd of clients; its rate is beside that of the first one."""
+    """Print a row for each crowd of clients. Its rate is compared with that of the first crowd, a single client."""
     model = openai.OpenAI(base_url=url, api_key="none").models.list().data[0].id
-    rows, alone = [], 0.0
+    rows, single_rate = [], 0.0
     for count in crowds:
         before, end = memory_mib(pid), time.monotonic() + seconds
         crowd = [Client(url, model, tokens, end) for _ in range(count)]
@@ -91,21 +92,21 @@ def measure(url: str, pid: int, crowds: list[int], seconds: float, tokens: int) 
         for client in crowd:
             client.join()
         rates = sorted(client.rate for client in crowd)
-        alone = alone or rates[0]
-        lost = [problem for client in crowd for problem in client.lost]
-        row = [f"{count}", f"{sum(client.answers for client in crowd):,}", f"{len(lost)}", f"{sum(rates):,.0f}"]
-        row += [f"{sum(rates) / alone:.2f}", f"{rates[0]:.1f} to {rates[-1]:.1f}", f"{before:.0f}"]
+        single_rate = single_rate or rates[0]
+        failures = [problem for client in crowd for problem in client.failures]
+        row = [f"{count}", f"{sum(client.answers for client in crowd):,}", f"{len(failures)}", f"{sum(rates):,.0f}"]
+        row += [f"{sum(rates) / single_rate:.2f}", f"{rates[0]:.1f} to {rates[-1]:.1f}", f"{before:.0f}"]
         rows.append([*row, f"{memory_mib(pid):.0f}"])
-        print(*lost[:3], sep="\n", end="")
-    columns = ["clients", "answers", "lost", "tokens/s", "beside one client's", "a client's", "MiB before", "MiB after"]
+        print(*failures[:3], sep="\n", end="")
+    columns = ["clients", "answers", "lost", "tokens/s", "x one client", "per client", "MiB before", "MiB after"]
     print(bench.table(columns, rows))
 
 
 def memory_mib(pid: int) -> float:
-    """Return the resident memory of a process, MiB."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    """Return the resident memory of a process in MiB."""
+    kilobytes = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert kilobytes is not None
+    return int(kilobytes[1]) / 1024
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Sweeps' verdicts on simulated losses: false differences in the family of all levers, and planted effects found."""
+"""Verdicts of sweeps on simulated losses: sweeps with a false difference, and planted differences that are found."""
 
-import bench  # first: it makes the repository's modules importable
+import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
 import numpy.typing as npt
 
@@ -8,12 +8,12 @@ from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving
 from experiments.sweep.sweep_table import compare_with_base
 
-SHARED = 2.0  # deviation of what a seed does to all variants alike, in seed deviations
-EFFECT = 3.0  # planted, in seed deviations
+SHARED = 2.0  # deviation of the effect that a seed has on all variants, in seed deviations
+EFFECT = 3.0  # planted difference, in seed deviations
 
 
 def main(*, sweeps: int = 100_000) -> None:
-    """Print the two tables; the Monte-Carlo error is one standard error."""
+    """Print the two tables. The Monte Carlo error is one standard error."""
     random = np.random.default_rng(0)
     rows = []
     for name, levers, seeds, kind in nulls():
@@ -23,9 +23,9 @@ def main(*, sweeps: int = 100_000) -> None:
     rows = []
     for levers in (1, 2, 3, 5):
         for seeds in sorted({3, 5, default_seeds(levers)}):
-            share = found_share(levers, seeds, sweeps, random)
-            chosen = "the default" if seeds == default_seeds(levers) else ""
-            rows.append([f"one of {EFFECT:g} deviations", str(levers), str(seeds), percent(share, sweeps), chosen])
+            share = detected_share(levers, seeds, sweeps, random)
+            remark = "the default" if seeds == default_seeds(levers) else ""
+            rows.append([f"one of {EFFECT:g} deviations", str(levers), str(seeds), percent(share, sweeps), remark])
     print()
     print(bench.table(["planted", "levers", "seeds", "found", ""], rows))
 
@@ -47,7 +47,7 @@ def nulls() -> list[tuple[str, int, int, str]]:
 
 
 def losses(kind: str, levers: int, seeds: int, sweeps: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return losses (sweeps, variants, seeds); of the first variant, the base, and levers without an effect."""
+    """Return losses (sweeps, variants, seeds). The first variant is the base, and the levers have no effect."""
     shape = (sweeps, levers + 1, seeds)
     noise = random.standard_t(3, shape) if kind == "heavy" else random.standard_normal(shape)
     if kind == "rare":
@@ -56,45 +56,45 @@ def losses(kind: str, levers: int, seeds: int, sweeps: int, random: np.random.Ge
         noise[:, 1] += np.where(random.random(shape[::2]) < 0.1, 9.0, -1.0)
         noise *= 0.5
     scale = np.ones((levers + 1, 1))
-    who, times, factor = kind.partition(" x")
-    if times:
-        scale[0 if who == "base" else 1] = float(factor)
+    unstable, separator, factor = kind.partition(" x")
+    if separator:
+        scale[0 if unstable == "base" else 1] = float(factor)
     return noise * scale + SHARED * random.standard_normal((sweeps, 1, seeds))
 
 
 def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.random.Generator) -> float:
     """Return the share of sweeps in which any lever is called better or worse."""
-    drawn = losses(kind, levers, seeds, sweeps, random)
-    early = 0.7 * (drawn - drawn.mean(axis=1, keepdims=True))
-    early += np.sqrt(1 - 0.7**2) * random.standard_normal(drawn.shape)
+    final = losses(kind, levers, seeds, sweeps, random)
+    early = 0.7 * (final - final.mean(axis=1, keepdims=True))
+    early += np.sqrt(1 - 0.7**2) * random.standard_normal(final.shape)
     return float(
         np.mean(
             [
                 significant(halve(sweep, rung) if kind == "halved" else sweep, levers).any()
-                for sweep, rung in zip(drawn, early, strict=True)
+                for sweep, rung in zip(final, early, strict=True)
             ]
         )
     )
 
 
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the losses of the base and of the half of the levers that is best at the rung."""
+    """Return the losses of the base and of those levers, one half, that are best at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
-    lost = Halving(factor=2, rungs=(0.5,)).losers(means)
-    return sweep[[index for index in range(len(sweep)) if str(index) not in lost]]
+    losers = Halving(factor=2, rungs=(0.5,)).losers(means)
+    return sweep[[index for index in range(len(sweep)) if str(index) not in losers]]
 
 
 def significant(sweep: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.bool_]:
-    """Tell of each lever whether it is called better or worse."""
+    """Return for each lever whether it is called better or worse."""
     base, *levers = [dict(enumerate(runs.tolist())) for runs in sweep]
     return np.array([difference.excludes_zero for difference, _ in compare_with_base(base, levers, comparisons)])
 
 
-def found_share(levers: int, seeds: int, sweeps: int, random: np.random.Generator) -> float:
-    """Return the share of sweeps in which the first lever, of a lower loss, is called better."""
-    drawn = losses("normal", levers, seeds, sweeps, random)
-    drawn[:, 1] -= EFFECT
-    return float(np.mean([significant(sweep, levers)[0] for sweep in drawn]))
+def detected_share(levers: int, seeds: int, sweeps: int, random: np.random.Generator) -> float:
+    """Return the share of sweeps in which the first lever, which has a lower loss, is called better."""
+    final = losses("normal", levers, seeds, sweeps, random)
+    final[:, 1] -= EFFECT
+    return float(np.mean([significant(sweep, levers)[0] for sweep in final]))
 
 
 def percent(share: float, sweeps: int) -> str:

@@ -1,10 +1,11 @@
-"""Tensor parallelism on this machine's CPUs: the bits of all layouts, bytes exchanged, and a layer of torch's beside.
+"""Tensor parallelism on this machine's CPUs: bits on all layouts, exchanged bytes, and a comparison with torch's layer.
 
 python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--namespaces]
 python benchmarks/tensor_parallel.py --bytes | --cost | --dtensor
 
-Trains each network in 4 tensor shards on every layout, by torchrun's agent and train.py: tensor ranks x 1, 2, 3
-data-parallel ranks x DDP and FSDP; HSDP with 2 and 4 on two pretended nodes. Exit status 1 where a state hash differs.
+It trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py: tensor ranks x 1, 2 or 3
+data-parallel ranks x DDP and FSDP, and HSDP with 2 and 4 data-parallel ranks on two simulated nodes. The exit status is
+1 if a state hash differs.
 """
 
 import os
@@ -31,7 +32,7 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from model.shards import Pieces
 from tests import launch
-from tests.conftest import TINY_MODEL  # sets one thread a rank
+from tests.conftest import TINY_MODEL  # the import sets one thread per rank
 from tests.machines import two_machines
 from tests.training.parallel.test_layouts import AS_NODES, VARIANTS
 from training.config.train_config import load_run
@@ -44,7 +45,7 @@ Networks = tuple[Literal["GPT-2", "Llama", "NanoChat"], ...]
 NETWORKS: Networks = ("GPT-2", "Llama", "NanoChat")
 SHARDS, STEPS, REPEATS, ALL_TO_ALL = 4, 4, 30, "torch.distributed.all_to_all_single"
 BATCH = {"microbatch_size": 1, "global_batch_size": 6, "checkpoint_interval": STEPS}
-SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # of the layer beside torch's: sequences, tokens, width
+SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # sequences, tokens and width, for the comparison with torch
 
 
 def main(  # noqa: PLR0913  # each is an option
@@ -60,11 +61,11 @@ def main(  # noqa: PLR0913  # each is an option
     """Print a table.
 
     Args:
-        bytes: bytes that a rank gets from those that share its layers in a micro-batch, counted and by the formula.
-        cost: a micro-batch in shards on one process, beside the plain network.
-        dtensor: an MLP layer forward and backward on two ranks, and torch's by DTensor: bits and least time.
-        namespaces: HSDP alone, on two network namespaces; as root.
-        tensor: numbers of ranks that share layers.
+        bytes: print the bytes that a rank receives from its tensor ranks in a micro-batch, counted and by the formula.
+        cost: print the time of a micro-batch in shards on one process, compared with the plain network.
+        dtensor: compare an MLP layer on two ranks with torch's DTensor, forward and backward: bits and minimum time.
+        namespaces: train only HSDP layouts, in two network namespaces; needs root.
+        tensor: numbers of tensor-parallel ranks.
     """
     if dtensor:
         print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"))
@@ -84,8 +85,8 @@ def main(  # noqa: PLR0913  # each is an option
 
 
 def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, str]], *, namespaces: bool) -> list[str]:
-    """Train on all layouts; return a row of the table."""
-    variant, began, found = VARIANTS[f"{network} in {SHARDS} shards, {precision}"], time.monotonic(), []
+    """Train on all layouts, and return a row of the table."""
+    variant, began, hashes_by_layout = VARIANTS[f"{network} in {SHARDS} shards, {precision}"], time.monotonic(), []
     with TemporaryDirectory() as folder:
         model = ModelConfig(**TINY_MODEL | variant.model)
         prepared = bench.prepare(Path(folder), model, STEPS, **variant.train | BATCH)
@@ -94,21 +95,25 @@ def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, s
             settings = "--set", f"tensor_parallel={tensor}", "--set", f"parallel={parallel}", "--device", "cpu"
             arguments, ranks = ["--hash-every", "1", *settings], tensor * data
             if namespaces:
-                ended = on_two_machines(Path(folder), run, ranks // 2, arguments)
+                processes = on_two_machines(Path(folder), run, ranks // 2, arguments)
             else:
                 nodes = {"NODE_SIZE": f"{ranks // (2 if parallel == 'hsdp' else 1)}"}
-                ended = [launch.run(AS_NODES, str(run), *arguments, ranks=ranks, environment=nodes)]
-            for done in ended:
-                if done.returncode:
-                    raise BadInput(f"{run.name}: status {done.returncode}: {done.stderr[-2000:]}")
-            found.append([each[Metric.STATE_SHA256] for each in read_metrics(run) if Metric.STATE_SHA256 in each])
-            print(network, precision, tensor, data, parallel, found[-1][-1][:12], flush=True)
-    verdict = "equal" if all(hashes == found[0] and len(hashes) == STEPS for hashes in found) else "DIFFERENT"
-    return [f"{network} {precision}", found[0][-1][:12], str(len(found)), verdict, f"{time.monotonic() - began:.0f}"]
+                processes = [launch.run(AS_NODES, str(run), *arguments, ranks=ranks, environment=nodes)]
+            for process in processes:
+                if process.returncode:
+                    raise BadInput(f"{run.name}: status {process.returncode}: {process.stderr[-2000:]}")
+            records = read_metrics(run)
+            hashes = [record[Metric.STATE_SHA256] for record in records if Metric.STATE_SHA256 in record]
+            hashes_by_layout.append(hashes)
+            print(network, precision, tensor, data, parallel, hashes[-1][:12], flush=True)
+    first = hashes_by_layout[0]
+    equal = all(hashes == first and len(hashes) == STEPS for hashes in hashes_by_layout)
+    verdict, seconds = "equal" if equal else "DIFFERENT", f"{time.monotonic() - began:.0f}"
+    return [f"{network} {precision}", first[-1][:12], str(len(hashes_by_layout)), verdict, seconds]
 
 
 def on_two_machines(folder: Path, run: Path, ranks: int, arguments: list[str]) -> list[Any]:
-    """Train on two nodes of so many ranks, each with a network of its own; return how both ended."""
+    """Train on two nodes with `ranks` ranks each, in separate network namespaces, and return both processes."""
     with two_machines(folder) as machines:
         keys: dict[str, Any] = {"master": machines[0].address, "ranks": ranks, "environment": {"OMP_NUM_THREADS": "1"}}
         nodes = [machine.train(run, *arguments, **keys) for machine in machines]
@@ -116,13 +121,13 @@ def on_two_machines(folder: Path, run: Path, ranks: int, arguments: list[str]) -
 
 
 def count_bytes(network: str, ranks: int) -> list[str]:
-    """Count what rank 0 gets in a micro-batch of one sequence, bf16; the other ranks do not exist."""
-    variant, counted = VARIANTS[f"{network} in {SHARDS} shards, bf16"], 0
+    """Count the bytes that rank 0 receives in a micro-batch of one sequence in bf16. The other ranks do not exist."""
+    variant, received_bytes = VARIANTS[f"{network} in {SHARDS} shards, bf16"], 0
 
-    def exchange(result: Tensor, given: Tensor, **_: Any) -> None:
-        nonlocal counted
-        counted += result.nbytes // ranks * (ranks - 1)
-        result.view(-1, given.numel()).copy_(given.flatten())
+    def exchange(output: Tensor, shard: Tensor, **_: Any) -> None:
+        nonlocal received_bytes
+        received_bytes += output.nbytes // ranks * (ranks - 1)
+        output.view(-1, shard.numel()).copy_(shard.flatten())
 
     with TemporaryDirectory() as folder:
         keys = variant.train | BATCH | {"tensor_parallel": ranks}
@@ -132,17 +137,21 @@ def count_bytes(network: str, ranks: int) -> list[str]:
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(tokens, tokens)
         loss.backward()
-    return [network, f"{ranks}", f"{counted:,}", f"{tokens.numel() * exchange_bytes(run.model, run.train):,.0f}"]
+    formula_bytes = tokens.numel() * exchange_bytes(run.model, run.train)
+    return [network, f"{ranks}", f"{received_bytes:,}", f"{formula_bytes:,.0f}"]
 
 
 def compare_cost() -> list[list[str]]:
-    """Return rows: least milliseconds of a forward and backward pass in so many shards; 1: the plain network."""
+    """Return rows with the minimum milliseconds of a forward and backward pass by number of shards.
+
+    One shard is the plain network.
+    """
     config = ModelConfig(**TINY_MODEL | {"context_length": 256, "emb_dim": 512, "n_heads": 8, "drop_rate": 0.0})
     plain = NextTokenLoss(GPT(config))
-    ways: dict[int, Any] = {1: plain} | {shards: filled(config, shards, ALONE) for shards in (2, 4, 8)}
-    tokens, times = torch.randint(config.vocab_size, (4, 256)), dict.fromkeys(ways, float("inf"))
-    for _ in range(REPEATS):  # in turns: the machine's speed changes
-        for shards, model in ways.items():
+    models: dict[int, Any] = {1: plain} | {shards: filled(config, shards, ALONE) for shards in (2, 4, 8)}
+    tokens, times = torch.randint(config.vocab_size, (4, 256)), dict.fromkeys(models, float("inf"))
+    for _ in range(REPEATS):  # in turns, because the machine's speed changes
+        for shards, model in models.items():
             began = time.perf_counter()
             model(tokens, tokens).backward()
             times[shards] = min(times[shards], time.perf_counter() - began)
@@ -150,7 +159,7 @@ def compare_cost() -> list[list[str]]:
 
 
 def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
-    """Return the shards of a rank, each with random weights of its own."""
+    """Return the shards of a rank with random weights, which differ from shard to shard."""
     with torch.device("meta"):
         model: Any = tensor_shards.in_shards(NextTokenLoss(GPT(config)), shards, tensor)
     model.to_empty(device="cpu")
@@ -162,23 +171,29 @@ def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
 
 
 def compare_layers() -> str:
-    """Return a table of norm and MLP on two ranks: milliseconds, and whether one process has the bits of this rank."""
+    """Return a table of norm and MLP on two ranks, for DTensor and for our layer.
+
+    It has milliseconds, and whether a single process gives the same bits as this rank.
+    """
     ranks, rows, mesh = start("cpu", bench.GROUP_SECONDS, 2), [], init_device_mesh("cpu", (2,))
     for sequences, tokens, width in SHAPES:
         config = ModelConfig(**TINY_MODEL | {"context_length": tokens, "emb_dim": width})
         together, alone = (partial(run_layer, filled(config, 2, tensor).network) for tensor in (ranks.tensor, ALONE))
         up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        whole = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(approximate="tanh"), down)
+        torch_layer = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(approximate="tanh"), down)
         plan = SequenceParallel(), ColwiseParallel(input_layouts=Shard(1)), RowwiseParallel(output_layouts=Shard(1))
         x = torch.randn(sequences, tokens, width)
-        own = (xs := [piece.contiguous() for piece in x.chunk(2, 1)])[ranks.rank]
-        wanted = step(whole, x).chunk(2, 1)[ranks.rank]
-        torchs = parallelize_module(whole, mesh, dict(zip("013", plan, strict=True)))
-        same = [torch.equal(step(torchs, own), wanted)]
-        same.append(torch.equal(step(together, own)[0], step(alone, *xs)[ranks.rank]))
-        times = [min(repeat(partial(step, each, own), number=1, repeat=REPEATS)) for each in (torchs, together)]
-        cells = [*(f"{1e3 * each:.2f}" for each in times), f"{times[0] / times[1]:.2f}"]
-        rows.append([f"{sequences} x {tokens} x {width}", *cells, *("equal" if each else "differ" for each in same)])
+        local_x = (xs := [piece.contiguous() for piece in x.chunk(2, 1)])[ranks.rank]
+        expected = step(torch_layer, x).chunk(2, 1)[ranks.rank]
+        dtensor_layer = parallelize_module(torch_layer, mesh, dict(zip("013", plan, strict=True)))
+        same_bits = [torch.equal(step(dtensor_layer, local_x), expected)]
+        same_bits.append(torch.equal(step(together, local_x)[0], step(alone, *xs)[ranks.rank]))
+        times = [
+            min(repeat(partial(step, layer, local_x), number=1, repeat=REPEATS)) for layer in (dtensor_layer, together)
+        ]
+        cells = [*(f"{1e3 * seconds:.2f}" for seconds in times), f"{times[0] / times[1]:.2f}"]
+        cells += ["equal" if same else "differ" for same in same_bits]
+        rows.append([f"{sequences} x {tokens} x {width}", *cells])
     stop()
     columns = ["layer", "DTensor ms", "ours ms", "ratio", "DTensor bits", "our bits"]
     return bench.table(columns, rows) if ranks.coordinates else ""

@@ -1,10 +1,11 @@
-"""Tokens a second of training, as shares of the hardware's peak and of a measured matrix product.
+"""Training speed in tokens per second, as a share of the hardware's peak and of a measured matrix product.
 
 python benchmarks/train_speed.py [--sizes 124M 350M] [--beside-nanogpt PATH]
 
-train.py on random tokens: feed, compiled blocks, accumulation, clipping, AdamW, a logged line each step; medians over
-the steps. Default: 124M in steps of half a million tokens on a GPU, a small network on a CPU. Runs are killed after
-their last step, but train.py wants room for a checkpoint in the temporary directory: 12 bytes a parameter.
+It runs train.py on random tokens, with everything that a step includes: feed, compiled blocks, accumulation, clipping,
+AdamW and a logged line. Results are medians over the steps. By default it trains 124M in steps of half a million tokens
+on a GPU, or a small network on a CPU. Runs are killed after their last step, but train.py still needs room for a
+checkpoint in the temporary directory: 12 bytes per parameter.
 """
 
 import json
@@ -30,47 +31,47 @@ from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
 from training.telemetry.metrics_log import Metric
 
-LARGEST_MICROBATCH = 64  # more gains nothing where it fits
-HEADROOM = 0.05  # of a GPU's memory
+LARGEST_MICROBATCH = 64  # larger ones are not faster
+HEADROOM = 0.05  # share of a GPU's memory that is not used
 MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
-MATMUL_SECONDS = 2.0  # long enough for a GPU to come down to the clock that it holds
+MATMUL_SECONDS = 2.0  # long enough for a GPU to reach its sustained clock
 
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class SpeedBenchmark:
-    """Command-line options; None: the default of a GPU, or of a CPU."""
+    """Command-line options. None means the default for a GPU or a CPU."""
 
     sizes: tuple[Size, ...] = ()
-    """default: 124M; CPU: small"""
+    """network sizes; default: 124M, on a CPU small"""
     steps: int | None = None
-    """that count, after 3 others; default: 50; CPU: 10"""
+    """number of measured steps, after 3 warm-up steps; default: 50, on a CPU 10"""
     ranks: int = 1
     parallel: tuple[Literal["ddp", "fsdp"], ...] = ("ddp",)
-    """one after the other, compared"""
+    """wrappers to measure, one after another, and to compare"""
     microbatch: int | None = None
-    """sequences; default: predicted, 64 at most; CPU: 4"""
+    """sequences in a micro-batch; default: predicted, at most 64, on a CPU 4"""
     step_tokens: int | None = None
-    """default: 524,288; CPU: 2,048"""
+    """tokens in a step; default: 524,288, on a CPU 2,048"""
     threads: int = 1
-    """of a rank on a CPU"""
+    """threads of each rank on a CPU"""
     beside_nanogpt: Path | None = None
-    """on a CPU, beside this clone of it"""
+    """compare with this clone of nanoGPT, on a CPU"""
     not_compiled: bool = False
-    """beside nanoGPT: only without torch.compile"""
+    """with --beside-nanogpt: only without torch.compile"""
     minutes: float = 5.0
-    """beside nanoGPT: of each table, which then counts fewer steps, as on a core without fast bf16"""
+    """with --beside-nanogpt: time limit of each table; a slow CPU, such as one without fast bf16, runs fewer steps"""
     set: tuple[str, ...] = ()
     """KEY=VALUE of train.json; may be repeated"""
 
     @property
     def cuda(self) -> bool:
-        """True if GPUs are measured."""
+        """Whether GPUs are measured."""
         return torch.cuda.is_available() and self.beside_nanogpt is None
 
     @property
-    def counted_steps(self) -> int:
-        """Steps that count."""
+    def measured_steps(self) -> int:
+        """The number of steps that are measured, after the warm-up."""
         return self.steps or (50 if self.cuda else 10)
 
 
@@ -84,21 +85,21 @@ def main(options: SpeedBenchmark = SpeedBenchmark()) -> None:
                 clone=options.beside_nanogpt,
                 model=model,
                 layout=layout,
-                steps=options.counted_steps,
+                steps=options.measured_steps,
                 threads=options.threads,
                 minutes=options.minutes,
             ).print(size, compiled=not options.not_compiled)
             continue
         speeds = {kind: _report(size, layout, kind, options) for kind in options.parallel}
-        first, *others = speeds
-        for kind in others:
+        first, *other_kinds = speeds
+        for kind in other_kinds:
             print(f"{kind} / {first}: {speeds[kind] / speeds[first]:.3f} of its tokens/s\n", flush=True)
 
 
 def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
-    """Return a step of --step-tokens at the most, in the micro-batches that were asked for or that are predicted."""
+    """Return a step of at most --step-tokens tokens, with the requested or predicted micro-batch."""
     tokens = options.step_tokens or (1 << 19 if options.cuda else 1 << 11)
-    share = max(1, tokens // model.context_length // options.ranks)  # of a rank, sequences
+    share = max(1, tokens // model.context_length // options.ranks)  # sequences of a rank in a step
     size = options.microbatch
     if size is None:
         largest = min(_predicted(model, options, share) if options.cuda else 4, share, LARGEST_MICROBATCH)
@@ -112,9 +113,9 @@ def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
 
 
 def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
-    """Return the largest micro-batch that is predicted to fit this GPU in every way to be measured.
+    """Return the largest micro-batch that is predicted to fit on this GPU with all wrappers to be measured.
 
-    `share`: sequences of a rank in a step.
+    `share` is the number of sequences of a rank in a step.
     """
     usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
     with TemporaryDirectory() as folder:
@@ -125,24 +126,24 @@ def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
 
 
 def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> float:
-    """Print the rows of one wrapper, each as soon as it is known; return tokens/s."""
+    """Measure one wrapper, print its rows, each as soon as it is known, and return tokens/s."""
     model, ranks = SIZES[size], layout.data_parallel_size
     settings = [f"parallel={kind}", f"cpu_threads={options.threads}", *options.set]
     with TemporaryDirectory() as name:
-        steps = WARM_UP + options.counted_steps
+        steps = WARM_UP + options.measured_steps
         sizes = {"microbatch_size": layout.microbatch_size, "global_batch_size": layout.global_batch_size}
         run = bench.prepare(Path(name), model, steps, **sizes)
         records = bench.train(run, ranks, *settings, kill_after=steps)
         record = json.loads((run / RESOLVED).read_text())
         tokens = layout.global_batch_size * model.context_length
         seconds = bench.seconds_by_step(records, tokens)
-        counted = [value for step, value in seconds.items() if step > WARM_UP]
-        speed = tokens / statistics.median(counted)
+        measured = [step_seconds for step, step_seconds in seconds.items() if step > WARM_UP]
+        speed = tokens / statistics.median(measured)
         peak = max(record[Metric.PEAK_MEMORY_BYTES] for record in records if Metric.TRAIN_LOSS in record) / GIB
         _print_row("model", f"{size}, context {model.context_length}")
         _print_setup(record, kind, ranks)
         shape = f"{ranks} ranks x {layout.accumulation} x {layout.microbatch_size} sequences"
-        _print_row("step", f"{tokens:,} tokens = {shape}; median of {len(counted)}")
+        _print_row("step", f"{tokens:,} tokens = {shape}; median of {len(measured)}")
         _print_row("tokens/s", f"{speed:,.0f}")
         _print_row("peak memory", f"{peak:.2f} GiB" + ("" if options.cuda else ", of the process"))
         _print_utilization(record, flops_per_token(model) * speed / ranks, options)
@@ -151,7 +152,7 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
 
 
 def _print_setup(record: dict[str, Any], kind: str, ranks: int) -> None:
-    """Print hardware, versions, commit and numerics of a run's record."""
+    """Print the hardware, versions, commit and numerics in a run's record."""
     environment, numerics = record["environment"], record["numerics"]
     versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
     how = {name: numerics[name] for name in ("determinism", "precision", "compiled", "attention")}
@@ -162,7 +163,7 @@ def _print_setup(record: dict[str, Any], kind: str, ranks: int) -> None:
 
 
 def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBenchmark) -> None:
-    """Print a rank's FLOP/s as shares of the published peak and of a measured product of matrices."""
+    """Print the FLOP/s of a rank as shares of the published peak and of a measured matrix product."""
     peak = next((gpu.peak_flops for gpu in named_gpus(record["environment"]["device"])), None)
     matmul = matmul_flops("cuda" if options.cuda else "cpu", record["numerics"]["precision"], options.threads)
     _print_row("MFU", "unknown: no published peak of this hardware" if peak is None else f"{flops / peak:.1%}")
@@ -170,7 +171,10 @@ def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBench
 
 
 def matmul_flops(device: Literal["cuda", "cpu"], precision: str, threads: int) -> float:
-    """Return the FLOP/s of a large square product, bf16 on a GPU: a closer bound on training than the datasheet's."""
+    """Return the FLOP/s of a large square matrix product, in bf16 on a GPU.
+
+    This is a tighter upper bound on training than the number in the datasheet.
+    """
     torch.set_num_threads(threads)
     side = MATMUL_SIDES[device]
     dtype = torch.float32 if precision == "fp32" and device == "cpu" else torch.bfloat16
@@ -184,7 +188,7 @@ def matmul_flops(device: Literal["cuda", "cpu"], precision: str, threads: int) -
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     del left, right
-    torch.cuda.empty_cache()  # runs that follow need the GPU's memory
+    torch.cuda.empty_cache()  # later runs need the GPU's memory
     return float(2 * side**3 / statistics.median(seconds))
 
 

@@ -240,8 +240,8 @@ def _wrong_value(error: CoercionError, argument: Argument) -> str:
     if argument.hint is bool:
         return f"got {quoted(value)}, wanted no value"
     close = difflib.get_close_matches(value, argument.get_choices(force=True) or (), n=1, cutoff=0.6)
-    meant = f"; did you mean {close[0]}?" if close else ""
-    return f"got {quoted(value)}, wanted {_accepted_values(argument)}{meant}"
+    suggestion = f"; did you mean {close[0]}?" if close else ""
+    return f"got {quoted(value)}, wanted {_accepted_values(argument)}{suggestion}"
 
 
 @functools.cache
@@ -290,8 +290,8 @@ def _unknown_command(script: str, word: str, commands: Mapping[str, Any]) -> str
     choices = f"; known: {', '.join(commands)}"  # not shortened, because the intended command could be hidden
     if not word.startswith("-"):
         close = difflib.get_close_matches(word.lower(), commands, n=1, cutoff=0.6)
-        meant = f"; did you mean {quoted(close[0])}?" if close else ""
-        return f"{quoted(word)}: unknown command{meant}{choices}"
+        suggestion = f"; did you mean {quoted(close[0])}?" if close else ""
+        return f"{quoted(word)}: unknown command{suggestion}{choices}"
     owners = [name for name, options in commands.items() if word.partition("=")[0] in option_names(options)]
     example = f", such as {script} {owners[0]} ... {word}" if owners else choices
     return f"COMMAND is missing before {word}{example}"

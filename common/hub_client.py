@@ -55,11 +55,11 @@ def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Calla
     is_local = "/" in reference and is_folder(Path(reference).parent)
     if near is None and on_hub and not is_local:
         return name
-    meant = "" if near is None else f"did you mean {near}? "
+    suggestion = "" if near is None else f"did you mean {near}? "
     advice = f"for a {kind.rpartition(' ')[0]} on the hub, write {HUB}{name}"
     if not on_hub:
         advice = f"wanted a {kind}, or OWNER/NAME on the hub"
-    raise BadInput(f"{reference}: no such directory; {meant}{advice}")
+    raise BadInput(f"{reference}: no such directory; {suggestion}{advice}")
 
 
 @functools.cache

@@ -233,13 +233,13 @@ def _default_settings() -> Iterator[None]:
     if "matplotlib" not in sys.modules:  # matplotlib reads the settings, and refuses wrong ones, when it is imported
         package = importlib.util.find_spec("matplotlib")
         folder = next(iter((package and package.submodule_search_locations) or [""]))
-        ours = {"MPLBACKEND": "agg", "MATPLOTLIBRC": str(Path(folder, "mpl-data", "matplotlibrc"))}
-        theirs = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
+        default_settings = {"MPLBACKEND": "agg", "MATPLOTLIBRC": str(Path(folder, "mpl-data", "matplotlibrc"))}
+        user_settings = {name: os.environ.get(name) for name in default_settings}
+        os.environ.update(default_settings)
         try:
             import matplotlib
         finally:
-            for name, value in theirs.items():
+            for name, value in user_settings.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:

@@ -144,7 +144,7 @@ class LossCommand(MeasureOptions):
     split: Annotated[Literal["train", "validation", "test"] | None, option("split to measure; default: validation")] = (
         None
     )
-    # Not --start: torchrun parses all options and would take that for an abbreviation of one of its own.
+    # Not --start: torchrun parses all options and would take that for an abbreviation of another option.
     start: Annotated[
         int | None,
         option(
@@ -202,7 +202,7 @@ class InstructCommand(MeasureOptions):
     keep: Annotated[Path | None, option("keep the run of each fine-tuning in this directory", "DIR")] = None
 
 
-OF_JUDGE = (  # options that have no effect without a judge
+JUDGE_OPTIONS = (  # options that have no effect without a judge
     *("--base-url", "--effort", "--orders", "--seed", "--concurrency", "--timeout", "--max-usd", "--prices"),
     *("--retry-wrong", "--allow-left-out", "--verdicts"),
 )
@@ -212,7 +212,7 @@ OF_JUDGE = (  # options that have no effect without a judge
 class JudgeCommand:
     """Let a language model score several models' answers side by side."""
 
-    option_rules: ClassVar[OptionRules] = OptionRules(needs=dict.fromkeys(OF_JUDGE, "--model"))
+    option_rules: ClassVar[OptionRules] = OptionRules(needs=dict.fromkeys(JUDGE_OPTIONS, "--model"))
     answers: Annotated[
         tuple[str, ...],
         option("file of answers, or MODEL for all answers of a model", name="ANSWERS...", required=True),

@@ -1,11 +1,12 @@
-"""Toy dialogue: stories for a base model, conversations for a fine-tune, held-out questions with the right answers.
+"""The toy dialogue: stories for a base model, conversations for a fine-tune, and held-out questions with answers.
 
     python examples/toy_dialogue.py toy  # writes stories.jsonl, conversations.jsonl, questions.jsonl
-    python examples/toy_dialogue.py toy --model runs/toy-talk  # share of the questions that it answers right
+    python examples/toy_dialogue.py toy --model runs/toy-talk  # prints the share of questions that the model answers
 
-Animals of a toy world have a colour, a home, a food and a work. Stories tell all four of each. Conversations ask for
-three of the four, held-out questions for the fourth: a right answer says something learned from stories alone, in a way
-learned from conversations about other facts. By chance one in eleven would be right.
+Each animal of a toy world has a colour, a home, a food and a job. The stories mention all four facts about each animal.
+The conversations ask for three of the four, and the held-out questions for the fourth. A right answer therefore states
+something that the model learned only from the stories, in a form that it learned from conversations about other facts.
+One answer in eleven would be right by chance.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-import bench  # it makes the repository's rooms importable
+import bench  # makes the repository's packages importable
 import torch
 from scipy import special
 
@@ -30,7 +31,7 @@ ANIMALS = [
     *("bat", "bear", "bee", "cow", "crab", "crow", "deer", "dog", "duck", "fox", "frog", "goat"),
     *("hare", "hen", "horse", "lion", "mole", "mouse", "otter", "owl", "pig", "seal", "toad", "wolf"),
 ]
-# what a fact says, its questions, its values
+# For each kind of fact: the sentence, the questions, and the values.
 FACTS = [
     (
         "The {animal} is {value}.",
@@ -53,9 +54,9 @@ FACTS = [
         ("baker", "cook", "doctor", "farmer", "painter", "pilot", "sailor", "singer", "tailor", "teacher"),
     ),
 ]
-# Between a question and its answer, in stories
+# Texts between a question and its answer in stories.
 GAPS = (" ", "\n", "\n", " Well. ", "\nI know it. ", " Oh, that is easy.\n")
-MOST_SENTENCES, MOST_QUESTIONS = 8, 6  # of a story, of a conversation
+MOST_SENTENCES, MOST_QUESTIONS = 8, 6  # in a story, and in a conversation
 STORIES, CONVERSATIONS = 12_000, 3_000
 LONGEST_ANSWER = 40  # tokens
 
@@ -68,17 +69,17 @@ class Fact(NamedTuple):
 
 
 class ToyWorld:
-    """A world and its texts, drawn by a seed."""
+    """A random world and its texts, which depend only on the seed."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
         facts = [self._facts_of_a_kind(*kind) for kind in FACTS]
-        self._held_out = [self._random.choice(of_animal) for of_animal in zip(*facts, strict=True)]
+        self._held_out = [self._random.choice(facts_of_animal) for facts_of_animal in zip(*facts, strict=True)]
         self._facts = list(itertools.chain(*facts))
-        self._asked = [fact for fact in self._facts if fact not in self._held_out]
+        self._taught = [fact for fact in self._facts if fact not in self._held_out]
 
     def story(self) -> str:
-        """Return a document for the base model: facts, each stated alone or after a question."""
+        """Return a document for the base model: facts, each on its own or after a question."""
         facts = self._random.sample(self._facts, self._random.randint(1, MOST_SENTENCES))
         questions = [self._random.choice(["", *fact.questions]) for fact in facts]
         questions = [question and f"{question}{self._random.choice(GAPS)}" for question in questions]
@@ -86,7 +87,7 @@ class ToyWorld:
 
     def conversation(self) -> list[Message]:
         """Return a conversation of one to MOST_QUESTIONS questions and answers."""
-        facts = self._random.sample(self._asked, self._random.randint(1, MOST_QUESTIONS))
+        facts = self._random.sample(self._taught, self._random.randint(1, MOST_QUESTIONS))
         pairs = [(self._random.choice(fact.questions), fact.sentence) for fact in facts]
         return [Message(role, text) for pair in pairs for role, text in zip((USER, ASSISTANT), pair, strict=True)]
 
@@ -95,14 +96,14 @@ class ToyWorld:
         return [(question, fact.sentence) for fact in self._held_out for question in fact.questions]
 
     def _facts_of_a_kind(self, sentence: str, questions: Sequence[str], values: Sequence[str]) -> list[Fact]:
-        """Return a fact of each animal; all values are about as frequent."""
-        drawn = list(itertools.islice(itertools.cycle(values), len(ANIMALS)))
-        self._random.shuffle(drawn)
+        """Return one fact about each animal. All values occur about equally often."""
+        shuffled = list(itertools.islice(itertools.cycle(values), len(ANIMALS)))
+        self._random.shuffle(shuffled)
         return [
             Fact(
                 sentence.format(animal=animal, value=value), [question.format(animal=animal) for question in questions]
             )
-            for animal, value in zip(ANIMALS, drawn, strict=True)
+            for animal, value in zip(ANIMALS, shuffled, strict=True)
         ]
 
 
@@ -110,7 +111,9 @@ def write(directory: Path, seed: int) -> None:
     """Write the files of a toy world."""
     world = ToyWorld(seed)
     stories = [{"text": world.story()} for _ in range(STORIES)]
-    conversations = [{"messages": [each._asdict() for each in world.conversation()]} for _ in range(CONVERSATIONS)]
+    conversations = [
+        {"messages": [message._asdict() for message in world.conversation()]} for _ in range(CONVERSATIONS)
+    ]
     questions = [{"question": question, "answer": answer} for question, answer in world.questions()]
     directory.mkdir(parents=True, exist_ok=True)
     for name, rows in (("stories", stories), ("conversations", conversations), ("questions", questions)):
@@ -121,7 +124,7 @@ def write(directory: Path, seed: int) -> None:
 
 
 def ask(model: str, questions: Path) -> None:
-    """Print the share of questions that a model answers right, greedily, each in a conversation of its own."""
+    """Print the share of questions that a model answers right, with greedy answers in separate conversations."""
     from evaluation.generation.chat import Conversation
     from evaluation.shared.load import load
     from evaluation.shared.model_location import locate
@@ -133,7 +136,7 @@ def ask(model: str, questions: Path) -> None:
     for row in rows:
         answer = "".join(Conversation(trained, LONGEST_ANSWER).answer(row["question"], Sampling(temperature=0)))
         if answer != row["answer"]:
-            wrong.append(f"{row['question']} {answer!r}, wanted {row['answer']!r}")
+            wrong.append(f"{row['question']} {answer!r}, expected {row['answer']!r}")
     print(*wrong[:5], sep="\n")
     right = len(rows) - len(wrong)
     low = special.betaincinv(right, len(wrong) + 1, 0.025) if right else 0.0  # Clopper and Pearson
@@ -142,7 +145,7 @@ def ask(model: str, questions: Path) -> None:
 
 
 def main(directory: Path, *, seed: int = 0, model: str | None = None) -> None:
-    """Write the files, or ask a model."""
+    """Write the files, or ask a model the held-out questions."""
     if model is None:
         write(directory, seed)
     else:

@@ -1,4 +1,4 @@
-"""Deadline of .ci/run, beside a Makefile whose tests take seconds."""
+"""The deadline of .ci/run, with a Makefile whose tests take seconds."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The commands and names that the first user asked for by name. Each line runs here, so that none can disappear."""
+"""The commands and names that were promised to the first users. Each command runs here, so that none can disappear."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ OFFICIAL_APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc5
 
 
 def run(line: str, **places: Path | str) -> Any:
-    """Run one line of the contract, with a small run in place of its run directory; `RANKS=n` starts torchrun."""
+    """Run one line of the contract, with a small run as the run directory. `RANKS=n` starts torchrun."""
     ranks, words = re.fullmatch(r"(?:RANKS=(\d) )?(.*)", line).groups()
     script, *arguments = words.format(**places).split()
     done = launch.run(ROOT / script, *arguments, ranks=int(ranks or 1))
@@ -44,7 +44,7 @@ def test_train_finds_the_largest_micro_batch(make_run: MakeRun, option: str) -> 
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     for ranks, largest in (("", 2), ("RANKS=2 ", 1)):
         done = run(f"{ranks}train.py {{run}} {option} --device cpu", run=directory)
-        assert "a CPU's memory is not measured" in done.stderr  # it claims no more than it has found
+        assert "a CPU's memory is not measured" in done.stderr  # it does not claim a limit that it has not measured
         assert done.stdout.splitlines()[-1].startswith(
             f"largest micro-batch that fits and keeps the global batch: {largest} (2 = {largest} x"
         )
@@ -68,7 +68,7 @@ def test_an_instruction_fine_tune_is_judged(copied: Path, tmp_path: Path) -> Non
     data.write_text(json.dumps(RECORDS[:20]))
     prices.write_text(json.dumps(PRICES))
     run("evaluate.py instruct {run} --data {data} --epochs 1 --longest-answer 4 --device cpu", run=copied, data=data)
-    with serve(lambda asked: dict.fromkeys(asked["answers"], 50)) as judge:  # stands in for OpenAI's model
+    with serve(lambda request: dict.fromkeys(request["answers"], 50)) as judge:  # replaces OpenAI's model
         done = run(
             "evaluate.py judge {run} --model scripted --base-url {url} --prices {prices} --verdicts {verdicts}",
             run=copied, url=judge.url, prices=prices, verdicts=tmp_path / "verdicts.jsonl",

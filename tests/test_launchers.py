@@ -1,4 +1,4 @@
-"""Commands of docs/nodes.md and of launch/, as SkyPilot and Kubernetes start them; statuses, and odd paths."""
+"""The commands in docs/nodes.md and launch/, started like SkyPilot and Kubernetes do; exit statuses, and odd paths."""
 
 import os
 import re
@@ -17,12 +17,12 @@ from tests.machines import Machine, Machines
 from tests.training.supervision.runs import wait_for_step
 from tests.walks import children, end, kill, starts
 
-SECONDS = 200  # a hang
+SECONDS = 200  # a process that takes longer hangs
 KEYS = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoint_interval": 20}
 
 
 def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the file's command as SkyPilot does; without its bucket."""
+    """Run the command in the file like SkyPilot, but without the bucket."""
     text = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())["run"]
     bucket = '--set "checkpoints=$CHECKPOINTS"'
     assert bucket in text
@@ -37,7 +37,7 @@ def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str
 
 
 def kubernetes(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the file's container as Kubeflow Trainer does; without its bucket."""
+    """Run the container's command in the file like Kubeflow Trainer, but without the bucket."""
     trainer = list(yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text()))[1]["spec"]["trainer"]
     [command], [_, *bucket] = trainer["command"], trainer["args"]
     assert bucket == ["--set", "checkpoints=s3://BUCKET/PREFIX"]
@@ -51,7 +51,9 @@ def kubernetes(machine: Machine, run: Path, *options: str) -> subprocess.Popen[s
     return machine.start(command.replace("/lockstep", str(ROOT)), str(run), *options, environment=environment)
 
 
-def end_as_one_process_does(nodes: list[subprocess.Popen[str]], run: Path, alone: Path, interval: str = "100") -> None:
+def assert_hashes_of_one_process(
+    nodes: list[subprocess.Popen[str]], run: Path, alone: Path, interval: str = "100"
+) -> None:
     """Wait for the nodes of a run, and compare its hashes with those of a run in one process."""
     outputs = [node.communicate(timeout=SECONDS) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
@@ -64,18 +66,20 @@ def end_as_one_process_does(nodes: list[subprocess.Popen[str]], run: Path, alone
 def test_the_pages_commands_train_two_machines(make_run: MakeRun, machines: Machines) -> None:
     [block] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "nodes.md").read_text(), flags=re.DOTALL)
     set_up, firewall, addresses, *torchruns = block.splitlines()
-    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith("sudo ufw allow ")  # not for a test machine
+    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith(
+        "sudo ufw allow "
+    )  # these cannot run on a test machine
     alone, run = make_run("alone"), make_run("run")
     environment = {"PATH": f"{ROOT}/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
-    told = machines[0].start("bash", "-c", addresses).communicate(timeout=60)[0]
-    assert machines[0].address in told.split()
+    shown = machines[0].start("bash", "-c", addresses).communicate(timeout=60)[0]
+    assert machines[0].address in shown.split()
     nodes: list[subprocess.Popen[str]] = []
     for machine, command in zip(machines, torchruns, strict=True):
         here = command.replace("10.0.0.1", machines[0].address).replace("runs/8xa100", f"{run} --hash-every 1")
         here = here.replace("--nproc_per_node=8", "--nproc_per_node=1")
         disk = None if machine is machines[0] else run
         nodes.append(machine.start("bash", "-c", here, own_disk=disk, environment=environment))
-    end_as_one_process_does(nodes, run, alone, "1")
+    assert_hashes_of_one_process(nodes, run, alone, "1")
     assert (machines[1].disk / "checkpoints" / "latest").exists()
 
 
@@ -88,7 +92,7 @@ def test_skypilot_machines_continue_after_losing_a_rank(make_run: MakeRun, machi
     [node_script] = children(children(nodes[1])[0])
     [torchrun] = children(node_script)
     kill(children(torchrun)[0])
-    end_as_one_process_does(nodes, run, alone)
+    assert_hashes_of_one_process(nodes, run, alone)
     assert starts(run) == [2, 2]
 
 
@@ -101,7 +105,7 @@ def test_a_drained_pod_saves_and_asks_to_restart(make_run: MakeRun, machines: Ma
     os.kill(children(pods[1])[0], signal.SIGTERM)
     outputs = [pod.communicate(timeout=SECONDS) for pod in pods]
     assert [pod.returncode for pod in pods] == [75, 75], outputs
-    end_as_one_process_does([kubernetes(machine, run, "--hash-every", "100") for machine in machines], run, alone)
+    assert_hashes_of_one_process([kubernetes(machine, run, "--hash-every", "100") for machine in machines], run, alone)
 
 
 @pytest.mark.slow
@@ -129,7 +133,7 @@ ALONE = os.environ | {"PET_NPROC_PER_NODE": "1", "PET_STANDALONE": "1"}
 def test_permanent_errors_do_not_ask_to_restart(make_run: MakeRun, tmp_path: Path) -> None:
     run, broken = make_run(), make_run("broken")
     (broken / "train.json").write_text("{")
-    moved = tmp_path / "clone" / "launch" / "node.sh"  # without an environment
+    moved = tmp_path / "clone" / "launch" / "node.sh"  # in a folder without .venv
     moved.parent.mkdir(parents=True)
     shutil.copy(NODE, moved)
     cases: list[tuple[list[str], dict[str, str], str]] = [
@@ -169,7 +173,7 @@ def test_two_boxes_refuses_a_repeated_node() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_boxes_never_executes_parts_of_paths(make_run: MakeRun, tmp_path: Path) -> None:
-    ssh = tmp_path / "bin" / "ssh"  # to this machine, where dash is the user's shell
+    ssh = tmp_path / "bin" / "ssh"  # a fake ssh to this machine, where the user's shell is dash
     ssh.parent.mkdir()
     ssh.write_text('#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
     ssh.chmod(0o755)
@@ -177,9 +181,9 @@ def test_two_boxes_never_executes_parts_of_paths(make_run: MakeRun, tmp_path: Pa
     environment = ALONE | {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "RANKS": "1"}
     command = [str(ROOT / "launch" / "two_boxes.sh"), str(run), "node", "--", "--set", "random_seed=7"]
     for name in ("pid", "status", "log"):
-        os.mkfifo(run / f".node-node.{name}")  # not waited for
+        os.mkfifo(run / f".node-node.{name}")  # the loop must not wait for these pipes
     reader, output = os.pipe()
-    os.close(reader)  # nor is a reader that has gone missed
+    os.close(reader)  # the loop must continue if nobody reads its output
     looping = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
     os.close(output)
     assert looping.wait(SECONDS) == 0, (run / ".node-node.log").read_text()

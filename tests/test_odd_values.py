@@ -1,6 +1,6 @@
-"""Numbers that JSON allows and arithmetic does not, and other junk, in every record: left out or refused, never raised.
+"""Records with odd values, such as numbers that JSON allows but arithmetic does not, never crash their readers.
 
-Each value of each kind of record is replaced by each odd one; readers return, or raise BadInput.
+In each kind of record, each value is replaced by each odd value. Readers must return, or raise BadInput.
 """
 
 import copy
@@ -49,7 +49,7 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def odd_forms(value: Any) -> Iterator[Any]:
-    """Yield copies of a JSON value, each with one part replaced by an odd one, or missing."""
+    """Yield copies of a JSON value, each with one part replaced by an odd value, or missing."""
     items = list(value.items()) if isinstance(value, dict) else list(enumerate(value[:1])) if value else []
     for key, part in items:
         inner = odd_forms(part) if isinstance(part, dict | list) else ()
@@ -58,7 +58,7 @@ def odd_forms(value: Any) -> Iterator[Any]:
             changed[key] = odd
             yield changed
         if isinstance(value, dict):
-            yield {name: each for name, each in value.items() if name != key}
+            yield {name: content for name, content in value.items() if name != key}
 
 
 def lines_of(*records: Any) -> str:
@@ -77,9 +77,9 @@ def read_all(run: Path) -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.get("event", "step"))
 def test_odd_metrics_lose_only_their_line(tmp_path: Path, record: dict[str, Any]) -> None:
     run = write_run(tmp_path / "run", training(30))
-    sound = (run / METRICS).read_text()
+    intact = (run / METRICS).read_text()
     forms = list(odd_forms(record))
-    (run / METRICS).write_text(sound + lines_of(*forms) + sound)
+    (run / METRICS).write_text(intact + lines_of(*forms) + intact)
     assert len(read_counted(run).damaged) > len(forms) / 8
     read_all(run)
     draw_chart(run)
@@ -88,8 +88,8 @@ def test_odd_metrics_lose_only_their_line(tmp_path: Path, record: dict[str, Any]
 def test_odd_records_do_not_prevent_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", training(30))
     text = {"source": "a: b", "ids": [1, 2], "tokens": ["a", "b"], "window": 2}
-    said = [{"prompt": "a", "temperature": 1.0, "text": "b"}]
-    sample = {"step": 5, "name": "step-00000005", "weights_sha256": "x", "starts": 1, "said": said}
+    continuations = [{"prompt": "a", "temperature": 1.0, "text": "b"}]
+    sample = {"step": 5, "name": "step-00000005", "weights_sha256": "x", "starts": 1, "said": continuations}
     sample |= {"held_out": text, "log_probabilities": [-1.0]}
     (run / "samples.jsonl").write_text(lines_of(*odd_forms(sample), sample))
     read_all(run)
@@ -112,8 +112,8 @@ def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> No
     homes = [core(tmp_path / name, 1, tasks=2) for name in ("a", "b")]
     homes = [losses_on(home, dataset="x", start=0, count=10) for home in homes]
     path = homes[0] / "evaluations.jsonl"
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text(lines_of(*(form for record in kept for form in odd_forms(record)), *kept))
+    intact = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(lines_of(*(form for record in intact for form in odd_forms(record)), *intact))
     rows = read_rows(list(map(str, homes)))
     assert len(rows) == 2 and as_fragment(compare(rows))
     run = load_run(write_run(tmp_path / "run", training(30)), ())

@@ -1,4 +1,4 @@
-"""The prepare_data.py command: exit statuses, messages, memory."""
+"""The command prepare_data.py: exit statuses, messages and memory."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ def test_bad_documents_are_reported_and_limited(tmp_path: Path) -> None:
         assert done.returncode == status
         assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
         assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
-        assert ("  ledger.jsonl has more" in done.stderr) == (bad > 5)
+        assert ("  more examples are in ledger.jsonl" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
     with source.open("a") as file:
         file.write('{"text": "\\ud800"}\n')  # this is repaired, so it does not count as a loss

@@ -1,8 +1,8 @@
 """Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
-What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
-on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart and the toy dialogue take
-a few steps of a smaller model. What is the same command then runs once.
+Only what a test machine does not have is replaced: commands for GPUs become dry runs with that world size, the hub is
+on loopback, its text is tokenized as bytes (GPT-2's ranks would need the network), and the quickstart and the toy
+dialogue take a few steps with a smaller model. Commands that are the same after this run only once.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.launch import ROOT, execute
 
-HANG_SECONDS = 1200  # ten times what it takes on two quiet cores
+HANG_SECONDS = 1200  # ten times the duration on two idle cores
 FINEWEB_CARD = """---
 configs:
 - config_name: sample-10BT
@@ -52,7 +52,8 @@ def commands() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")] + in_table
 
 
-def as_it_can_run_here(command: str) -> str:
+def adapt(command: str) -> str:
+    """Return a command in the form in which a test machine can run it."""
     command = re.sub(r"min_train_tokens=\d+", "min_train_tokens=20000", command)
     many = re.search(r"--nproc_per_node=(\d+) train\.py runs/(?!quickstart)", command)
     if many:
@@ -66,13 +67,13 @@ def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     hub.new = clone / "cache"
     assert len(commands()) >= 10
     script = "set -euo pipefail\n"
-    for command in dict.fromkeys(map(as_it_can_run_here, commands())):
+    for command in dict.fromkeys(map(adapt, commands())):
         script += f"echo {json.dumps('+ ' + command)}\n{command}\n"
     environment = at_hub(hub, None) | {"PYTHON": sys.executable}
     done = execute("bash", "-c", script, cwd=clone, seconds=HANG_SECONDS, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(metrics(clone / "runs" / "quickstart", "validation_loss")) == [0, 3, 6]
-    assert "--resume never: earlier results are now in" in done.stdout  # its second start
+    assert "--resume never: earlier results are now in" in done.stdout  # the second start of the quickstart
     assert "24,874 steps x 131,072" in done.stdout
     assert json.loads((clone / "token_files" / "fineweb-10b" / "manifest.json").read_text())["documents"] == 300
     assert re.search(r"\d+ of 48 right", done.stdout)
@@ -93,7 +94,7 @@ def test_an_old_python_is_one_line(clone: Path, tmp_path: Path) -> None:
         assert not (clone / ".venv").exists()
 
 
-# A driver with one GPU, for CUDA 12.8.
+# Code that imitates a driver for CUDA 12.8 with one GPU.
 DRIVER = """
 import ctypes
 from types import SimpleNamespace
@@ -131,7 +132,7 @@ def test_setup_refuses_an_old_driver_before_downloading(clone: Path, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs of this machine are usable")
 def test_setup_reports_unusable_gpus(clone: Path, tmp_path: Path) -> None:
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1

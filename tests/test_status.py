@@ -21,7 +21,7 @@ def promises() -> list[tuple[str, str, str]]:
 
 @cache
 def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
-    """Return the tests of a file by name; none if the file does not exist."""
+    """Return the functions of a file by name; an empty dictionary if the file does not exist."""
     if not path.is_file():
         return {}
     return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}

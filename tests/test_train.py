@@ -1,4 +1,4 @@
-"""train.py: errors of one line and their statuses, and the dry run, through the real command."""
+"""train.py as a process: one-line errors and their exit statuses, and the dry run."""
 
 import json
 from importlib import import_module
@@ -30,7 +30,7 @@ LONG_NAME = "n" * 5000
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
         (1, ["--resume", "step-1"], "no such checkpoint; existing ones: none"),
         (1, ["--resume", LONG_NAME], "no such checkpoint; existing ones: none"),
-        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide, as"),
+        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, options: list[str], message: str) -> None:
@@ -45,21 +45,21 @@ def test_all_input_problems_are_reported(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
     done = train(run, "--set", "vocab_size=256", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    wanted = ("world size 2 exceeds", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
-    for line, said in zip(lines, wanted, strict=True):
-        assert said in line
+    expected = ("world size 2 exceeds", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
+    for line, message in zip(lines, expected, strict=True):
+        assert message in line
     assert json.loads((run / "exit.json").read_text())["status"] == 1
 
 
 def test_keys_used_as_options_suggest_set(make_run: MakeRun) -> None:
-    for words, said in (
+    for words, message in (
         (["--seed", "3"], "--seed: unknown option; did you mean --set train.random_seed=3?"),
         (["--lr=1e-3"], "--lr: unknown option; did you mean --set train.learning_rate=1e-3?"),
         (["--n-layers", "4"], "--n-layers: unknown option; did you mean --set model.n_layers=4?"),
         (["--sed", "4"], "--sed: unknown option"),
     ):
         done = train(make_run(words[0].strip("-")), *words)
-        assert done.returncode == 2 and said in done.stderr
+        assert done.returncode == 2 and message in done.stderr
 
 
 def test_too_little_memory_is_one_line(make_run: MakeRun, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_impossible_names_are_one_line(make_run: MakeRun, tmp_path: Path) -> Non
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
-    assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
+    assert "bad\\udcff: the name is not UTF-8, so its checkpoints could not be read" in one_line(train(odd))
 
 
 def test_control_characters_never_reach_the_terminal(make_run: MakeRun) -> None:

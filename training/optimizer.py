@@ -77,7 +77,8 @@ class Optimizer:
                 part.found_inf = update_blocked  # type: ignore[attr-defined]  # read by the fused kernels
             self._update()
             self._steps += 1 - update_blocked
-        elif not update_blocked.item():  # kernels that are not fused cannot read it: the host waits for the GPU here
+        # Kernels that are not fused cannot read it. So the host waits for a GPU here; on a CPU, this costs nothing.
+        elif not update_blocked.item():
             self._update()
             self._steps += 1
 

@@ -20,7 +20,7 @@ from evaluation.shared.significance import (
     shared_seeds,
 )
 
-NAMED = 3  # a statement lists about this many models by name
+NAMED_MODELS = 3  # a statement lists about this many models by name
 
 
 @attrs.frozen(kw_only=True)
@@ -32,8 +32,8 @@ class Group:
 
     @property
     def name(self) -> str:
-        count, more = len(self.results), len(self.labels) - NAMED
-        names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
+        count, more = len(self.results), len(self.labels) - NAMED_MODELS
+        names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED_MODELS], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
 
     @property
@@ -71,7 +71,7 @@ class Pair:
     def difference(self, comparisons: int) -> Interval | None:
         """Return the first group's mean minus the second group's, or None if there is no paired data.
 
-        The interval covers the noise of the text and, if known, of the seeds. Its level is that of one of several
+        The interval covers the noise of the text and, if known, of the seeds. Its level accounts for the number of
         comparisons.
         """
         assert self.measure.difference is not None

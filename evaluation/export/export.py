@@ -28,7 +28,7 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.checkpoints.directory import WEIGHTS, is_own_partial
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
-OURS = (EVALUATIONS, ANSWERS)  # results about the model that are stored next to it and not uploaded
+NOT_UPLOADED = (EVALUATIONS, ANSWERS)  # results about the model that are stored next to it and not uploaded
 MODELFILE = "Modelfile"
 LONGEST_GENERATION = 256  # tokens; the default of pipelines, reduced for models with a short context
 # Our templates in Go's template language, which ollama uses.
@@ -115,7 +115,7 @@ def push(directory: Path, repository: str, *, private: bool) -> str:
                 f"{repository}: exists and is public, but --private was given; make it private on the hub, or pass "
                 "another name"
             )
-        paths = [path for path in sorted(directory.iterdir()) if path.name not in OURS]
+        paths = [path for path in sorted(directory.iterdir()) if path.name not in NOT_UPLOADED]
         upload(api, repository, {path.name: path for path in paths}, "model", "A model trained by Lockstep")
     return str(url)
 

@@ -52,8 +52,8 @@ from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
-TRAINED, TESTED = 0.85, 0.10  # shares of the records; the rest is used for validation
-MEASURED = {"losses", "best_epoch"}  # entries among the settings in a file of answers that are outcomes
+TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
+OUTCOME_KEYS = {"losses", "best_epoch"}  # entries among the settings in a file of answers that are outcomes
 IDENTITY = "instruct.json"  # a file in the run directory of a fine-tuning, with its model, data and settings
 
 
@@ -126,7 +126,7 @@ def read_questions(path: Path) -> HeldOutQuestions:
     Raises BadInput for damaged records, and for so few records that a part would be empty.
     """
     records = read_records(path)
-    train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
+    train, test = int(len(records) * TRAIN_SHARE), int(len(records) * TEST_SHARE)
     if test == 0 or train + test == len(records):
         raise BadInput(
             f"{path}: got {len(records)} records, wanted 10 or more for training, testing and validation; add records"
@@ -251,7 +251,7 @@ def _file_name(title: str, seed: int) -> str:
     return f"{title.replace('/', '--').replace(' ', '-')}-seed-{seed}"
 
 
-def _check_is_of(file: Path, location: ModelLocation) -> None:
+def _check_owner(file: Path, location: ModelLocation) -> None:
     """Raise BadInput if a file contains the answers of a model in another directory, before anything is trained."""
     try:
         answers = read_answers(file)
@@ -282,12 +282,14 @@ def _write(file: Path, answers: Answers) -> None:
 def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
     """Return whether a file contains answers of the fine-tuning with these settings."""
     try:
-        return _agrees(read_answers(file).settings, {key: settings[key] for key in settings if key not in MEASURED})
+        return _settings_agree(
+            read_answers(file).settings, {key: settings[key] for key in settings if key not in OUTCOME_KEYS}
+        )
     except BadInput:
         return False
 
 
-def _agrees(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
+def _settings_agree(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Return whether the recorded settings of a fine-tuning are the expected ones.
 
     Settings of the tokenizer that earlier versions did not record are compared only if they were recorded.
@@ -305,7 +307,7 @@ def _prepare(command: InstructCommand, locations: list[ModelLocation]) -> HeldOu
     for location in locations:
         check_folder(command.output or location.home / ANSWERS)
         for seed in range(command.settings.seed, command.settings.seed + command.seeds):
-            _check_is_of(answers_file(command, location, seed), location)
+            _check_owner(answers_file(command, location, seed), location)
     if command.keep is not None:
         check_folder(command.keep, "--keep")
     return questions
@@ -354,7 +356,7 @@ def _refuse_other_folder(run: Path) -> None:
 
 def _is_run_of(run: Path, record: dict[str, Any]) -> bool:
     """Return whether a run directory belongs to the fine-tuning of `record`."""
-    return (run / IDENTITY).is_file() and _agrees(read_json(run / IDENTITY), record)
+    return (run / IDENTITY).is_file() and _settings_agree(read_json(run / IDENTITY), record)
 
 
 def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
@@ -372,7 +374,7 @@ def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record]
         return None  # the file is missing, damaged, or from another program
     return (
         answers
-        if _agrees(answers.settings, record) and [answer.record for answer in answers.answers] == questions
+        if _settings_agree(answers.settings, record) and [answer.record for answer in answers.answers] == questions
         else None
     )
 

@@ -16,12 +16,12 @@ from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
-from evaluation.judging.scores import cost_line, keep_comments, keep_results, report, score, table_without_judge
+from evaluation.judging.scores import cost_line, report, score, store_results, table_without_judge, write_comments
 from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, read_price
 
 OPENAI_URL = "https://api.openai.com/v1"
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
-AGAIN = "nothing is lost; run the same command again to continue"
+NOTHING_LOST = "nothing is lost; run the same command again to continue"
 
 
 def run(command: JudgeCommand) -> int:
@@ -55,7 +55,7 @@ def run(command: JudgeCommand) -> int:
             asyncio.run(Asker(judgement, key).ask())
         if judgement.interrupted:
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
-            show(cost_line(judgement), f"interrupted: {missing:,} verdicts are missing; {AGAIN}")
+            show(cost_line(judgement), f"interrupted: {missing:,} verdicts are missing; {NOTHING_LOST}")
             return EXIT_INTERRUPTED
         if judgement.fatal is not None:
             show(cost_line(judgement))
@@ -117,8 +117,8 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     scores, notes = None, []
     if len(left_out) < len(verdicts):
         scores = score(judgement.panel, judgement.prompts, [verdict.grades for verdict in verdicts])
-        notes += keep_results(judgement, verdicts, scores, without_judge) if is_complete else []
-        notes += keep_comments(judgement, verdicts)
+        notes += store_results(judgement, verdicts, scores, without_judge) if is_complete else []
+        notes += write_comments(judgement, verdicts)
     if without_home := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
         notes.append(f"results were not stored, because the run is not on this machine: {', '.join(without_home)}")
     show(*report(judgement, verdicts, scores).split("\n"), *notes)
@@ -131,7 +131,7 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     reasons = Counter(verdict.why for verdict in left_out if verdict.why != NOT_ASKED)
     why = max(reasons, key=reasons.__getitem__, default=NOT_ASKED)
     if missing:
-        raise BadInput(f"{missing:,} verdicts are missing: {why}; {AGAIN}")
+        raise BadInput(f"{missing:,} verdicts are missing: {why}; {NOTHING_LOST}")
     if scores is None:
         raise BadInput(f"{judgement.judge.model} gave no verdict: {why}; pass another --model")
     if not is_complete:

@@ -23,7 +23,8 @@ from evaluation.judging.store import (
 )
 
 TRIES = 2  # how often a prompt is sent if the first reply is invalid
-DEAD = 8  # after this many requests in a row without a valid reply, the fault is assumed to affect all requests
+# After this many requests in a row without a valid reply, the fault is assumed to affect all requests.
+MOST_FAILURES = 8
 MOST_DOUBLINGS = 4  # how often the token limit of a reply may be doubled
 MOST_CHARACTERS = 300  # length to which a server's message is cut
 NOT_ASKED = "not asked"
@@ -59,7 +60,7 @@ class Judgement:
     def stopping(self) -> bool:
         """True if no more requests may be sent in this session."""
         is_ended = self.interrupted or self.over_budget is not None or self.fatal is not None
-        return is_ended or self.unanswered_in_a_row >= DEAD
+        return is_ended or self.unanswered_in_a_row >= MOST_FAILURES
 
     @property
     def cost(self) -> JudgeCost:
@@ -170,14 +171,14 @@ class Judgement:
         return self.failed.get(prompt.key) or PromptVerdict("invalid" if is_given_up else "missing", why)
 
     def _check_last_replies(self) -> None:
-        """Raise BadInput if the last DEAD replies are all invalid."""
-        last = [reply for reply in self.store.replies[self._first_reply :] if reply.key in self.by_key][-DEAD:]
+        """Raise BadInput if the last MOST_FAILURES replies are all invalid."""
+        last = [reply for reply in self.store.replies[self._first_reply :] if reply.key in self.by_key][-MOST_FAILURES:]
         problems = [reply.problem(self.by_key[reply.key].answers) for reply in last]
-        if len(last) < DEAD or None in problems:
+        if len(last) < MOST_FAILURES or None in problems:
             return
         quotation = "" if last[-1].error is not None else f", in the reply '{one_line(last[-1].text)[:200]}'"
         raise BadInput(
-            f"{self.judge.model}: {DEAD} replies in a row were not valid verdicts, the last one because of "
+            f"{self.judge.model}: {MOST_FAILURES} replies in a row were not valid verdicts, the last one because of "
             f"{problems[-1]}{quotation}; they are stored and will not be paid for again; pass another --model, or "
             "--retry-wrong"
         )

@@ -23,7 +23,7 @@ from training.telemetry.metrics_log import ANSWERS
 
 Question: TypeAlias = tuple[Record, int]  # a record, and the number of equal records before it in the same file
 LABELS = string.ascii_uppercase  # labels of the answers in a prompt
-OF_A_SEED = {"seed", "losses", "best_epoch"}  # settings that may differ between the fine-tunings of a model
+SEED_SETTINGS = {"seed", "losses", "best_epoch"}  # settings that may differ between the fine-tunings of a model
 HIGHEST_SCORE = 100
 FENCE = re.compile(r"```\w*\s*(.*)```", re.DOTALL)  # a Markdown code block, with or without a language
 NUMBER = re.compile(r" *\d{1,3}(\.\d{1,6})? *", re.ASCII)
@@ -232,7 +232,7 @@ def read_grades(text: str, answers: int) -> list[Grade]:
 
 
 def _files_of_model(reference: str) -> list[Path]:
-    """Return the answer files of a model. For a run, they are those of the checkpoint that was fine-tuned last.
+    """Return the answer files of a model. For a run, they belong to the checkpoint that was fine-tuned last.
 
     Raises BadInput if there are none, or if it is unknown which checkpoint's are the newest.
     """
@@ -287,7 +287,7 @@ def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
                 f"have the name '{ours.model}'; pass files of only one of them, or run instruct again"
             )
         both = ours.settings.keys() & theirs.settings.keys()
-        for name in sorted({*ours.settings, *theirs.settings} - OF_A_SEED - (LATER_SETTINGS - both)):
+        for name in sorted({*ours.settings, *theirs.settings} - SEED_SETTINGS - (LATER_SETTINGS - both)):
             if theirs.settings.get(name) != ours.settings.get(name):
                 raise BadInput(
                     f"{path}: settings differ from {first}: {name} {theirs.settings.get(name)} and "

@@ -25,15 +25,15 @@ from evaluation.shared.significance import Interval, plus_minus, two_way_interva
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
 CAVEAT = "With another judge, all scores and their order can change by more than the intervals."
-OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
-ASSUMED_OF_TWO = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
-OF_TWO_SEEDS = (
+SEEDS_NOTE = "Intervals cover other questions and fine-tuning seeds of the same kind."
+TWO_SEEDS_ASSUMPTION = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
+TWO_SEEDS_NOTE = (
     "Intervals cover other questions and fine-tuning seeds of the same kind,\n"
-    f"{ASSUMED_OF_TWO}.\n"
+    f"{TWO_SEEDS_ASSUMPTION}.\n"
     "If one model's seeds scatter far more, up to 12 % of such tables report a\n"
     "difference that does not exist. instruct --seeds 3 or more avoids this assumption."
 )
-OF_ONE_SEED = (
+ONE_SEED_NOTE = (
     "Intervals cover other questions of the same kind, but only this one fine-tuning.\n"
     "Another seed can change a difference by more, so there are no ranks, and no model\n"
     "is called better. To rank models, use instruct --seeds 2 or more."
@@ -137,7 +137,7 @@ def describe(panel: Panel, scores: Scores) -> str:
         ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
     tables = [rows for rows in (ranking, differences) if len(rows) > 1]
     anchor = f"reference answers, which the judge sees among the others: {scores.anchor:.1f}"
-    seeds = OF_ONE_SEED if not several_seeds else OF_TWO_SEEDS if panel.slots == 2 else OF_SEEDS
+    seeds = ONE_SEED_NOTE if not several_seeds else TWO_SEEDS_NOTE if panel.slots == 2 else SEEDS_NOTE
     about = "\n".join([anchor, seeds, CAVEAT])
     return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
 
@@ -187,7 +187,7 @@ JUDGED = Measure(
 )
 
 
-def keep_results(
+def store_results(
     judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
 ) -> list[str]:
     """Append the result of each model to its log, and return notes. Raises BadInput.
@@ -215,7 +215,7 @@ def keep_results(
     return notes
 
 
-def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
+def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
     """Write the judge's comments next to the answers of every model with a home, and return notes. Raises BadInput."""
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
     content = _sha256(panel) + _answers_sha256(panel)
@@ -245,7 +245,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     missing = f", {left_out:,} prompts of which were left out for all models" if left_out else ""
     one_seed = "questions only, with one fine-tuning each; to cover seeds, use instruct --seeds 2 or more"
     coverage = "questions and fine-tuning seeds" if seeds > 1 else one_seed
-    coverage += f", {ASSUMED_OF_TWO}" if seeds == 2 else ""
+    coverage += f", {TWO_SEEDS_ASSUMPTION}" if seeds == 2 else ""
     differences = {
         (entry["a"], entry["b"]): structured(entry, Interval, unknown_keys=True) for entry in record["differences"]
     }

@@ -222,7 +222,7 @@ def recording() -> Iterator[Recorder]:
             recorder.requests.append((self.path, dict(self.headers)))
             if recorder.location is not None:
                 return self.send_content(b"", 302, {"Location": recorder.location})
-            part, status, headers = self.asked_part(b"content")
+            part, status, headers = self.requested_part(b"content")
             return self.send_content(part, status, {**headers, "ETag": '"1"'})
 
         do_HEAD = do_GET = answer

@@ -1,6 +1,6 @@
-"""Tests on torch's CUDA build over the emulated driver of tests/fakegpu: `make test-cuda`, and no other command.
+"""Tests with torch's CUDA build and the emulated driver of tests/fakegpu. They run only with `make test-cuda`.
 
-The driver computes nothing, so losses are noise: asserted is what a run promises whatever it computes.
+The driver computes nothing, so losses are noise. The tests check promises that do not depend on computed values.
 """
 
 import os
@@ -14,7 +14,7 @@ from tests.conftest import MakeRun
 from tests.cuda import emulated
 
 FOLDER = Path(__file__).parent
-SMALL = {"context_length": 64, "emb_dim": 128, "n_heads": 2}  # heads of width 64: fused attention supports them
+SMALL = {"context_length": 64, "emb_dim": 128, "n_heads": 2}  # fused attention supports heads of width 64
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Share compiled kernels and measurements between workers. Ends the tests without the emulated driver."""
+    """Share compiled kernels and measurements between workers. End the session if there is no emulated driver."""
     if torch.version.cuda is None or "libcuda" not in os.environ.get("LD_PRELOAD", ""):
         pytest.exit("tests/cuda needs torch's CUDA build and the emulated driver: make test-cuda", returncode=2)
     base = tmp_path_factory.getbasetemp()
@@ -36,9 +36,9 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def make_small_run(make_run: MakeRun) -> MakeRun:
-    """Return a function that writes a run directory of a small network; keywords override train.json.
+    """Return a function that writes a run directory with a small network. Keywords override train.json.
 
-    It is not compiled, and not validated, which compiles another graph: where that matters, tests say so.
+    By default, the network is not compiled, and it is not validated, because that would compile another graph.
     """
 
     def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:

@@ -1,6 +1,7 @@
-"""Script of tests on emulated GPUs, whose kernels compute nothing: NAME ARGUMENTS.
+"""A script for tests on emulated GPUs, whose kernels compute nothing: disturbed.py NAME ARGUMENTS.
 
-Runs a function of this file, then SCRIPT ARGUMENTS where the function only prepares an entry script.
+It runs the function NAME of this file. If that function only prepares an entry script, ARGUMENTS are the script and its
+arguments, which run afterwards.
 """
 
 import ctypes
@@ -25,22 +26,23 @@ from training.planning import batch_probe as probe
 from training.replay import self_test
 
 BAD_STEP = 1  # counted from 0
-FIRST, LAST = 15, 114  # counted from 0; DDP measures itself, and waits, in its first ten, and else in each 100th
+# Steps to record, counted from 0. DDP measures itself, and waits for the GPU, in its first ten steps and every 100th.
+FIRST, LAST = 15, 114
 
 
 def small_second_gpu() -> None:
-    """On rank 1 the emulated GPU has SECOND_GPU_GIB of memory."""
+    """Give the emulated GPU of rank 1 SECOND_GPU_GIB of memory."""
     if os.environ.get("LOCAL_RANK") == "1":
-        os.environ["FAKEGPU_GIB"] = os.environ["SECOND_GPU_GIB"]  # read at the first call of CUDA
+        os.environ["FAKEGPU_GIB"] = os.environ["SECOND_GPU_GIB"]  # the driver reads it at the first CUDA call
 
 
 def finite_noise() -> None:
-    """Every number is finite."""
+    """Make all numbers count as finite."""
     torch.isfinite = lambda _: torch.tensor(True)
 
 
 def differing_gradients() -> None:
-    """In the self-test gradients overflow twice, and one of rank 1 is another one each time."""
+    """Let gradients overflow twice in the self-test, and let a gradient of rank 1 differ each time."""
     norms = itertools.chain([math.inf] * 2, itertools.repeat(1.0))
     plain, counter = self_test.run_microbatches, itertools.count()
 
@@ -48,7 +50,7 @@ def differing_gradients() -> None:
         losses = plain(state, settings, step, next_batch)
         if state.parallel.data_parallel.rank == 1:
             gradient = local_tensor(state.parallel.named_parameters()["final_norm.weight"].grad)
-            gradient.copy_(torch.full(gradient.shape, float(next(counter))))  # by a copy, which is real
+            gradient.copy_(torch.full(gradient.shape, float(next(counter))))  # a copy, because copies really happen
         return losses
 
     self_test.run_microbatches = disturbed
@@ -56,33 +58,33 @@ def differing_gradients() -> None:
 
 
 def bad_step() -> None:
-    """In step 2 the guard sees a loss of rank 1 that is not finite."""
+    """Let the guard see a loss of rank 1 that is not finite in step 2."""
     observe = Guard.observe
 
-    def judged(guard: Guard, step: int, *measured: Any) -> Any:
-        held = observe(guard, step, *measured)
+    def observe_bad_step(guard: Guard, step: int, *measured: Any) -> Any:
+        update_blocked = observe(guard, step, *measured)
         if step == BAD_STEP:
             guard._first_bad.copy_(torch.tensor(step))
             guard._local_loss_bad.copy_(torch.tensor(guard._ranks.rank == 1))
-        return held
+        return update_blocked
 
-    Guard.observe = judged
+    Guard.observe = observe_bad_step
 
 
 def recorded_loop() -> None:
-    """Print the host's waits for the GPU, and copies that make it wait, in steps of the training loop."""
-    train_step, whole, recordings = loop.train_step, ExitStack(), []
+    """Print when the host waits for the GPU, and copies that make it wait, in steps of the training loop."""
+    train_step, stack, recordings = loop.train_step, ExitStack(), []
 
     def recorded_step(state: Any, settings: Any, step: int, next_batch: Any) -> Any:
         if step == FIRST:
-            recordings.append(whole.enter_context(record()))
+            recordings.append(stack.enter_context(record()))
         elif step == LAST + 1:
-            whole.close()
+            stack.close()
             pageable = [name for name in recordings[0].copies if "pageable" in name]
             print(f"waits: {dict(recordings[0].synchronizations)}, pageable copies: {pageable}", flush=True)
             seconds = state.parallel.clock.totals
-            most = 0.9e-3 * seconds.steps  # between two emulated events lies a millisecond
-            work = "own work in each" if seconds.own > most else seconds
+            minimum = 0.9e-3 * seconds.steps  # two emulated events are a millisecond apart
+            work = "own work in each" if seconds.own > minimum else seconds
             print(f"timed: {seconds.steps} steps, {work}", flush=True)
         return train_step(state, settings, step, next_batch)
 
@@ -90,9 +92,9 @@ def recorded_loop() -> None:
 
 
 def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
-    """Take steps of GPT-2 124M under torch's CUDA sanitizer; print the number of streams in use.
+    """Run steps of GPT-2 124M with torch's CUDA sanitizer, and print the number of streams in use.
 
-    Not compiled: the sanitizer sees what passes torch's dispatcher, and Triton's kernels do not.
+    The network is not compiled, because the sanitizer only sees calls of torch's dispatcher, and not Triton's kernels.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import emulated_steps
@@ -101,11 +103,11 @@ def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
     streams = set()
     update = _sanitizer.EventHandler._handle_kernel_launch
 
-    def seen(handler: Any, stream: int, *arguments: Any, **named: Any) -> Any:
+    def record_stream(handler: Any, stream: int, *arguments: Any, **named: Any) -> Any:
         streams.add(stream)
         return update(handler, stream, *arguments, **named)
 
-    _sanitizer.EventHandler._handle_kernel_launch = seen
+    _sanitizer.EventHandler._handle_kernel_launch = record_stream
     _sanitizer.enable_cuda_sanitizer()
     settings = (f"parallel={parallel}", f"determinism={determinism}", "compile=false", *more)
     layout = emulated_steps.EmulatedLayout(size="124M", microbatch=1, accumulation=2, world_size=8, settings=settings)
@@ -115,9 +117,12 @@ def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
 
 
 def trial(*allocations: str) -> None:
-    """Take a trial of the batch-size search; its steps allocate what each argument says, torch=GIB or library=GIB."""
+    """Run a trial of the batch-size search, whose steps make the given allocations: torch=GIB or library=GIB.
 
-    def allocate(*_: object) -> None:  # `torch` for a moment, `library` for good, as cuBLAS or NCCL at their first use
+    Memory of `torch` is freed at once. Memory of `library` is not, like that of cuBLAS or NCCL at their first use.
+    """
+
+    def allocate(*_: object) -> None:
         driver = ctypes.CDLL("libcuda.so.1")
         for word in allocations:
             owner, _, gib = word.partition("=")

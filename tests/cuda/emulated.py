@@ -1,4 +1,4 @@
-"""Processes on emulated GPUs, with torch.compile's cache of their kind; what a run directory says afterwards."""
+"""Processes on emulated GPUs, with a cache of torch.compile for each kind of GPU, and readers of run directories."""
 
 import json
 import os
@@ -12,61 +12,64 @@ from common.json_files import read_json
 from tests import launch
 from tests.conftest import ROOT
 
-CACHES = "LOCKSTEP_COMPILED"  # environment variable: where caches are kept
-TIMEOUT_SECONDS = 540  # of a process that compiles the largest network, beside others
+CACHES = "LOCKSTEP_COMPILED"  # environment variable with the folder of the caches
+TIMEOUT_SECONDS = 540  # enough to compile the largest network while other tests run
 ATOMIC_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:atom|red)\.", re.MULTILINE)
 ATOMIC_SOURCE = "tl.atomic"
 
 
 def cache_of(gpu: str, determinism: str) -> Path:
-    """Return the folder of compiled kernels for a GPU and a level of determinism."""
+    """Return the folder for the compiled kernels of a GPU and a level of determinism."""
     return Path(os.environ[CACHES]) / f"{gpu}-{determinism}"
 
 
 def compiled_for(cache: Path) -> set[str]:
-    """Return the architectures that kernels in a cache were compiled for, such as sm_90a."""
+    """Return the architectures, such as sm_90a, for which the kernels in a cache were compiled."""
     return {
-        found[1] for path in cache.rglob("*.ptx") if (found := re.search(r"^\.target (\w+)", path.read_text(), re.M))
+        target[1] for path in cache.rglob("*.ptx") if (target := re.search(r"^\.target (\w+)", path.read_text(), re.M))
     }
 
 
 def atomic_kernels(cache: Path) -> list[str]:
-    """Return the names of the kernels in a cache that add up in no fixed order."""
+    """Return the names of kernels in a cache that use atomics, and so add numbers in no fixed order."""
     machine = [path.stem for path in cache.rglob("*.ptx") if ATOMIC_PTX.search(path.read_text())]
     source = [path.name for path in cache.rglob("*.py") if ATOMIC_SOURCE in path.read_text()]
     return sorted({*machine, *source})
 
 
 def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
-    """Return the environment of processes on emulated GPUs; `variables`: of tests/fakegpu/README.md, for one."""
+    """Return the environment of processes on emulated GPUs.
+
+    `variables` are more environment variables, such as those in tests/fakegpu/README.md.
+    """
     folder = cache_of(gpu, determinism)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
     return {"FAKEGPU": gpu, **caches, **variables}
 
 
 def start(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> launch.Process:
-    """Start a script with as many GPUs as ranks; `variables`: of `environment`."""
+    """Start a script with one GPU for each rank. `variables` are passed to `environment`."""
     surroundings = environment(**({"FAKEGPU_COUNT": str(ranks)} | variables))
     return launch.start(script, *map(str, arguments), ranks=ranks, environment=surroundings)
 
 
 def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end; parameters of `start`."""
+    """Run a script to its end. The parameters are those of `start`."""
     return launch.finish(start(script, *arguments, ranks=ranks, **variables), TIMEOUT_SECONDS)
 
 
 def train(run_directory: Path, *options: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run train.py to its end; `how`: keywords of `start`."""
+    """Run train.py to its end. `how` are keywords of `start`."""
     return run(ROOT / "train.py", run_directory, *options, **how)
 
 
 def disturbed(name: str, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run a function of disturbed.py to its end; `how`: keywords of `start`."""
+    """Run a function of disturbed.py to its end. `how` are keywords of `start`."""
     return run(ROOT / "tests" / "cuda" / "disturbed.py", name, *arguments, **how)
 
 
 def finished(done: Any) -> str:
-    """Return what a job printed that ended well."""
+    """Return the output of a job, which must have succeeded."""
     assert done.returncode == EXIT_DONE, done.stdout + done.stderr
     return done.stdout
 
@@ -77,9 +80,9 @@ def records(run_directory: Path) -> list[dict[str, Any]]:
 
 
 def events(run_directory: Path) -> list[tuple[str, int]]:
-    """Return name and step of each event of a run but saves, in order."""
-    named = [record for record in records(run_directory) if "event" in record]
-    return [(record["event"], record["step"]) for record in named if record["event"] != "checkpoint"]
+    """Return the name and step of each event of a run in order, except for checkpoints."""
+    event_records = [record for record in records(run_directory) if "event" in record]
+    return [(record["event"], record["step"]) for record in event_records if record["event"] != "checkpoint"]
 
 
 def logged_steps(run_directory: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Steps of GPT-2 on emulated GPUs, each layout measured once for all workers, in a process of its own."""
+"""Steps of GPT-2 on emulated GPUs. Each layout is measured once for all workers, in a separate process."""
 
 import fcntl
 import hashlib
@@ -14,12 +14,15 @@ from emulated_steps import EmulatedSteps
 from tests.conftest import ROOT
 from tests.cuda.emulated import CACHES, run
 
-STEPS = 10  # before the recorded one, with its warm-up: DDP measures itself, and waits, in the first ten
+STEPS = 10  # steps before the recorded one, with the warm-up: DDP measures itself, and waits, in its first ten steps
 
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """A network on rank 0 of a job. Written as SIZE, micro-batch x accumulation x world size, wrapper, determinism."""
+    """A network on rank 0 of a job.
+
+    Its text is SIZE, micro-batch x accumulation x world size, wrapper, determinism, settings, GPU.
+    """
 
     size: str
     microbatch: int
@@ -35,24 +38,24 @@ class Layout:
         return "-".join([self.size, shape, self.parallel, self.determinism, *self.settings, self.gpu])
 
 
-SIZES = {"124M": 16, "1.5B": 4}  # micro-batch
+SIZES = {"124M": 16, "1.5B": 4}  # micro-batch by size
 EIGHT_RANKS = [
     Layout(size=size, microbatch=SIZES[size], world_size=8, parallel=parallel, determinism=determinism)
     for size, parallel, determinism in product(SIZES, ("ddp", "fsdp"), ("off", "elastic"))
 ]
 
 
-def case(layout: Layout, *others: object, oldest: bool = False) -> object:
-    """Return the parameters of a test on a layout. `oldest`: on the oldest supported torch as well."""
-    return pytest.param(layout, *others, id=str(layout), marks=[pytest.mark.oldest_torch] * oldest)
+def case(layout: Layout, *parameters: object, oldest: bool = False) -> object:
+    """Return the parameters of a test of a layout. With `oldest`, it also runs on the oldest supported torch."""
+    return pytest.param(layout, *parameters, id=str(layout), marks=[pytest.mark.oldest_torch] * oldest)
 
 
 def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
-    """Return a layout's measurement; the first of the workers that ask makes it."""
+    """Return the measurement of a layout. The first worker that needs it measures, and the rest wait."""
     name = hashlib.sha256(f"{layout}-{steps}".encode()).hexdigest()  # settings can be longer than a file name
-    kept = Path(os.environ[CACHES]) / f"{name}.json"
-    kept.parent.mkdir(exist_ok=True)
-    with kept.open("a+") as file:
+    file_path = Path(os.environ[CACHES]) / f"{name}.json"
+    file_path.parent.mkdir(exist_ok=True)
+    with file_path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if not (text := file.read()):
@@ -62,7 +65,7 @@ def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
 
 
 def _measure(layout: Layout, steps: int) -> str:
-    """Measure a layout's steps; return them as JSON."""
+    """Measure the steps of a layout, and return the measurement as JSON."""
     words = ["--as-json", f"--sizes={layout.size}", f"--steps={steps}"]
     for name in ("microbatch", "accumulation", "world_size", "parallel", "determinism"):
         words.append(f"--{name.replace('_', '-')}={getattr(layout, name)}")

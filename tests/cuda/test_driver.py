@@ -1,4 +1,4 @@
-"""The emulated driver is honest: what it cannot emulate ends with a reason, and its record is what torch asked for."""
+"""The emulated driver is honest: calls that it cannot emulate end with a reason, and it records torch's real calls."""
 
 import json
 import signal
@@ -13,9 +13,9 @@ from tests.fakegpu.recorder import Kind, record
 
 M, N, K, BATCH = 8, 24, 40, 3
 MATMUL_FLOPS = 2 * M * N * K
-MEMORY = 1000 << 20  # of 20 MiB each, which expandable segments are made of
+MEMORY = 1000 << 20  # a multiple of 20 MiB, the unit of expandable segments
 
-pytestmark = pytest.mark.oldest_torch  # a driver is built for each torch
+pytestmark = pytest.mark.oldest_torch  # the driver is built separately for each version of torch
 
 
 def execute(program: str, **variables: str) -> Any:
@@ -115,9 +115,9 @@ def test_collectives_are_recorded_with_their_bytes_and_ranks() -> None:
         "print(json.dumps(found), {event.ranks for event in recording.events if event.ranks}, flush=True)\n"
         "os._exit(0)"
     )
-    found, _, ranks = done.stdout.rpartition(" ")
-    wanted = {"AllReduce": 4000, "AllGather": 32000, "ReduceScatter": 32000, "Broadcast": 2000}
-    assert json.loads(found) == {name: [1, size] for name, size in wanted.items()}, done.stderr
+    traffic, _, ranks = done.stdout.rpartition(" ")
+    expected_bytes = {"AllReduce": 4000, "AllGather": 32000, "ReduceScatter": 32000, "Broadcast": 2000}
+    assert json.loads(traffic) == {name: [1, size] for name, size in expected_bytes.items()}, done.stderr
     assert ranks == "{8}\n"
 
 

@@ -1,4 +1,4 @@
-"""Commands of evaluate.py on emulated GPUs, on one and two ranks, over a model that was trained there."""
+"""Commands of evaluate.py on emulated GPUs, on one and two ranks, with a model that was trained on such GPUs."""
 
 import json
 from pathlib import Path
@@ -46,5 +46,5 @@ def test_fine_tuning(trained: Path, tmp_path: Path) -> None:
 
 def test_samples_are_generated(trained: Path) -> None:
     options = ("--prompt", "def ", "--tokens", "20")
-    # status 1 for degenerate output: noise may be
+    # Status 1 is for degenerate output, which noise may be.
     assert "def " in evaluated(trained, 1, "smoke", *options, statuses=(EXIT_DONE, EXIT_ERROR))

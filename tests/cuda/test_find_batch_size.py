@@ -1,4 +1,4 @@
-"""find_batch_size.py on emulated GPUs whose memory is limited: trials that barely fit are not counted as fitting."""
+"""find_batch_size.py on emulated GPUs with limited memory: a trial that barely fits counts as one that does not."""
 
 import json
 import re
@@ -13,10 +13,10 @@ ANY_BATCH = {"global_batch_size": None, "microbatch_size": 1}
 
 
 def largest(output: str) -> int:
-    """Return the micro-batch that a search has found."""
-    found = re.search(r"^largest micro-batch that fits.*: (\d+)", output, re.MULTILINE)
-    assert found is not None, output
-    return int(found[1])
+    """Return the largest micro-batch in the output of a search."""
+    match = re.search(r"^largest micro-batch that fits.*: (\d+)", output, re.MULTILINE)
+    assert match is not None, output
+    return int(match[1])
 
 
 @pytest.mark.oldest_torch
@@ -41,7 +41,7 @@ def test_a_sequence_that_does_not_fit_gives_advice(make_small_run: MakeRun) -> N
 
 
 @pytest.mark.parametrize(
-    ("allocations", "found"),
+    ("allocations", "message"),
     [
         (["torch=9"], "Report(allocated=9663676416, "),
         (["torch=9.6"], "CUDA out of memory."),  # less than 5 % would be left
@@ -50,6 +50,6 @@ def test_a_sequence_that_does_not_fit_gives_advice(make_small_run: MakeRun) -> N
     ],
     ids=["fits", "beyond the headroom", "a library takes the headroom", "cache emptied"],
 )
-def test_a_trial_fits_only_with_headroom_and_without_retries(allocations: list[str], found: str) -> None:
+def test_a_trial_fits_only_with_headroom_and_without_retries(allocations: list[str], message: str) -> None:
     done = disturbed("trial", *allocations, FAKEGPU_GIB="10")
-    assert done.stdout.startswith(found), done.stderr
+    assert done.stdout.startswith(message), done.stderr

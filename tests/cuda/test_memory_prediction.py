@@ -1,4 +1,4 @@
-"""Peak of torch's allocator on emulated GPUs beside the memory model's prediction."""
+"""The peak of torch's allocator on emulated GPUs, compared with the prediction of the memory model."""
 
 import json
 from typing import Any
@@ -9,9 +9,9 @@ import pytest
 from tests.cuda.measured import EIGHT_RANKS, Layout, case, measure
 from tests.model.architectures import NANOCHAT, QWEN3
 
-BELOW, ABOVE = 0.02, 0.05  # what does not fit costs a run, what is left over little
+BELOW, ABOVE = 0.02, 0.05  # a prediction that is too low may fail a run, one that is too high costs little
 THRIFT = ("recompute_blocks=true", "loss_chunks=8")
-ON_A100 = (*EIGHT_RANKS[::4], *EIGHT_RANKS[3::4])  # with DDP off, with FSDP elastic
+ON_A100 = (*EIGHT_RANKS[::4], *EIGHT_RANKS[3::4])  # DDP with determinism off, and FSDP with elastic
 SHAPES = [
     *EIGHT_RANKS,
     *(attrs.evolve(layout, gpu="a100-80gb") for layout in ON_A100),
@@ -39,17 +39,17 @@ SHAPES = [
 def test_peak_memory_is_predicted_within_5_percent(
     layout: Layout,
 ) -> None:
-    found = measure(layout)
-    peak = max(found.first_peak, found.later_peak)
-    assert 1 - BELOW <= found.predicted / peak <= 1 + ABOVE
-    assert found.reserved_peak <= found.predicted_reserved
-    # With recomputed blocks docs/memory.md says what is reserved; what tensor ranks exchange comes and goes.
+    measured = measure(layout)
+    peak = max(measured.first_peak, measured.later_peak)
+    assert 1 - BELOW <= measured.predicted / peak <= 1 + ABOVE
+    assert measured.reserved_peak <= measured.predicted_reserved
+    # docs/memory.md says what is reserved with recomputed blocks. Tensor ranks need buffers only for a short time.
     if not any(setting.startswith(("recompute_blocks", "tensor_parallel")) for setting in layout.settings):
-        assert found.reserved_peak <= 1.03 * peak
+        assert measured.reserved_peak <= 1.03 * peak
 
 
 def settings_of(model: dict[str, Any]) -> tuple[str, ...]:
-    """Return keys of model.json as `--set` takes them."""
+    """Return keys of model.json in the form of --set."""
     return tuple(f"model.{key}={json.dumps(value)}" for key, value in model.items())
 
 
@@ -63,5 +63,5 @@ MODERN = [
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in MODERN])
 def test_peak_memory_of_modern_blocks_is_predicted(layout: Layout) -> None:
-    found = measure(layout)
-    assert found.predicted == pytest.approx(max(found.first_peak, found.later_peak), rel=0.03)
+    measured = measure(layout)
+    assert measured.predicted == pytest.approx(max(measured.first_peak, measured.later_peak), rel=0.03)

@@ -1,4 +1,4 @@
-"""Preflight on emulated drivers: too old, with fewer usable GPUs than seen, without a compiler, and in order."""
+"""Preflight on emulated drivers: an old driver, unusable GPUs, a missing compiler, and a machine without problems."""
 
 import re
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_setup_refuses_an_old_driver_before_downloading_torch() -> None:
 def test_setup_reports_an_old_driver_and_other_facts(make_small_run: MakeRun) -> None:
     done = emulated.run(Path("-m"), "training.hardware.preflight", FAKEGPU_COUNT="2", FAKEGPU_OLD_DRIVER="1")
     assert done.returncode == 1
-    first, *others = done.stdout.splitlines()
+    first, *more_lines = done.stdout.splitlines()
     assert first.startswith("GPUs           problem  the NVIDIA driver has 2 GPUs, but CUDA can use none: ")
     assert "usable" not in done.stdout
-    assert [line.split()[0] for line in others] == ["compiler", "disk", "shared", "open"]
+    assert [line.split()[0] for line in more_lines] == ["compiler", "disk", "shared", "open"]

@@ -1,4 +1,4 @@
-"""Kernel of the exact gradient norm: its values in Triton's interpreter on a CPU, and no atomics when compiled."""
+"""The kernel of the exact gradient norm: correct values in Triton's interpreter on a CPU, no atomics when compiled."""
 
 import sys
 
@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 plain_patch = interpreter._patch_lang_tensor
 
 
-def patch(tensor, scope):  # torch 2.11's Triton makes a loop's end an integer in a way that NumPy 2.4 refuses
+def patch(tensor, scope):  # NumPy 2.4 rejects how Triton of torch 2.11 converts the end of a loop to an integer
     plain_patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
@@ -26,8 +26,8 @@ shapes = [(3, 5), (2, 1024), (0, 7), (4, 2500), (2, 3, 4), (1, 1)]  # rows of se
 matrices = [torch.randn(shape, generator=generator) for shape in shapes]
 vectors = [torch.randn(count, generator=generator) for count in (6, 0, 1)]
 sums = by_kernel([*matrices, *vectors])
-wanted = [matrix.double().square().flatten(1).sum(1) for matrix in matrices] + [v.double().square() for v in vectors]
-torch.testing.assert_close(sums, torch.cat(wanted).float(), rtol=1e-6, atol=0)
+expected = [matrix.double().square().flatten(1).sum(1) for matrix in matrices] + [v.double().square() for v in vectors]
+torch.testing.assert_close(sums, torch.cat(expected).float(), rtol=1e-6, atol=0)
 assert torch.equal(by_kernel(matrices), sums[: sum(map(len, matrices))])
 assert torch.equal(by_kernel(vectors), sums[sum(map(len, matrices)) :])
 shard = by_kernel([matrices[3][1:3], vectors[0][2:]])
@@ -37,7 +37,7 @@ assert torch.equal(shard, torch.cat([sums[6:8], vectors[0][2:].square()]))
 
 @pytest.mark.oldest_torch
 def test_each_row_is_summed_in_order() -> None:
-    done = execute(sys.executable, "-c", VALUES, TRITON_INTERPRET="1")  # read when triton is imported
+    done = execute(sys.executable, "-c", VALUES, TRITON_INTERPRET="1")  # triton reads it when it is imported
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""train.py on emulated GPUs: each branch to its end, from the first step to resumption and failures; other GPUs."""
+"""train.py on emulated GPUs: all branches, from the first step to resuming and failures, on several kinds of GPU."""
 
 import re
 import signal
@@ -29,15 +29,15 @@ from tests.launch import wait_until
 
 TRAIN = ROOT / "train.py"
 WAIT_SECONDS = 120
-SLICE = "NVIDIA A100-SXM4-40GB MIG 3g.20gb"  # of a divided GPU, with its own memory and no known peak
+SLICE = "NVIDIA A100-SXM4-40GB MIG 3g.20gb"  # a slice of a divided GPU, with separate memory and an unknown peak
 ON_A_SLICE = {"gpu": "a100-mig", "CUDA_VISIBLE_DEVICES": "MIG-0000aaaa"}
 
 
 @pytest.mark.oldest_torch
 def test_two_ranks_train_validate_save_and_end(make_small_run: MakeRun) -> None:
     directory = make_small_run(compile=None, validation_interval=4)
-    said = finished(train(directory, "--price-per-hour", "20", "--hash-every", "2", ranks=2))
-    assert "2 x NVIDIA H100 80GB HBM3, ddp, bf16, compiled, determinism off" in said
+    output = finished(train(directory, "--price-per-hour", "20", "--hash-every", "2", ranks=2))
+    assert "2 x NVIDIA H100 80GB HBM3, ddp, bf16, compiled, determinism off" in output
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
     assert events(directory) == [("start", 0), ("end", 4)] and exit_status(directory) == EXIT_DONE
     measured = [record for record in records(directory) if "mfu" in record]
@@ -45,7 +45,7 @@ def test_two_ranks_train_validate_save_and_end(make_small_run: MakeRun) -> None:
     assert [record["step"] for record in records(directory) if "state_sha256" in record] == [2, 4]
     numerics = read_json(directory / "resolved.json")["numerics"]
     assert numerics["device"] == "NVIDIA H100 80GB HBM3" and numerics["nccl"]
-    assert numerics["attention"] in ("flash", "efficient", "cudnn")  # whichever was faster
+    assert numerics["attention"] in ("flash", "efficient", "cudnn")  # the fastest one
 
 
 @pytest.mark.oldest_torch
@@ -64,10 +64,10 @@ def test_a_run_resumes_on_other_layouts(make_small_run: MakeRun) -> None:
 @pytest.mark.parametrize(("parallel", "gpu"), [("ddp", "h100"), ("fsdp", "a100-80gb")])
 def test_elastic_passes_its_self_test_without_atomics(make_small_run: MakeRun, parallel: str, gpu: str) -> None:
     directory = make_small_run(compile=None, determinism="elastic", parallel=parallel)
-    said = finished(train(directory, ranks=2, gpu=gpu, determinism="elastic"))
-    assert f"{parallel}, bf16, compiled, determinism elastic" in said
-    tested = [record for record in records(directory) if record.get("event") == "self-test"]
-    assert len(tested) == 1 and tested[0]["tensors"] == 28
+    output = finished(train(directory, ranks=2, gpu=gpu, determinism="elastic"))
+    assert f"{parallel}, bf16, compiled, determinism elastic" in output
+    self_tests = [record for record in records(directory) if record.get("event") == "self-test"]
+    assert len(self_tests) == 1 and self_tests[0]["tensors"] == 28
     kernels = cache_of(gpu, "elastic")
     assert compiled_for(kernels) <= {"sm_80", "sm_90", "sm_90a"} and compiled_for(kernels)
     assert atomic_kernels(kernels) == []
@@ -79,8 +79,8 @@ def test_a_failed_self_test_only_warns(make_small_run: MakeRun, parallel: str) -
     done = disturbed("differing_gradients", TRAIN, directory, ranks=2)
     assert finished(done)
     assert "gradients of the same step differ between two runs (first: final_norm.weight; 1 of 28" in done.stderr
-    [tested] = [record for record in records(directory) if record.get("event") == "self-test"]
-    assert not tested["held"] and logged_steps(directory) == [1, 2, 3, 4]
+    [self_test] = [record for record in records(directory) if record.get("event") == "self-test"]
+    assert not self_test["held"] and logged_steps(directory) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_run_resumes_and_repeats_steps(make_small_run: MakeRun, settings: dict
     finished(train(directory, "--max-steps", "2", ranks=2))
     finished(train(directory, ranks=2))
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
-    said = train(directory, "--replay", "3", "4", ranks=2).stdout  # its status is of losses, which are noise
-    assert "at step 2; nothing is written" in said and len(re.findall("^ +[34]  train_loss", said, re.M)) == 2
+    output = train(directory, "--replay", "3", "4", ranks=2).stdout  # its status depends on losses, which are noise
+    assert "at step 2; nothing is written" in output and len(re.findall("^ +[34]  train_loss", output, re.M)) == 2
 
 
 def test_a_bad_step_ends_the_run(make_small_run: MakeRun) -> None:
@@ -165,8 +165,8 @@ def test_steps_between_logs_never_wait_for_the_gpu(make_small_run: MakeRun, para
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_three_ranks_with_uneven_shares_train(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(parallel=parallel, microbatch_size=1, global_batch_size=8)
-    said = finished(train(directory, ranks=3, determinism="elastic"))
-    assert "8 micro-batches on 3 ranks: at most 3 each, 89% of the ranks' time used" in said
+    output = finished(train(directory, ranks=3, determinism="elastic"))
+    assert "8 micro-batches on 3 ranks: at most 3 each, 89% of the ranks' time used" in output
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
 
 
@@ -191,7 +191,7 @@ def test_preflight_reports_the_memory_of_the_slice(make_small_run: MakeRun) -> N
 
 @pytest.mark.oldest_torch
 def test_a_slice_that_is_too_small_is_reported(make_small_run: MakeRun) -> None:
-    directory = make_small_run(microbatch_size=4)  # torch raises no OutOfMemoryError there
+    directory = make_small_run(microbatch_size=4)  # on a slice, torch does not raise OutOfMemoryError
     line = one_line(train(directory, FAKEGPU_GIB="0.022", **ON_A_SLICE))
     assert "rank 0: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2" in line
     line = one_line(run(ROOT / "find_batch_size.py", directory, FAKEGPU_GIB="0.03", **ON_A_SLICE))

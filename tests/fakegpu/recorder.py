@@ -1,10 +1,10 @@
-"""Record of a program's calls to emulated GPUs: kernels, matrix products, collectives, copies, waits, allocations.
+"""Records a program's calls to emulated GPUs: kernels, matrix products, collectives, copies, waits and allocations.
 
     with record() as recording:
         train_step(...)
     recording.launches, recording.synchronizations, recording.collectives["AllReduce"].bytes
 
-For programs under tests/fakegpu/run. Needs no torch.
+This is for programs that are started with tests/fakegpu/run. It does not need torch.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ LIBRARY = "libcuda.so.1"
 
 
 class Kind(enum.Enum):
-    """Kind of an event, in the order of record.h."""
+    """The kind of an event, in the order of record.h."""
 
     KERNEL = 0
     MODULE = 1  # kernel of a module loaded at run time: Triton, NVRTC
@@ -44,7 +44,7 @@ LAUNCHES = (Kind.KERNEL, Kind.MODULE, Kind.GEMM)
 
 
 class Entry(ctypes.Structure):
-    """Event of record.h."""
+    """The struct Event of record.h."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -62,23 +62,23 @@ class Entry(ctypes.Structure):
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """One call; fields of other kinds are 0."""
+    """One call. Fields that do not apply to its kind are 0."""
 
     kind: Kind
-    name: str  # of the kernel, the collective, the function, or the direction of a copy
+    name: str  # of the kernel, the collective or the function, or the direction of a copy
     device: int
     stream: int
-    object: int  # the CUDA event that is recorded or waited for; the address that is allocated or freed
+    object: int  # the CUDA event that is recorded or waited for, or the address that is allocated or freed
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     flops: float  # of a GEMM
-    bytes: int  # GEMM: read and written; collective: the larger of its buffers; copy, allocation: its size
-    ranks: int  # of a collective's group
+    bytes: int  # GEMM: bytes read and written; collective: size of the larger buffer; copy or allocation: its size
+    ranks: int  # number of ranks in a collective's group
 
 
 @attrs.frozen
 class Traffic:
-    """Calls and bytes of one kind of collective or copy."""
+    """The number of calls and bytes of one kind of collective or copy."""
 
     calls: int
     bytes: int
@@ -86,59 +86,59 @@ class Traffic:
 
 @attrs.define
 class Recording:
-    """Events in the order of the calls, of all threads and devices of this process."""
+    """The events of all threads and devices of this process, in the order of the calls."""
 
     events: list[Event] = attrs.field(factory=list)
 
     def of(self, *kinds: Kind) -> list[Event]:
-        """Return the events of some kinds."""
+        """Return the events of the given kinds."""
         return [event for event in self.events if event.kind in kinds]
 
     @property
     def launches(self) -> int:
-        """Kernels that the host launches, matrix products included, NCCL's excluded."""
+        """The number of kernels that the host launches, including matrix products and without NCCL's kernels."""
         return len(self.of(*LAUNCHES))
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of the matrix products."""
+        """The floating-point operations of the matrix products."""
         return sum(event.flops for event in self.of(Kind.GEMM))
 
     @property
     def streams(self) -> Counter[int]:
-        """Launches of each stream."""
+        """The number of launches on each stream."""
         return Counter(event.stream for event in self.of(*LAUNCHES))
 
     @property
     def kernels(self) -> Counter[str]:
-        """Launches by the kernel's name."""
+        """The number of launches by the name of the kernel."""
         return Counter(event.name for event in self.of(*LAUNCHES))
 
     @property
     def synchronizations(self) -> Counter[str]:
-        """Number of host waits, by the function that waited."""
+        """The number of times that the host waits, by the function that waits."""
         return Counter(event.name for event in self.of(Kind.SYNCHRONIZE))
 
     @property
     def collectives(self) -> dict[str, Traffic]:
-        """Calls and bytes by the collective's name."""
+        """Calls and bytes by the name of the collective."""
         return self._traffic(Kind.COLLECTIVE)
 
     @property
     def copies(self) -> dict[str, Traffic]:
-        """Calls and bytes by direction: HtoD, DtoH, DtoD, with " pageable" where the host's side is not pinned."""
+        """Calls and bytes by direction: HtoD, DtoH or DtoD, with " pageable" if the host's memory is not pinned."""
         return self._traffic(Kind.COPY)
 
     def _traffic(self, kind: Kind) -> dict[str, Traffic]:
-        found: dict[str, list[int]] = {}
+        sizes_by_name: dict[str, list[int]] = {}
         for event in self.of(kind):
-            found.setdefault(event.name, []).append(event.bytes)
-        return {name: Traffic(len(sizes), sum(sizes)) for name, sizes in found.items()}
+            sizes_by_name.setdefault(event.name, []).append(event.bytes)
+        return {name: Traffic(len(sizes), sum(sizes)) for name, sizes in sizes_by_name.items()}
 
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Record this process's calls within the block; the recording is filled at its end. Not to be nested."""
+    """Record this process's calls within the block. The recording is filled at its end. Blocks must not be nested."""
     driver = _driver()
     recording = Recording()
     driver.fakegpu_start()
@@ -151,18 +151,18 @@ def record() -> Iterator[Recording]:
 
 
 def launches() -> int:
-    """Return how many kernels this process has launched, recorded or not."""
+    """Return the number of kernels that this process has launched, recorded or not."""
     return int(_driver().fakegpu_launches())
 
 
 def _driver() -> ctypes.CDLL:
-    """Return the emulated driver. Raises BadInput where there is none, or a real one."""
+    """Return the emulated driver. Raise BadInput if there is no driver, or if it is a real one."""
     try:
         driver = ctypes.CDLL(LIBRARY)
         driver.fakegpu_stop.restype = ctypes.c_size_t
         driver.fakegpu_launches.restype = ctypes.c_long
     except (OSError, AttributeError):
-        raise BadInput("no emulated GPU; put tests/fakegpu/run before the command") from None
+        raise BadInput("there is no emulated GPU; put tests/fakegpu/run before the command") from None
     return driver
 
 

@@ -1,3 +1,5 @@
+"""The record of the emulated GPUs: it matches the driver, and its absence gives a message with advice."""
+
 import re
 
 import pytest
@@ -16,5 +18,5 @@ def test_kinds_and_fields_match_the_driver() -> None:
 
 
 def test_without_the_driver_the_error_has_advice() -> None:
-    with pytest.raises(BadInput, match="no emulated GPU; put tests/fakegpu/run before the command"), record():
+    with pytest.raises(BadInput, match="there is no emulated GPU; put tests/fakegpu/run before the command"), record():
         pass

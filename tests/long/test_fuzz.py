@@ -1,12 +1,12 @@
-"""Every bad input gets one clear line: generated ones, over the four scripts. `make test-long`.
+"""Bad inputs for the four scripts, many of them generated, always give clear errors: `make test-long`.
 
-What a command did with a bad input, in a damaged copy of a folder of good ones:
+Each command runs in a copy of a workspace in which one input is damaged. The outcomes are:
 
-    clear      refused in a line for each problem with a non-zero status, or survived with the result of good input
-    traceback  a Python traceback, a death by a signal, or an error of no printable line, or of one twice
+    clear      an error line for each problem and a non-zero status, or the same result as with good input
+    traceback  a Python traceback, death by a signal, or an error without a printable line or with a repeated line
     hang       no end within HANG_SECONDS
-    silent     status 0 although the input is bad, or another result than that of good input
-    lost       a checkpoint, token file or answer that was there before is nowhere afterwards
+    silent     status 0 although the input is bad, or a result that differs from that of good input
+    lost       a checkpoint, token file or answer that existed before no longer exists
 """
 
 import hashlib
@@ -34,21 +34,21 @@ from tests.long.fuzz.damage import Case
 from tests.model.architectures import QWEN3
 
 SEED = os.environ.get("FUZZ_SEED", "0")
-ONLY = os.environ.get("FUZZ_ONLY", "")  # a part of "AREA: NAME": to see one again
+ONLY = os.environ.get("FUZZ_ONLY", "")  # part of "AREA: NAME", to repeat a case
 WORKERS = 2
 HANG_SECONDS = 90
 MEMORY_BYTES = 6 << 30  # of a command
 CLASSES = ("clear", "traceback", "hang", "silent", "lost")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-PROTECTED = ("checkpoints", "archive", "tokens", "answers")  # folders whose files must never be lost
-STEPS = 8  # of the run; it stands at step 4, with checkpoints at 2 and 4
+PROTECTED = ("checkpoints", "archive", "tokens", "answers")  # files in these folders must never be lost
+STEPS = 8  # of the run, which is at step 4 and has checkpoints at steps 2 and 4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 def test_bad_input_is_always_one_clear_error(tmp_path: Path) -> None:
-    wanted = [case for case in cases() if ONLY in f"{case.area}: {case.name}"]
-    assert ONLY or len(wanted) >= 500
+    chosen_cases = [case for case in cases() if ONLY in f"{case.area}: {case.name}"]
+    assert ONLY or len(chosen_cases) >= 500
     workspaces: queue.Queue[Workspace] = queue.Queue()
     for number in range(WORKERS):
         workspaces.put(Workspace(tmp_path / f"workspace-{number}"))
@@ -61,17 +61,17 @@ def test_bad_input_is_always_one_clear_error(tmp_path: Path) -> None:
             workspaces.put(workspace)
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        outcomes = list(pool.map(attempt, wanted))
-    tried = list(zip(wanted, outcomes, strict=True))
-    counts = Counter((case.area, outcome.verdict) for case, outcome in tried)
-    print(f"\nseed {SEED}: {len(tried)} bad inputs; FUZZ_SEED=N draws others, FUZZ_ONLY=NAME repeats one")
+        outcomes = list(pool.map(attempt, chosen_cases))
+    attempts = list(zip(chosen_cases, outcomes, strict=True))
+    counts = Counter((case.area, outcome.verdict) for case, outcome in attempts)
+    print(f"\nseed {SEED}: {len(attempts)} bad inputs; FUZZ_SEED=N for others, FUZZ_ONLY=NAME to repeat some")
     print(f"{'':<14}", *(f"{name:>10}" for name in CLASSES))
-    for area in dict.fromkeys(case.area for case in wanted):
+    for area in dict.fromkeys(case.area for case in chosen_cases):
         print(f"{area:<14}", *(f"{counts[area, name]:>10}" for name in CLASSES))
     print(f"{'in all':<14}", *(f"{sum(outcome.verdict == name for outcome in outcomes):>10}" for name in CLASSES))
     wrong = [
-        f"{outcome.verdict}: {case.area}: {case.name}: status {outcome.status}: {outcome.said[-600:]!r}"
-        for case, outcome in tried
+        f"{outcome.verdict}: {case.area}: {case.name}: status {outcome.status}: {outcome.output[-600:]!r}"
+        for case, outcome in attempts
         if outcome.verdict != "clear"
     ]
     assert not wrong, "\n".join(wrong)
@@ -79,15 +79,15 @@ def test_bad_input_is_always_one_clear_error(tmp_path: Path) -> None:
 
 @attrs.frozen
 class Outcome:
-    """What a command did with it."""
+    """The outcome of a command with a bad input."""
 
     verdict: str  # one of CLASSES
     status: int | None
-    said: str
+    output: str
 
 
 class Workspace:
-    """A folder that is made anew for each case: files in it name each other by their absolute paths."""
+    """A folder that is created again for each case, at the same path, because its files contain absolute paths."""
 
     def __init__(self, directory: Path):
         self._here, self._template = directory, directory.with_name(f"{directory.name}-template")
@@ -100,7 +100,7 @@ class Workspace:
         self._good_outputs: dict[tuple[str, ...], str] = {}
 
     def attempt(self, case: Case, seed: str) -> Outcome:
-        """Damage a fresh copy, run the command, and say what it did."""
+        """Damage a fresh copy, run the command, and return the outcome."""
         if case.survives and not _trains(case) and case.command not in self._good_outputs:
             self._renew()
             self._good_outputs[case.command] = self._start(case.command).communicate(HANG_SECONDS)[0]
@@ -108,7 +108,7 @@ class Workspace:
         case.damage(self._here, random.Random(seed))
         before = self._contents()
         process = self._start(case.command)
-        with suppress(ProcessLookupError):  # a file that is read without an end must not take the machine's memory
+        with suppress(ProcessLookupError):  # reading an endless file must not exhaust the machine's memory
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         try:
             output, errors = process.communicate(HANG_SECONDS)
@@ -138,7 +138,7 @@ class Workspace:
         shutil.copytree(self._template, self._here, symlinks=True)
 
     def _contents(self) -> set[str]:
-        """Return the sha256 of every file that must be somewhere afterwards."""
+        """Return the sha256 of all files that must still exist, anywhere, after the command."""
         files = [path for name in PROTECTED for folder in self._here.rglob(name) for path in folder.rglob("*")]
         return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and _is_small(path)}
 
@@ -165,7 +165,7 @@ def _is_small(path: Path) -> bool:
 
 
 def _is_clear(script: str, status: int, output: str, errors: str) -> bool:
-    """Tell whether a command ended as promised: no traceback, no control characters, and lines that say why."""
+    """Return whether a command ended as promised: no traceback, no control characters, and lines with the reasons."""
     if status < 0 or "Traceback" in output + errors or CONTROL.search(output + errors):
         return False
     if status == 0:
@@ -180,7 +180,7 @@ def _run(script: str, *arguments: str) -> None:
 
 
 def _fill(here: Path) -> None:
-    """Make texts, tokens, a run under way, exports of two classes, answers, records, and lists of prices."""
+    """Write texts, tokens, an unfinished run, exports of two classes, answers, records, and price lists."""
     texts, tokens, run = here / "texts", here / "tokens", here / "run"
     texts.mkdir(parents=True)
     words = random.Random(0)
@@ -204,7 +204,7 @@ def _fill(here: Path) -> None:
     (here / "answers").mkdir()
     for model in ("one", "two"):
         answers = [{**record, "answer": f"{model}!", "reference_loss": 1.0} for record in records[:3]]
-        whole = {"model": model, "home": None, "seed": 0, "settings": {}, "answers": answers}
-        (here / "answers" / f"{model}.json").write_text(json.dumps(whole))
+        content = {"model": model, "home": None, "seed": 0, "settings": {}, "answers": answers}
+        (here / "answers" / f"{model}.json").write_text(json.dumps(content))
     for origin in (ROOT / "training" / "planning" / "machines.json", ROOT / "evaluation" / "judging" / "prices.json"):
         shutil.copy(origin, here)

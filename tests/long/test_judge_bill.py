@@ -1,6 +1,7 @@
-"""A judge server with every kind of fault, in random mixtures, and sessions that are killed: its bill and the print.
+"""The bill of a judge server with all kinds of faults, in random mixtures, and with sessions that are killed.
 
-The server knows no Idempotency-Key, as OpenAI documents none, and keeps its own bill.
+The server ignores Idempotency-Key, because OpenAI does not document it, and computes its own bill. The bill must never
+exceed the printed maximum.
 """
 
 import json
@@ -29,12 +30,13 @@ MODEL = "gpt-5-mini"
 PRICES = {"date": "2026-08", "usd_per_million_tokens": {MODEL: {"input": 0.25, "cached_input": 0.025, "output": 2.0}}}
 MIXTURES = {
     "all faults": MIXTURE,
-    "timeouts": {"slow": 600},  # of 1000
+    "timeouts": {"slow": 600},  # 600 of 1000 requests
     "half replies": {"half a body": 600},
     "long replies": {"long": 1000},
     "odd counts": {"more cached than read": 1000},
 }
-SETTINGS = [  # seed, mixture, concurrency, --max-usd: of some what all may cost, of others less
+# Seed, mixture, concurrency, --max-usd. In some, the maximum is enough for all requests.
+SETTINGS = [
     (1, "all faults", 8, 8.0),
     (2, "all faults", 64, 8.0),
     (3, "all faults", 64, 1.0),
@@ -47,9 +49,9 @@ SETTINGS = [  # seed, mixture, concurrency, --max-usd: of some what all may cost
 
 
 def walk(folder: Path, setting: Setting) -> tuple[str, int]:
-    """Run sessions, killing the first ones, until one ends by itself with nothing left or nothing allowed.
+    """Run sessions, of which the first are killed, until one ends because it is finished or reached --max-usd.
 
-    Return what they have come to, and the number of verdicts.
+    Return a line with the results, and the number of verdicts.
     """
     seed, mixture, concurrency, most_usd = setting
     (folder / "prices.json").write_text(json.dumps(PRICES))
@@ -82,22 +84,23 @@ def walk(folder: Path, setting: Setting) -> tuple[str, int]:
                 status = 75 if "nothing was sent: raise --max-usd" in errors else status
             settle(server)
             bill = server.usd(PRICES)
-            assert bill <= most_usd, "--max-usd does not hold by the server's count"
+            assert bill <= most_usd, "the server's bill exceeds --max-usd"
             assert status is None or bill <= printed, (bill, printed, output)
             check(server, folder / "verdicts.jsonl")
-        kept, lost, verdicts = check(server, folder / "verdicts.jsonl")
-    row = f"{mixture}: {sessions} sessions, {kills} kills, {len(server.bill)} billed, {kept} kept, {lost} lost, "
-    return row + f"bill {bill:.4f}, print {printed:.4f} of {most_usd} dollars, status {status}", verdicts
+        kept_replies, lost_replies, verdicts = check(server, folder / "verdicts.jsonl")
+    row = f"{mixture}: {sessions} sessions, {kills} kills, {len(server.bill)} billed, {kept_replies} kept, "
+    row += f"{lost_replies} lost, bill {bill:.4f}, print {printed:.4f} of {most_usd} dollars, status {status}"
+    return row, verdicts
 
 
 def wait_for_requests(server: Judge, process: Any, count: int) -> bool:
-    """Wait until so many have come; False: the session has ended before."""
+    """Wait until the server has received `count` requests. Return False if the session ended first."""
     wait_until(lambda: len(server.requests) >= count or process.poll() is not None, seconds=600)
     return len(server.requests) >= count
 
 
 def settle(server: Judge) -> None:
-    """Wait until the server has billed what a killed session has sent."""
+    """Wait until the server has billed the requests that a killed session sent."""
     before = -1
     while before < len(server.requests):
         before = len(server.requests)
@@ -112,20 +115,26 @@ def printed_usd(output: str) -> float:
 
 
 def check(server: Judge, file: Path) -> tuple[int, int, int]:
-    """Hold the file against the bill; return how many billed requests are kept, how many lost, and the verdicts."""
+    """Compare the file with the bill.
+
+    Return the number of billed requests with a stored reply, the number of billed requests without one, and the number
+    of verdicts.
+    """
     store = read_store(file)
-    asked = [reply.asked for reply in store.replies]
-    assert len(asked) == len(set(asked)), "a reply is kept twice"
-    assert store.open.keys() & asked == {reply.asked for reply in store.replies if reply.usage is None}
-    lost = set(server.bill) - set(asked)
-    assert set(asked) <= set(server.bill) and lost <= store.open.keys(), "billed = kept + billed without an answer"
+    kept_ids = [reply.asked for reply in store.replies]
+    assert len(kept_ids) == len(set(kept_ids)), "a reply is stored twice"
+    assert store.open.keys() & kept_ids == {reply.asked for reply in store.replies if reply.usage is None}
+    lost_ids = set(server.bill) - set(kept_ids)
+    assert set(kept_ids) <= set(server.bill) and lost_ids <= store.open.keys(), "each billed request is stored or open"
     lines = read_json_lines(file, lambda line: structured(line, StoreLine, unknown_keys=True)).records
-    sent = {line.asked.id: line.asked.most for line in lines if line.asked}
-    for id, one in server.bill.items():
-        most = sent[id]
-        assert one.input <= most.input and one.output <= most.output, "more was billed than it was allowed"
+    allowed_usage = {line.asked.id: line.asked.most for line in lines if line.asked}
+    for id, request in server.bill.items():
+        limit = allowed_usage[id]
+        assert request.input <= limit.input and request.output <= limit.output, (
+            "a request was billed for more than its maximum"
+        )
     verdicts = sum(any(reply.problem(3) is None for reply in replies) for replies in store.by_prompt.values())
-    return len(asked), len(lost), verdicts
+    return len(kept_ids), len(lost_ids), verdicts
 
 
 @pytest.mark.long

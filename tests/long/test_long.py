@@ -1,4 +1,4 @@
-"""What takes a quarter of an hour, random walks over layouts and kills of all kinds: `make test-long`."""
+"""Tests that take a quarter of an hour, with random walks over layouts and all kinds of kills: `make test-long`."""
 
 import os
 import random
@@ -42,22 +42,26 @@ NODE_KEYS = {
     "max_epochs": 100,
 }
 IN_BUCKET = {"min_train_tokens": 6 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
-PATIENTLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60"}}  # the machine is busy
+PATIENTLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60"}}  # for a busy machine
 SLOWLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60", "SLOW_STEP": "0.1"}}
-SECONDS = 120  # a hang
+SECONDS = 120  # a process that takes longer hangs
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
 @pytest.mark.parametrize("variant", ["fp32", "bf16", "NanoChat with Muon"])
 def test_all_layouts_have_the_same_hashes(tmp_path: Path, token_files: Path, variant: str) -> None:
-    found = {}
+    numbers_by_layout = {}
     for layout in LAYOUTS:
         run = VARIANTS[variant].write(tmp_path / str(layout), token_files, token_files, token_files)
         train_on(run, variant, f"1x{layout}")
-        found[str(layout)] = numbers_of(run)
-        print(f"{variant}  {layout!s:7}", *(value[:12] for value in found[str(layout)][0].values()), flush=True)
-    assert all(numbers == found["1 ddp"] for numbers in found.values())
+        numbers_by_layout[str(layout)] = numbers_of(run)
+        print(
+            f"{variant}  {layout!s:7}",
+            *(value[:12] for value in numbers_by_layout[str(layout)][0].values()),
+            flush=True,
+        )
+    assert all(numbers == numbers_by_layout["1 ddp"] for numbers in numbers_by_layout.values())
 
 
 @pytest.mark.parametrize(
@@ -99,39 +103,40 @@ def test_random_node_kills_do_not_change_bits(make_run: MakeRun, machines: Machi
 
 
 def start_both(machines: Machines, run: Path, *options: str) -> list[subprocess.Popen[str]]:
-    """Start both machines, the second one with a disk of its own."""
+    """Start training on both machines. The second machine has a separate disk."""
     disks = zip(machines, (None, run), strict=True)
     return [machine.train(run, *options, master=machines[0].address, own_disk=disk) for machine, disk in disks]
 
 
 def kill_one(machines: Machines, run: Path, draw: random.Random) -> str:
-    """Start both machines, let a fault come to one, see that the other ends; return a line about it."""
+    """Train on both machines, let a random fault hit one of them, check that the other one ends, and return a line."""
     before = last_step(run)[0]
     nodes = start_both(machines, run)
     wait_until(lambda: last_step(run)[0] > before or any(node.poll() is not None for node in nodes), seconds=180)
     assert all(node.poll() is None for node in nodes), nodes[0].communicate()[1]
     time.sleep(draw.uniform(0, 3))
-    fault, struck = draw.choice(FAULTS), draw.randrange(2)
+    fault, victim = draw.choice(FAULTS), draw.randrange(2)
     at = last_step(run)[0]
     began = time.monotonic()
     if fault in {"power cut", "cable pulled"}:
-        machines[struck].plug(cable=False)
+        machines[victim].plug(cable=False)
     if fault != "cable pulled":
-        end(nodes[struck])
-    others = nodes if fault == "cable pulled" else [nodes[1 - struck]]
-    for node in others:
+        end(nodes[victim])
+    survivors = nodes if fault == "cable pulled" else [nodes[1 - victim]]
+    for node in survivors:
         node.communicate(timeout=TIMEOUT / 2 + 30)
         assert node.returncode != 0
     seconds = time.monotonic() - began
-    nodes[struck].communicate()
-    machines[struck].plug(cable=True)
+    nodes[victim].communicate()
+    machines[victim].plug(cable=True)
     disks = [run, machines[1].disk]
     if fault == "a disk lost":
-        shutil.rmtree(disks[struck] / "checkpoints", ignore_errors=True)
+        shutil.rmtree(disks[victim] / "checkpoints", ignore_errors=True)
     durable = max((record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"), default=0)
-    held = [int(path.name[5:]) for folder in disks for path in folder.glob("checkpoints/step-*")]
-    assert max(held, default=0) >= durable and at - max(held, default=0) <= 2 * NODE_INTERVAL
-    return f"{fault} on {machines[struck].name} at step {at}, the rest ended in {seconds:.0f} s, resumes at {max(held)}"
+    saved_steps = [int(path.name[5:]) for folder in disks for path in folder.glob("checkpoints/step-*")]
+    assert max(saved_steps, default=0) >= durable and at - max(saved_steps, default=0) <= 2 * NODE_INTERVAL
+    victim_at_step = f"{fault} on {machines[victim].name} at step {at}"
+    return f"{victim_at_step}, the rest ended in {seconds:.0f} s, resumes at {max(saved_steps)}"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -154,13 +159,16 @@ def test_kills_during_uploads_lose_no_checkpoint(make_run: MakeRun, bucket_serve
         killed = process.wait(SECONDS) == -signal.SIGKILL
         bucket_server.calm()
         bucket = Bucket(prefix)
-        held = complete_steps(bucket)
-        for name in held:
+        saved_names = complete_steps(bucket)
+        for name in saved_names:
             assert fetch(bucket, checkpoints_of(run.with_name(f"fetched-{number}")) / name) is None
         resumed = complete(blank, **PATIENTLY)
-        assert f"downloading {held[-1]}" in resumed.stdout if held else "downloading" not in resumed.stdout
+        assert (
+            f"downloading {saved_names[-1]}" in resumed.stdout if saved_names else "downloading" not in resumed.stdout
+        )
         assert final_hash(blank) == final_hash(straight), number
         names = {path.partition("/")[0] for path in bucket.objects()}
         assert names <= {"latest", "best", *complete_steps(bucket)}, number  # nothing is left behind
-        print(f"{moment} request {number}: {'killed' if killed else 'not reached'}, {held[-1] if held else 'nothing'}")
+        last = saved_names[-1] if saved_names else "nothing"
+        print(f"{moment} request {number}: {'killed' if killed else 'not reached'}, {last}")
     assert number > 20

@@ -1,4 +1,4 @@
-"""Launchers on real systems: slurm.sbatch on a Slurm of two machines, two_boxes.sh over ssh; power cuts, Ctrl-C."""
+"""Launchers on real systems: slurm.sbatch on a Slurm of two machines, two_boxes.sh over ssh; power cuts and Ctrl-C."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ KEYS = {
     "validation_interval": None,
     "timeout_seconds": TIMEOUT,
 }
-# GPUs are files.
+# For Slurm, the GPUs are files.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=a(10.77.0.1)
@@ -51,7 +51,7 @@ PartitionName=all Nodes=a,b Default=YES
 
 @attrs.frozen
 class Cluster:
-    """Slurm on two machines; its controller on the first."""
+    """Slurm on two machines. The controller runs on the first."""
 
     machines: Machines
     environment: dict[str, str]
@@ -61,14 +61,14 @@ class Cluster:
         self.daemons.append(machine.start(daemon, "-D", environment=self.environment))
 
     def call(self, *command: str) -> str:
-        """Return the output of one of Slurm's commands."""
+        """Return the output of a command of Slurm."""
         process = self.machines[0].start(*command, environment=self.environment)
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         return output.strip()
 
     def submit(self, run: Path, *options: str) -> str:
-        """Submit the repository's file; return the job's number."""
+        """Submit launch/slurm.sbatch, and return the number of the job."""
         log = run.with_suffix(".log")
         return self.call("sbatch", "--parsable", f"--output={log}", "launch/slurm.sbatch", str(run), *options)
 
@@ -125,7 +125,7 @@ def test_boxes_continue_without_the_first_box(make_run: MakeRun, machines: Machi
         servers[0] = serve_ssh(machines[0], run)
         loops.append(loop(machines[1], run))
         assert loops[1].stdout is not None and "running: 10.77.0.2," in loops[1].stdout.readline()
-        # as Ctrl-C, which a shell ignores where its parent does
+        # Like Ctrl-C, but a shell ignores SIGINT if its parent does.
         os.kill(children(loops[1])[0], signal.SIGTERM)
         output = loops[1].communicate(timeout=120)
         assert loops[1].returncode == 75 and not processes(run), output
@@ -166,7 +166,7 @@ def slurm(machines: Machines) -> Iterator[Cluster]:
 
 
 def write_ssh_files(folder: Path) -> None:
-    """Write a key and an `ssh` that has it; without sshd, skip the test."""
+    """Write a key, and an `ssh` that uses it. Skip the test if there is no sshd."""
     if shutil.which("sshd") is None or not shutil.which("ssh-keygen"):
         pytest.skip("needs sshd: apt-get install openssh-server")
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def write_ssh_files(folder: Path) -> None:
 
 
 def serve_ssh(machine: Machine, run: Path) -> subprocess.Popen[str]:
-    """Start sshd, which all processes of the machine are children of; the second machine has its own disk."""
+    """Start sshd, which is the parent of all processes on the machine. The second machine has a separate disk."""
     key = machine.folder / "key"
     options = ("-h", str(key), "-o", f"AuthorizedKeysFile={key}.pub", "-o", "StrictModes=no", "-o", "PidFile=none")
     sshd = (str(shutil.which("sshd")), "-D", "-e", "-f", "/dev/null", *options)

@@ -1,4 +1,4 @@
-"""A judge that is a real model behind a real server: `transformers serve`, with a small GPT-2 that has one opinion."""
+"""A judge that is a real model on a real server: `transformers serve`, with a small GPT-2 with one constant answer."""
 
 import json
 import os
@@ -21,13 +21,13 @@ from tests.launch import wait_until
 
 SCORES = {"A": 70, "B": 50, "C": 30}
 VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})
-SEEN = 60  # characters of the prompt's end, which is all that the model is shown
+SEEN = 60  # number of characters at the end of the prompt; the model sees only these
 TEMPLATE = "{{ messages[-1]['content'][-" + str(SEEN) + ":] }}{{ '<|verdict|>' }}"
 STEPS = 200
 
 
 def teach(folder: Path, texts: list[str]) -> None:
-    """Train a GPT-2 that says VERDICT after anything, and write it with its tokenizer."""
+    """Train a GPT-2 that answers any prompt with VERDICT, and write it with its tokenizer."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -41,11 +41,11 @@ def teach(folder: Path, texts: list[str]) -> None:
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     model = GPT2LMHeadModel(GPT2Config(**shape, **ends, **dropout))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    said = tokenizer(f"<|verdict|>{VERDICT}<|end|>")["input_ids"]
+    verdict_ids = tokenizer(f"<|verdict|>{VERDICT}<|end|>")["input_ids"]
     for step in range(STEPS):
-        ids = torch.tensor([tokenizer(texts[step % len(texts)])["input_ids"] + said])
+        ids = torch.tensor([tokenizer(texts[step % len(texts)])["input_ids"] + verdict_ids])
         labels = ids.clone()
-        labels[:, : -len(said) + 1] = -100
+        labels[:, : -len(verdict_ids) + 1] = -100
         loss = model(ids, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -58,7 +58,7 @@ def teach(folder: Path, texts: list[str]) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Run `transformers serve` on a free port; yield its base URL."""
+    """Run `transformers serve` on a free port, and yield its base URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -94,11 +94,13 @@ def test_a_model_served_by_transformers_judges(tmp_path: Path) -> None:
         done = launch.run(ROOT / "evaluate.py", "judge", *map(str, files), *options)
         print(done.stdout)
         assert done.returncode == 0, done.stderr
-        found = result(files[0])
-        assert found["left_out"] == 0
-        assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
-        assert [row["score"] for row in found["candidates"]] == [50, 50]
-        assert "so there are no ranks" in done.stdout  # of one fine-tuning
+        scores = result(files[0])
+        assert scores["left_out"] == 0
+        assert (
+            scores["anchor"] == 50
+        )  # the score depends only on the position, and the anchor has each position equally often
+        assert [row["score"] for row in scores["candidates"]] == [50, 50]
+        assert "so there are no ranks" in done.stdout  # there is only one fine-tuning
         lines = map(json.loads, store.read_text().splitlines())
         usage = [line["reply"]["usage"] for line in lines if "reply" in line]
         assert len(usage) == QUESTIONS * ORDERS

@@ -15,7 +15,7 @@ OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": SYSTEM}
 SHARE_GPT_ROLES = OPENAI_ROLES | {"human": USER, "gpt": ASSISTANT}
 SHARE_GPT = ("from", "value")  # ShareGPT's names of role and content
 # Fields that say whether a message counts in the loss. Their value must agree with our rule: only answers count.
-COUNTS = ("weight", "train", "training", "loss")
+LOSS_FIELDS = ("weight", "train", "training", "loss")
 # These fields describe a message. They change neither its text nor what is learned from it.
 DESCRIPTIONS = frozenset(
     [
@@ -49,7 +49,7 @@ def read_message(value: Any, where: str, roles: Mapping[str, str] = OPENAI_ROLES
     for name, field in value.items():
         if name in names or is_absent(field):
             continue
-        if name in COUNTS:
+        if name in LOSS_FIELDS:
             _check_loss_field(name, field, role, where)
         elif name in DESCRIPTIONS:
             unread.append(name)
@@ -80,7 +80,9 @@ def read_content(content: Any, where: str) -> str:
 
 def excluded_by(record: Mapping[str, Any]) -> str | None:
     """Return the field by which a record excludes itself as a whole from the loss, or None."""
-    return next((name for name in COUNTS if type(record.get(name)) in (bool, int, float) and not record[name]), None)
+    return next(
+        (name for name in LOSS_FIELDS if type(record.get(name)) in (bool, int, float) and not record[name]), None
+    )
 
 
 def _check_loss_field(name: str, value: Any, role: str, where: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from common.errors import BadInput
 from common.text import in_brackets
 from tokens.documents.inputs import Damaged
-from tokens.documents.messages import COUNTS
+from tokens.documents.messages import LOSS_FIELDS
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -48,7 +48,7 @@ def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]
     complete = [form for form in FORMS if {*form} <= {*names}]
     # If no form is complete, read all fields that the file has, so that each record is reported with what it lacks.
     fields = [field for form in complete or FORMS for field in (*form, *FORMS[form])]
-    return [field for field in (*fields, *REFUSED_FIELDS, *COUNTS) if field in names]
+    return [field for field in (*fields, *REFUSED_FIELDS, *LOSS_FIELDS) if field in names]
 
 
 def unread_columns(table: "pyarrow.parquet.ParquetFile") -> list[str]:

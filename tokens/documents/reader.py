@@ -161,7 +161,7 @@ class Reader:
                     self.problems.add("line too long", where, TOO_LONG.format(self.longest_line), lost_bytes=length)
                 elif line.strip():
                     blank = False
-                    yield from self._parsed(line, where)
+                    yield from self._parse_line(line, where)
         except Damaged as error:
             lost_bytes = max(1, item.size_bytes - position)
             self.problems.add("damaged file", f"{item.path}: after {unit} {number}", str(error), 1, lost_bytes)
@@ -169,8 +169,8 @@ class Reader:
             if blank and (extent.begin, extent.end) == (0, item.size_bytes):
                 self._empty(item)
 
-    def _parsed(self, line: bytes, where: str) -> Iterator[Piece]:
-        decoded = self._decoded(line, where)
+    def _parse_line(self, line: bytes, where: str) -> Iterator[Piece]:
+        decoded = self._decode(line, where)
         if decoded is None:
             return
         if "\0" in decoded:  # not allowed in JSON
@@ -209,7 +209,7 @@ class Reader:
             text = self._without_lone_surrogates(text, where)
         yield from self._value(text, where)
 
-    def _decoded(self, data: bytes, where: str) -> str | None:
+    def _decode(self, data: bytes, where: str) -> str | None:
         """Return a text in UTF-8 with damaged bytes replaced by U+FFFD, or add a problem and return None."""
         try:
             return data.decode("utf-8-sig", "surrogatepass")
@@ -254,8 +254,10 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
-                    plain = isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
-                    if plain and (self._separator is None or self._separator not in value):  # in nearly all cases
+                    is_plain = (
+                        isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
+                    )
+                    if is_plain and (self._separator is None or self._separator not in value):  # in nearly all cases
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
                     else:
                         yield from self._value(value, f"{item.path}: row {row}")
@@ -268,7 +270,7 @@ class Reader:
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""
         if isinstance(value, UnicodeDecodeError):
-            value = self._decoded(value.object, where)
+            value = self._decode(value.object, where)
             if value is None:
                 return
             value = self._without_lone_surrogates(value, where)

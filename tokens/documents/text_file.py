@@ -217,21 +217,21 @@ def _first_cut(text: str, begin: int, end: int, pattern: str | None) -> int:
 
 
 def _can_cut(text: str, position: int, pattern: str | None) -> bool:
-    before, here, after = text[position - 1], text[position], text[position + 1 : position + 2]
-    if here == "\n" and pattern not in (None, GPT2) and not before.isalnum():
+    before, character, after = text[position - 1], text[position], text[position + 1 : position + 2]
+    if character == "\n" and pattern not in (None, GPT2) and not before.isalnum():
         return False
-    if here in LONE_SPACES:
+    if character in LONE_SPACES:
         is_lone = not before.isspace() and not after.isspace()
-        return is_lone and not (pattern is not None and _in_added_token(before, here, after, pattern))
+        return is_lone and not (pattern is not None and _in_added_token(before, character, after, pattern))
     if pattern is not None and pattern not in PATTERNS.values():
         return False
-    return here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS"
+    return character != "'" and before.isalpha() and unicodedata.category(character)[0] in "PS"
 
 
-def _in_added_token(before: str, here: str, after: str, pattern: str) -> bool:
+def _in_added_token(before: str, character: str, after: str, pattern: str) -> bool:
     """Return whether white space with these neighbors may be inside an added token, or at its end."""
     return any(
-        (previous, space) == (before, here) and following in ("", after)
+        (previous, space) == (before, character) and following in ("", after)
         for previous, space, following in _spaces_of_added_tokens(pattern)
     )
 

@@ -132,7 +132,9 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
             advice = "download it again (only nanoGPT's files have no header, and they are named train.bin and val.bin)"
             raise BadInput(f"{path}: got magic number {magic}, wanted {expected}; {advice}")
         if size % NANOGPT.itemsize:
-            raise BadInput(f"{path}: got {size} bytes, wanted an even number: uint16 tokens; copy it again")
+            raise BadInput(
+                f"{path}: got {size} bytes, wanted an even number, because its tokens are uint16; copy it again"
+            )
         return TokenFile(path, NANOGPT, 0, size // NANOGPT.itemsize)
     if len(header) < LLM_C_HEADER_BYTES:
         raise BadInput(f"{path}: truncated: got {size} bytes, wanted a header of {LLM_C_HEADER_BYTES}; copy it again")

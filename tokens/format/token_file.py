@@ -77,9 +77,9 @@ class TokenStream:
                 # Returns the number of bytes; Linux reads at most 2 GiB in one call.
                 count = os.preadv(descriptor.number, (part,), position)  # type: ignore[arg-type]  # an array is a buffer
             except OSError as error:
-                raise _unreadable(file.path, error.strerror) from error
+                raise _read_error(file.path, error.strerror) from error
             if count < size:
-                raise _unreadable(file.path, "it was truncated")
+                raise _read_error(file.path, "it was truncated")
             read = count // size
             if read == len(values):  # in nearly all cases
                 return
@@ -151,10 +151,10 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise _unreadable(path, error.strerror) from error
+        raise _read_error(path, error.strerror) from error
 
 
-def _unreadable(path: Path, reason: str | None) -> BadInput:
+def _read_error(path: Path, reason: str | None) -> BadInput:
     return BadInput(f"{path}: can no longer be read: {reason}; restore it or prepare it again", alone=True)
 
 

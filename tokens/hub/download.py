@@ -21,7 +21,7 @@ from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, rea
 from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last, so a download without it is incomplete
-BEGUN = ".partial-download.json"  # marks an incomplete download from a bucket, whose files are ours
+INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket, whose files are ours
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # files of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # endings of the names of token files
@@ -156,7 +156,7 @@ def _download_bucket(url: str, directory: Path) -> None:
             f"{directory / unknown_names[0]}: is not in {url}, so it belongs to another preparation; delete it"
         )
     missing = {name: stored for name, stored in objects.items() if not _is_downloaded(directory / name, stored)}
-    incomplete_mark = directory / BEGUN
+    incomplete_mark = directory / INCOMPLETE
     for name in () if incomplete_mark.exists() else missing:
         _refuse_replacing(directory / name, url)
     _check_room(url, directory, sum(stored.size_bytes for stored in missing.values()))

@@ -66,11 +66,11 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
         show(f"  {files}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
     if manifest.rows is not None:
         show(f"  {manifest.rows.shares(manifest.tokens)}")
-    report_problems(manifest, "ledger.jsonl has more")
+    report_problems(manifest, "more examples are in ledger.jsonl")
 
 
-def report_problems(outcome: Manifest | DocumentSample, more: str) -> None:
-    """Print the documents left out, by kind, with examples. `more` says where to find further examples."""
+def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> None:
+    """Print the documents left out, by kind, with examples. `more_examples` is the line to print if there are more."""
     if not outcome.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.problems.items()))
@@ -79,7 +79,7 @@ def report_problems(outcome: Manifest | DocumentSample, more: str) -> None:
     for line in itertools.chain.from_iterable(outcome.examples.values()):
         show(progress(f"  {line}"))
     if any(len(lines) < outcome.problems[kind] for kind, lines in outcome.examples.items()):
-        show(progress(f"  {more}"))
+        show(progress(f"  {more_examples}"))
 
 
 def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:

@@ -67,7 +67,9 @@ class GrowingStream:
             path, end = self._partial(index), self._end(self._shard_tokens if index < full else inside)
             size = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
             if size < end or (index < full and size > end):
-                raise BadInput(f"{path}: got {size:,} bytes, wanted {end:,} by {log_path.name}; pass another --output")
+                raise BadInput(
+                    f"{path}: got {size:,} bytes, wanted {end:,} as {log_path.name} says; pass another --output"
+                )
         self.truncate(length)
 
     def append(self, source: BinaryIO) -> None:

@@ -247,9 +247,9 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
         if path not in current_paths:
             if HIDDEN not in path:
                 look_up(path)  # raises BadInput if the file is missing
-            raise BadInput(f"{where}: {path} is no longer among the sources; {advice}")
+            raise BadInput(f"{where}: {path} is no longer among its sources; {advice}")
         if path not in planned_paths:
-            raise BadInput(f"{where}: {path} was not among the sources; {advice}")
+            raise BadInput(f"{where}: {path} was not among its sources; {advice}")
     # Names may differ: relative names depend on the current folder, and URLs may differ in their secrets.
     key = attrgetter("path")
     for was, now in zip(sorted(was_inputs, key=key), sorted(now_inputs, key=key), strict=False):

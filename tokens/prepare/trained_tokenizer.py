@@ -35,7 +35,7 @@ def train_tokenizer(command: TokenizerCommand) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
     sample, source_bytes = _sample(command, pattern)
     ranks, sample = _train(sample, size - SPECIAL, pattern)
-    report_problems(sample, "there are more")
+    report_problems(sample, "there are more examples")
     if not sample.text_bytes:
         raise BadInput(f"{', '.join(command.sources)}: no text could be read; nothing was written")
     tokenizer = byte_pair_tokenizer(path.stem, ranks, pattern).with_special_tokens(TURN_TOKENS)

@@ -34,7 +34,7 @@ class Slice(NamedTuple):
 
 def status(where: str) -> list[str]:
     """Return the progress of a preparation in a folder or bucket as lines. Raises BadInput if there is none."""
-    with _described(where) as directory:
+    with _described_directory(where) as directory:
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(
@@ -71,7 +71,7 @@ def verify(where: str) -> list[str]:
 
     Raises BadInput that names the damaged files, and the sources from which the damaged tokens were made.
     """
-    with _described(where) as directory:
+    with _described_directory(where) as directory:
         manifest = read_manifest(directory)
         if manifest is None:
             raise BadInput(f"{where}: has no {MANIFEST}; only a finished preparation has one")
@@ -90,14 +90,14 @@ def verify(where: str) -> list[str]:
                 damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest does not match the tokens"]
     if damaged:
         origin = f"; damaged: {'; '.join(units)}" if units else ""
-        more = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
-        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{more}{origin}")
+        remaining = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
+        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{remaining}{origin}")
     size = sum(content.size_bytes for content in manifest.files.values())
     return [f"{where}: {len(manifest.files)} files, {size:,} bytes: all unchanged"]
 
 
 @contextmanager
-def _described(where: str) -> Iterator[Path]:
+def _described_directory(where: str) -> Iterator[Path]:
     """Provide a folder with plan, commit log and manifest: the token directory, or a copy of a bucket's files."""
     if REMOTE not in where:
         yield Path(where)

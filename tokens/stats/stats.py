@@ -49,7 +49,9 @@ def stats(
     hashes = {split: split_hashes for split, (split_hashes, _) in read.items()}
     tokens, ends = sum(stream.length for stream in streams.values()), sum(count for _, count in read.values())
     if ends == 0:
-        raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
+        raise BadInput(
+            f"{directory}: the end-of-text id {end_of_text_id} does not occur; pass the right one with --end-of-text ID"
+        )
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
     noun, headline = "document", f"{documents:,} documents"

@@ -151,13 +151,15 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
     path = directory / VOCABULARY
     if not path.is_file():
         return None
-    with _undamaged(path):
+    with _refusing_damage(path):
         vocabulary = parse_json(read_regular(path))
         end = vocabulary.pop(END_OF_TEXT, None)
         tokenizer = byte_pair_tokenizer(directory.name, ranks_of(vocabulary))
         # vocab.json does not name a splitting pattern, so only GPT-2's vocabulary can be read from it.
         if recognized(tokenizer.coder.ranks) != "gpt2" or end != tokenizer.end_of_text_id:
-            raise _refused(path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}")
+            raise _unsupported(
+                path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}"
+            )
         end_of_text = {"id": end, "content": END_OF_TEXT, "special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
         _check_settings(directory, [end_of_text])
     return tokenizer
@@ -168,7 +170,7 @@ def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
     advice = f"delete the wrong one of {TOKENIZER} and this file"
     path, ranks, letters = directory / VOCABULARY, tokenizer.coder.ranks, printable_letters()
     if path.is_file():
-        with _undamaged(path):
+        with _refusing_damage(path):
             ids = parse_json(read_regular(path))
         byte_pair_ids = {token.decode("latin-1").translate(letters): rank for token, rank in ranks.items()}
         multi_byte_ids = {token.decode(errors="replace"): rank for token, rank in ranks.items() if len(token) > 1}
@@ -190,7 +192,7 @@ def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
     """Return the tokenizer of a file and the settings next to it. Raises BadInput for keys that would change ids."""
-    with _undamaged(path):
+    with _refusing_damage(path):
         values = parse_json(read_regular(path))
         model = values["model"]
         vocabulary, added = model["vocab"], _added_tokens(path, values)
@@ -202,9 +204,9 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
         ids = [*ranks.values(), *special.values(), *ordinary.values()]
         repeated_bytes = ranks.keys() & {content.encode() for content in ordinary}
         if len(set(ids)) < len(ids) or len(special) + len(ordinary) < len(added) or repeated_bytes:
-            raise _refused(path, "added_tokens: got the same id or content twice")
+            raise _unsupported(path, "added_tokens: got the same id or content twice")
         if any(type(number) is not int for number in ids):
-            raise _refused(path, "added_tokens: got an id that is not an integer")
+            raise _unsupported(path, "added_tokens: got an id that is not an integer")
         _check_merges(path, model, ranks)
         name = (path.parent.name if path.name == TOKENIZER else path.stem) or path.stem
         ordinary_ranks = {content.encode(): number for content, number in ordinary.items()}
@@ -223,7 +225,7 @@ def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the added tokens, sorted by id, with all their keys. Raises BadInput if there are none."""
     added = values.get("added_tokens") or []
     if not added:
-        raise _refused(path, "added_tokens: got none")
+        raise _unsupported(path, "added_tokens: got none")
     options = {"special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
     return sorted(({**options, **token} for token in added), key=lambda token: token["id"])
 
@@ -257,7 +259,7 @@ def _normalizer(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
     steps = _steps(values["normalizer"], "normalizers")
     for step in steps:
         if step != NFC:
-            raise _refused(path, f"normalizer: got {quoted(step)}")
+            raise _unsupported(path, f"normalizer: got {quoted(step)}")
     return NFC if steps else None
 
 
@@ -269,7 +271,7 @@ def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
     steps = _steps(splitting, "pretokenizers")
     kinds = [step["type"] for step in steps]
     if not kinds or kinds != ["Split"] * (len(kinds) - 1) + ["ByteLevel"]:
-        raise _refused(path, f"pre_tokenizer: got {quoted(kinds)}")
+        raise _unsupported(path, f"pre_tokenizer: got {quoted(kinds)}")
     *splits, last = steps
     byte_level = {"use_regex": True, **last}  # True is the library's default
     supported = {**KNOWN_BYTE_LEVEL, "add_prefix_space": (False,), "use_regex": (False, True) if splits else (True,)}
@@ -291,7 +293,7 @@ def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
         _check_known(path, "post_processor: ", step, KNOWN_TEMPLATE if is_template else KNOWN_BYTE_LEVEL)
         parts = step["single"] if is_template else [{"Sequence": {}}]
         if sum("Sequence" in part for part in parts) != 1:
-            raise _refused(path, f"post_processor: single: got {quoted(parts)}")
+            raise _unsupported(path, f"post_processor: single: got {quoted(parts)}")
         surrounding += [part["SpecialToken"]["id"] for part in parts if "Sequence" not in part]
     return surrounding
 
@@ -311,9 +313,9 @@ def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) ->
     merged_ids = [words.get("".join(pair), -1) for pair in pairs]
     required_pairs = {tuple(part.decode("latin-1").translate(letters) for part in pair) for pair in required_merges}
     if -1 in merged_ids or merged_ids != sorted(merged_ids) or not required_pairs <= {*pairs}:
-        raise _refused(path, "model: merges: got others than those that the ids require, in the order of the ids")
+        raise _unsupported(path, "model: merges: got others than those that the ids require, in the order of the ids")
     if unreached and not model.get("ignore_merges"):
-        raise _refused(path, f"model: ignore_merges: got false, but no merges form {unreached[0]!r}")
+        raise _unsupported(path, f"model: ignore_merges: got false, but no merges form {unreached[0]!r}")
 
 
 def _end_of_text(path: Path, special: dict[str, int]) -> str:
@@ -322,10 +324,12 @@ def _end_of_text(path: Path, special: dict[str, int]) -> str:
     eos_token = parse_json(read_regular(settings)).get("eos_token") if settings.is_file() else None
     name = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
     if name is not None and name not in special:
-        raise _refused(settings, f"eos_token: got {quoted(name)}, which is not an added token")
+        raise _unsupported(settings, f"eos_token: got {quoted(name)}, which is not an added token")
     ends = [name] if name is not None else [end for end in ENDS if end in special]
     if not ends:
-        raise _refused(path, f"added_tokens: got none of {', '.join(ENDS)}, and no eos_token in {SETTINGS} next to it")
+        raise _unsupported(
+            path, f"added_tokens: got none of {', '.join(ENDS)}, and no eos_token in {SETTINGS} next to it"
+        )
     return str(ends[0])
 
 
@@ -349,17 +353,17 @@ def _check_settings(
         for key, value in special.items():
             content = value.get("content") if isinstance(value, dict) else value
             if content is not None and not tokens.get(content, {"special": False})["special"]:
-                raise _refused(path, f"{key}: got {quoted(content)}")
+                raise _unsupported(path, f"{key}: got {quoted(content)}")
             if content is not None and values.get(f"add_{key}") is True:
                 surrounding.append(content)
         for number, token in (values.get("added_tokens_decoder") or {}).items():
             added_token = tokens.get(token["content"], {"id": None})
             if str(added_token["id"]) != number:
-                raise _refused(path, f"added_tokens_decoder: {quoted(number)}: got {quoted(token['content'])}")
+                raise _unsupported(path, f"added_tokens_decoder: {quoted(number)}: got {quoted(token['content'])}")
             for option in ("special", *ADDED_OPTIONS):
                 changes_ids = option != "normalized" or normalizer is not None
                 if changes_ids and token.get(option, added_token[option]) != added_token[option]:
-                    raise _refused(path, f"added_tokens_decoder: {number}: {option}: got {quoted(token[option])}")
+                    raise _unsupported(path, f"added_tokens_decoder: {number}: {option}: got {quoted(token[option])}")
     return surrounding
 
 
@@ -367,7 +371,7 @@ def _check_known(path: Path, where: str, values: dict[str, Any], supported: dict
     """Raise BadInput for a key or value that changes the ids in a way that is not implemented."""
     for key, value in values.items():
         if key not in supported:
-            raise _refused(path, f"{where}{quoted(key)}: got {quoted(value)}")
+            raise _unsupported(path, f"{where}{quoted(key)}: got {quoted(value)}")
         if isinstance(supported[key], dict):
             for number, part in enumerate(value if isinstance(value, list) else [value]):
                 name = f"{key}: {number}" if isinstance(value, list) else key
@@ -375,15 +379,15 @@ def _check_known(path: Path, where: str, values: dict[str, Any], supported: dict
         elif supported[key] and not any(
             type(value) is type(allowed) and value == allowed for allowed in supported[key]
         ):
-            raise _refused(path, f"{where}{key}: got {quoted(value)}")
+            raise _unsupported(path, f"{where}{key}: got {quoted(value)}")
 
 
-def _refused(path: Path, got: str) -> BadInput:
+def _unsupported(path: Path, got: str) -> BadInput:
     expected = "byte-level BPE as in GPT-2, cl100k, Llama 3, Qwen 3, DeepSeek or o200k"
     advice = "if the model was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
     return BadInput(f"{path}: {got}: not supported, wanted {expected}; {advice}")
 
 
-def _undamaged(path: Path) -> AbstractContextManager[None]:
+def _refusing_damage(path: Path) -> AbstractContextManager[None]:
     kinds = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
     return refusing(f"{path}: damaged", "pass a tokenizer with --tokenizer", kinds)

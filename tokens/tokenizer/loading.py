@@ -52,9 +52,9 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     if name in KNOWN_TOKENIZERS:
         return _load_known(name)
     if name.startswith(CHARACTERS):
-        return _of_characters(name.removeprefix(CHARACTERS))
+        return _character_tokenizer(name.removeprefix(CHARACTERS))
     if name.endswith(SUFFIXES):
-        return read_tokenizer_json(path) if _is_tokenizer_json(path) else _of_characters(read_characters(path))
+        return read_tokenizer_json(path) if _is_tokenizer_json(path) else _character_tokenizer(read_characters(path))
     if not name.endswith(RANKS_SUFFIXES):
         names = [known_name for known_name, published in KNOWN_TOKENIZERS.items() if published.encoding is not None]
         expected = ["bytes", "chars", *names, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
@@ -62,7 +62,7 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     ranks = read_ranks(path)
     published = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
     if published is not None:
-        tokenizer = _of_known(path.name, published, byte_pair_coder(path.name, ranks, published.pattern))
+        tokenizer = _published_tokenizer(path.name, published, byte_pair_coder(path.name, ranks, published.pattern))
         if recorded in (None, fingerprint(tokenizer)):
             return tokenizer
     tokenizer = byte_pair_tokenizer(path.name, ranks)
@@ -77,7 +77,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
     """Return the tokenizer of a record whose ranks are in a directory. Raises BadInput like `load_tokenizer`."""
     ranks = directory / RANKS_FILE
     if record.characters is not None:
-        tokenizer = _of_characters(record.characters)
+        tokenizer = _character_tokenizer(record.characters)
     elif record.ranks_file is None:
         tokenizer = load_tokenizer(record.name)
     elif record.structure is not None:
@@ -155,7 +155,7 @@ def read_characters(path: Path) -> str:
     """
     try:
         data = read_regular(path)
-        values = _pickled(data) if path.suffix == ".pkl" else parse_json(data, None)
+        values = _read_pickle(data) if path.suffix == ".pkl" else parse_json(data, None)
         for key in ("tokenizer", "characters") if isinstance(values, dict) else ():
             values = values.get(key, values)
         ids = values if isinstance(values, dict) else {character: number for number, character in enumerate(values)}
@@ -185,13 +185,13 @@ def _is_tokenizer_json(path: Path) -> bool:
     return False
 
 
-def _of_characters(characters: str) -> Tokenizer:
+def _character_tokenizer(characters: str) -> Tokenizer:
     """Return the tokenizer of characters. nanoGPT's models have no id for its end of text."""
     special, coder = {END_OF_TEXT: len(characters)}, CharacterCoder(characters)
     return Tokenizer(name="chars", coder=coder, special_tokens=special, has_ranks_file=False)
 
 
-def _of_known(name: str, published: KnownTokenizer, coder: Coder) -> Tokenizer:
+def _published_tokenizer(name: str, published: KnownTokenizer, coder: Coder) -> Tokenizer:
     special, end = published.special_tokens, published.end_of_text
     return Tokenizer(name=name, coder=coder, special_tokens=special, end_of_text=end, has_ranks_file=name != "gpt2")
 
@@ -204,15 +204,15 @@ def _load_known(name: str) -> Tokenizer:
             "it as --tokenizer FILE"
         )
     try:
-        encoding = _tiktokens_encoding(published.encoding)
+        encoding = _load_encoding(published.encoding)
     except Exception as error:  # tiktoken's download raises errors of requests, OSError or ValueError
         problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
         advice = f"pass a local ranks file (--tokenizer FILE.tiktoken) or {CACHE_ADVICE}"
         raise BadInput(Problem(where=f"tokenizer {name}", text=problem, advice=advice)) from error
-    return _of_known(name, published, BytePairCoder(encoding, published.pattern))
+    return _published_tokenizer(name, published, BytePairCoder(encoding, published.pattern))
 
 
-def _tiktokens_encoding(name: str) -> "tiktoken.Encoding":
+def _load_encoding(name: str) -> "tiktoken.Encoding":
     """Return an encoding that tiktoken has cached, or that it downloads with our web client.
 
     tiktoken's own download has no time limit, and it sends the password that ~/.netrc has for the host. Its download
@@ -231,7 +231,7 @@ def _tiktokens_encoding(name: str) -> "tiktoken.Encoding":
         tiktoken.load.read_file = own_download
 
 
-def _pickled(data: bytes) -> dict[Any, Any]:
+def _read_pickle(data: bytes) -> dict[Any, Any]:
     """Return the dict `stoi` at the end of a pickle without executing anything. Raises ValueError for other pickles."""
     values: list[Any] = []  # strings and integers in their order, so that a key comes before its value
     memo: list[Any] = []

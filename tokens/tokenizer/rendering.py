@@ -266,8 +266,8 @@ def _why_failed(error: Exception) -> str:
 def _difference(number: int, before: str, prompt: str) -> str:
     """Return the error for an answer that is trained after a different text than the prompt for it."""
     different = (at for at, pair in enumerate(zip(before, prompt, strict=False)) if len(set(pair)) > 1)
-    same = next(different, min(len(before), len(prompt)))
-    start = max(0, same - SHOWN_CHARACTERS // 2)
+    first_difference = next(different, min(len(before), len(prompt)))
+    start = max(0, first_difference - SHOWN_CHARACTERS // 2)
     excerpts = [re.sub(PLACE.format("([0-9]+)"), _name_of_place, text[start:]) for text in (prompt, before)]
     prompt_end, conversation_end = [repr(text[-SHOWN_CHARACTERS:]) for text in excerpts]
     return (

@@ -89,7 +89,7 @@ def archive_after(checkpoint: Path) -> Path | None:
 
 
 def _rename_earlier(directory: Path, newest: Path) -> None:
-    """Rename intact folders that replace links to the names of their steps, if those are before the newest step."""
+    """Name intact folders that a copy has instead of links after their steps, if these are before the newest step."""
     for folder in linked_folders(directory):
         if verify(folder) is not None:
             continue
@@ -101,7 +101,7 @@ def _rename_earlier(directory: Path, newest: Path) -> None:
 
 
 def _move(path: Path, target: Path) -> None:
-    """Move a result, which may cross file systems. A folder's files are moved; a link or a mount stays."""
+    """Move a result, possibly to another file system. A folder's files are moved; a link or a mount stays."""
     if path.is_dir():
         target.mkdir()
         for file in path.iterdir():

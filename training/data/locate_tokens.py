@@ -127,11 +127,11 @@ def _locate(dataset: str, train: TrainConfig, can_override: bool) -> TokenLocati
 
     if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
         near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
-        meant = "" if near is None else f"did you mean {near}?; "
+        suggestion = "" if near is None else f"did you mean {near}?; "
         option = ", or pass --token-files DIR" if can_override and isinstance(train.data.dataset, str) else ""
         prepare = f"prepare it with prepare_data.py SOURCE... --output {dataset:.200}"
         problem = f"dataset: {dataset:.200} is not a directory here"
-        raise BadInput(train.located(Problem(key="dataset", text=problem, advice=f"{meant}{prepare}{option}")))
+        raise BadInput(train.located(Problem(key="dataset", text=problem, advice=f"{suggestion}{prepare}{option}")))
     with refusing(train.located(Problem(key="dataset")), kinds=(BadInput,)):
         hub_name(dataset, DATASET, TOKEN_FOLDERS, has_split)
     return TokenLocation(dataset, download, remote=True)

@@ -69,8 +69,8 @@ def wrap_in_fsdp(
     # Without this, all-gathers would use separate streams with separate memory. With it, every all-gather has to be
     # requested before its use: see below.
     outer._set_unshard_async_op(True)
-    for group, following in itertools.pairwise(groups):
-        group.set_modules_to_forward_prefetch([following])
+    for group, next_group in itertools.pairwise(groups):
+        group.set_modules_to_forward_prefetch([next_group])
     return outer
 
 

@@ -223,7 +223,7 @@ class Heartbeat:
             os._exit(EXIT_ERROR)
 
     def _print_places(self, problem: str) -> None:
-        _print(f"{problem}; where each rank was at its last heartbeat:")
+        _print(f"{problem}. Where each rank was at its last heartbeat:")
         show(*[Notice(f"  {line}", Severity.ERROR) for line in self.beats.report()])
 
 

@@ -51,7 +51,7 @@ from training.supervision.run_lock import (
 if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat
 
-# The notice of a cloud, Ctrl-C, the notice of a batch system, a closed terminal
+# In this order: a cloud's notice, Ctrl-C, a batch system's notice, and a closed terminal
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 TORCHRUN_SECONDS = 5.0  # time for torchrun to ask its ranks to stop, after torchrun on another node has done so
 FAILURE_SECONDS = 2.0  # time for another rank of this machine to record why it ends, after it has failed

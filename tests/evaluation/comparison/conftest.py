@@ -1,4 +1,4 @@
-"""Trained and measured runs, for comparison."""
+"""Trained and measured runs to compare."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.tokens.preparing import PREPARE, succeed
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of 3 and 8 steps, and one of 8 steps with another seed, measured on 200 documents and more."""
+    """Runs of 3 and 8 steps, and a run of 8 steps with another seed, measured on at least 200 documents."""
     folder = tmp_path_factory.mktemp("compared")
     modules = [Path(os.__file__).with_name(name) for name in ("argparse.py", "tarfile.py", "typing.py")]
     pieces = "\n".join(path.read_text() for path in modules).split("\n\n")

@@ -57,7 +57,7 @@ def newest_result(home: Path, kind: str = "loss") -> dict[str, Any]:
 
 
 def without_hash(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored result as older versions wrote it: without the hashes of its weights."""
+    """Return a stored result without the hashes of its weights, like those of older versions."""
     return {key: value for key, value in line.items() if key not in (WEIGHTS_VALUES, WEIGHTS_FILE)}
 
 

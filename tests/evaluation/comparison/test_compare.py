@@ -1,4 +1,4 @@
-"""Comparison shows what models share, compares results on the same data only, and draws them, of stored runs too."""
+"""Comparisons show the data that models share, compare only results on the same data, and draw their intervals."""
 
 import json
 import shlex
@@ -78,7 +78,7 @@ def test_published_losses_need_the_same_tokens(tmp_path: Path) -> None:
     comparisons = [compare(rows_of(home)) for home in (same, different)]
     published = [{row[0].text: row[1].text for row in comparison.rows[1:]} for comparison in comparisons]
     assert published[0]["OpenAI GPT-2 medium, published"] == "3.231 [1]"
-    assert published[1] == {f"OpenAI {name}, published": "" for name in PUBLISHED}  # of CORE
+    assert published[1] == {f"OpenAI {name}, published": "" for name in PUBLISHED}  # the published models of CORE
     assert not any("left out" in note for note in comparisons[0].notes)
     assert any(note.startswith("Published losses of OpenAI's GPT-2 are left out") for note in comparisons[1].notes)
 
@@ -101,7 +101,7 @@ def test_table_fits_the_terminal(runs: dict[str, Path], tmp_path: Path) -> None:
     far = tmp_path / ("a-long-name-" * 6)
     shutil.copytree(runs["long"], far, symlinks=True)
     shown = compared(*runs.values(), far, environment={"COLUMNS": "80"})
-    assert max(map(len, shown.splitlines())) <= 80 + len(str(far))  # a path is not broken
+    assert max(map(len, shown.splitlines())) <= 80 + len(str(far))  # a path is not wrapped
     tables, _, _ = shown.partition("held-out loss: ")
     assert max(map(len, tables.splitlines())) <= 80
     rows = [line for line in tables.splitlines() if line.startswith("held-out loss")]
@@ -128,7 +128,7 @@ def test_markdown_characters_are_escaped() -> None:
 
 
 def cells(markdown: str) -> dict[str, dict[str, str]]:
-    """Return a table in markdown by model and column."""
+    """Return the cells of a Markdown table by model and column."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if "|" in line]
     return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
 
@@ -145,7 +145,7 @@ def test_longer_training_is_better_but_a_copy_is_not(runs: dict[str, Path], tmp_
     assert table[long] == {
         "model": long,
         "tokens": "2,048",
-        "hours": small_number(state["elapsed_seconds"] / 3600),  # not "0.00"
+        "hours": small_number(state["elapsed_seconds"] / 3600),  # must not be "0.00"
         "dollars": small_number(state["elapsed_seconds"]),
         "validation loss": f"{state['validation_loss']:.4f}",
         "held-out loss": f"{result['nats_per_token']:.4f} ± {result['nats_per_token_error']:.4f}",
@@ -172,7 +172,7 @@ def test_unknown_and_incomplete_lines_are_ignored(runs: dict[str, Path], tmp_pat
         file.write('[1]\n{"evaluation": "loss", "model": "x"}\n')
         line = json.dumps(without_hash(newest_result(home)) | {"model": "long step-00000004"})
         file.write(line + '\n{"evaluation": "lo')
-    assert "long step-00000004" in compared(home, "--markdown")  # the newest
+    assert "long step-00000004" in compared(home, "--markdown")  # the newest result
     assert "long step-00000008" in compared(home / "checkpoints" / "step-00000008", "--markdown")
 
 
@@ -200,7 +200,7 @@ def test_models_without_common_results_are_refused(runs: dict[str, Path], tmp_pa
 
 
 def advised(*models: str | Path) -> list[str]:
-    """Return the command that compare advises for models without a common text, without its interpreter."""
+    """Return the command, without the interpreter, that compare recommends for models without a common text."""
     command = one_line(evaluate("compare", *models)).rpartition(": python ")[2]
     script, *words = shlex.split(command)
     assert script == "evaluate.py"
@@ -255,7 +255,7 @@ def test_results_with_other_tokenizers_have_separate_columns(tmp_path: Path) -> 
     with pytest.raises(BadInput, match="no overlap"):
         compare(rows_of(plain, with_tokenizer))
     alone = compare(rows_of(with_tokenizer))
-    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # without published ones
+    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # there are no published models
     assert any("read with tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
     assert any("other: measured with --tokenizer gpt2, which is not the model's own: core" in n for n in alone.notes)
 

@@ -1,4 +1,4 @@
-"""Rows of a comparison: which stored results count, and which runs are one recipe."""
+"""The rows of a comparison: which stored results are used, and which runs are one recipe."""
 
 import json
 import shutil
@@ -36,7 +36,9 @@ def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp
         return row([], **train).recipe
 
     plain = recipe()
-    assert plain is not None and recipe(without="activation") == plain  # of a version that had GPT-2's only
+    assert (
+        plain is not None and recipe(without="activation") == plain
+    )  # an older version without this key had only GPT-2's activation
     same = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60, "spike_window": 9}
     same |= {"checkpoint_interval": 7, "recompute_blocks": True, "microbatch_size": 4, "dataset": "/elsewhere"}
     same |= {"random_seed": 9, "precision": "fp32", "clipping_max_norm": 1, "final_learning_rate_percent": 10}
@@ -134,7 +136,7 @@ def test_results_of_a_replaced_model_directory_are_left_out(tmp_path: Path) -> N
         append_result(home, "gpt2", "loss", newest_result(home) | files.as_record() | {"nats_per_token": value})
     (row,) = rows_of(home)
     assert [result.measurements[0].value for result in row.results if result.weights] == [4.0]
-    (home / "config.json").write_text('{"activation_function": "gelu"}')  # another network of the same weights
+    (home / "config.json").write_text('{"activation_function": "gelu"}')  # the same weights make another network
     (row,) = rows_of(home)
     assert not [result for result in row.results if result.weights]
 

@@ -143,7 +143,7 @@ def test_the_spread_over_seeds_is_noted() -> None:
 def test_single_fine_tunings_have_no_winner() -> None:
     draw = np.random.default_rng(0)
     intervals = [two_way_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
-    assert sum(interval.excludes_zero for interval in intervals) > 7  # the interval alone would
+    assert sum(interval.excludes_zero for interval in intervals) > 7  # the intervals alone would name winners
     assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), interval).text for interval in intervals)
     assert any("is better" in verdict(pair(JUDGED, ranks_models=True), interval).text for interval in intervals)
     alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None)).text
@@ -153,15 +153,15 @@ def test_single_fine_tunings_have_no_winner() -> None:
 
 
 def test_text_and_seed_noise_are_combined(tmp_path: Path) -> None:
-    counts = {"a": 60, "b": 66, "c": 84, "d": 92}  # items of 200
+    counts = {"a": 60, "b": 66, "c": 84, "d": 92}  # hits among 200 items
     rows = rows_of(*(core(tmp_path / name, count, tasks=1) for name, count in counts.items()))
     rows = [
         attrs.evolve(row, recipe=recipe, seed=seed)
         for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), ("s", 2)], strict=True)
     ]
     value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
-    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two items more, one of which differs
-    text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; differences of 0.12 and 0.13
+    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two additional items, one of which differs
+    text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; the seeds' differences are 0.12 and 0.13
     criticals = student_quantile(0.975, 199), student_quantile(0.975, 1)
     reach = (criticals[0] * text**2 + criticals[1] * seeds**2) / math.hypot(text, seeds)
     line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"

@@ -19,8 +19,8 @@ from evaluation.command_line import CoreCommand
 from evaluation.comparison.compare import compare
 from evaluation.core import bundle
 from evaluation.core.bundle import LABELS, CoreTask, read_bundle
-from evaluation.core.core import _read, answers, measure, run
-from evaluation.core.core_scores import is_published_data, other_data, task_score
+from evaluation.core.core import _read, answer_questions, measure, run
+from evaluation.core.core_scores import is_published_data, reason_not_comparable, task_score
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
@@ -102,7 +102,7 @@ def test_items_are_scored_as_in_nanochat(tmp_path: Path) -> None:
     for label, kind, shots, delimiter in TASKS:
         task, data = tasks[label], [*rows[kind]]
         random.Random(1337).shuffle(data)
-        measured = answers(trained, task, lengths, list(range(len(data))))
+        measured = answer_questions(trained, task, lengths, list(range(len(data))))
         for number, row in enumerate(data):
             indices = [index for index in range(len(data)) if index != number]
             chosen = random.Random(1234 + number).sample(indices, shots)
@@ -126,7 +126,9 @@ def test_greedy_continuation_is_a_hit(tmp_path: Path) -> None:
         spelled = trained.decode(ids[:size])
         rows += [{"context": text, "continuation": spelled + more} for more in ("", "\x00") if spelled]
     task = tasks_of(write_bundle(tmp_path / "bundle", language=rows), "language_0")["language_0"]
-    hits = [hit for hit, _, _ in answers(trained, task, byte_lengths(trained.tokenizer), list(range(len(rows))))]
+    hits = [
+        hit for hit, _, _ in answer_questions(trained, task, byte_lengths(trained.tokenizer), list(range(len(rows))))
+    ]
     assert rows and hits == [not question.continuations[0].endswith("\x00") for question in task.questions]
 
 
@@ -163,7 +165,7 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     for ranks in (1, 2):
         done = output_of("core", run, "--bundle", folder, "--count", "20", "--device", "cpu", ranks=ranks)
     first, second = ({**result, "time": ""} for result in results(run))
-    assert first == second  # every bit
+    assert first == second  # all bits are equal
     assert "bundle: 120 items of 6 tasks" in done and "gold answers" in done
     assert "Published CORE is not comparable, because at most 20 items per task" in done
     [line] = describe_core(load_run(run, []))
@@ -216,7 +218,7 @@ def test_download_is_recorded_and_checked(tmp_path: Path, monkeypatch: pytest.Mo
         downloaded, data = read_bundle(None, None, 9)
     local, source = read_bundle(folder, None, 9)
     assert downloaded == local and data == source | {"file": "runs/eval_bundle.zip"}
-    assert read_bundle(None, "schema_0", None)[0] == read_bundle(folder, "schema_0", None)[0]  # no server any more
+    assert read_bundle(None, "schema_0", None)[0] == read_bundle(folder, "schema_0", None)[0]  # the server has stopped
     with Path("runs/eval_bundle.zip").open("ab") as file:
         file.write(b"x")
     with pytest.raises(BadInput, match="its sha256 differs from the one in eval_bundle"):
@@ -235,8 +237,8 @@ def test_nanochat_archive_is_recognized_by_its_hash(tmp_path: Path, monkeypatch:
 
     downloaded.parent.mkdir()
     shutil.copy(archive, downloaded)
-    assert not is_known(None) and not is_known(downloaded)  # somebody has put it there
-    assert "move it away" in other_data(read_bundle(None, None, None)[1], LABELS)
+    assert not is_known(None) and not is_known(downloaded)  # the user has put it there
+    assert "move it away" in reason_not_comparable(read_bundle(None, None, None)[1], LABELS)
     downloaded.unlink()
     with serve_files(tmp_path) as server:
         monkeypatch.setattr(bundle, "URL", f"{server.url}/eval_bundle.zip")

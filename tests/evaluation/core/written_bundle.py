@@ -9,7 +9,7 @@ from typing import Any
 WORDS = ["def", "class", "the", "naïve", "Straße", "日本語", "😀", "in", "12", "don't"]
 KINDS = {"choice": "multiple_choice", "schema": "schema", "language": "language_modeling"}
 BASELINES = {"choice": 25, "schema": 50, "language": 0}
-TASKS = [  # label, file, examples, delimiter
+TASKS = [  # label, file, number of examples, delimiter
     ("choice_0", "choice", 0, " "),
     ("choice_2", "choice", 2, "\nAnswer: "),
     ("schema_0", "schema", 0, " "),

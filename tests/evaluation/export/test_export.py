@@ -1,4 +1,4 @@
-"""What is exported loads as Hugging Face's own GPT-2 and says the same, and what others publish can be asked here."""
+"""Exports load in Hugging Face's own classes and give the same output, and published models can be used here."""
 
 import json
 import math
@@ -93,7 +93,9 @@ def test_transformers_loads_exports_in_either_precision(
         assert ("gpt2" in card.partition("# ")[0].lower()) == (name == "GPT2LMHeadModel")
         stored[dtype] = load_file(tmp_path / dtype / "model.safetensors")
         assert {value.dtype for value in stored[dtype].values()} == {getattr(torch, dtype)}
-        piped = pipeline("text-generation", str(tmp_path / dtype))("def ")  # as much as it likes: the context is short
+        piped = pipeline("text-generation", str(tmp_path / dtype))(
+            "def "
+        )  # without a length limit, because the context is short
         assert piped[0]["generated_text"].startswith("def ")
         if dtype == "float32":
             with torch.no_grad():
@@ -103,7 +105,7 @@ def test_transformers_loads_exports_in_either_precision(
             assert spoken[0, len(prompt) :].tolist() == our_ids
     assert all(torch.equal(value, stored["float32"][key].bfloat16()) for key, value in stored["bfloat16"].items())
     assert AutoTokenizer.from_pretrained(tmp_path / "float32")("def ")["input_ids"] == prompt
-    back = trained(str(tmp_path / "float32"))  # and home again
+    back = trained(str(tmp_path / "float32"))  # import the export
     assert back.network.config.tie_weights == ours.network.config.tie_weights
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
@@ -122,7 +124,7 @@ def test_exported_tokenizer_equals_gpt2s(tmp_path: Path) -> None:
     back = read_tokenizer_files(tmp_path)
     assert back is not None
     (tmp_path / "tokenizer.json").rename(tmp_path / "elsewhere.json")
-    older = read_tokenizer_files(tmp_path)  # vocab.json
+    older = read_tokenizer_files(tmp_path)  # vocab.json is read instead
     assert older is not None
     assert theirs.eos_token_id == back.end_of_text_id == ours.end_of_text_id == 50256
     for text in [*strange_texts(200), shared("tinyshakespeare.txt").read_text()[:20_000]]:
@@ -148,7 +150,7 @@ def test_pushed_model_equals_the_export(copied: Path, hub: Hub, tmp_path: Path) 
     options = ("--like", "hf:owner/model", "--init-from", "owner/model", "--set", f"dataset={tokens}")
     complete(run, *options, "--max-steps", "1", environment=where)
     assert load_run(run, []).model == load_run(copied, []).model
-    output_of(*push, environment=at_hub(hub))  # again, as after a push that failed
+    output_of(*push, environment=at_hub(hub))  # push again, as after a push that failed
     refused = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert "You don't have the rights" in one_line(refused)
 
@@ -175,7 +177,7 @@ def test_second_simultaneous_export_is_refused(finished: Path, tmp_path: Path, m
         with pytest.raises(
             BadInput, match=r"out: another export is writing to this folder; wait for it, or pass another folder"
         ):
-            export(model, out, None, None)  # by another process
+            export(model, out, None, None)  # as if by another process
         write(model, partial, dtype)
 
     monkeypatch.setattr(export_module, "_write_model", overtaken)
@@ -311,7 +313,7 @@ def test_lm_evaluation_harness_agrees_with_our_scores(make_run: MakeRun, tmp_pat
     model = trained(str(run))
     pairs = [("def main(", "): pass"), ("The", " same"), ("日本語", "🚀"), ("a b c", " d e f g h")]
     requests = [Instance("loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
-    harness = HFLM(pretrained=str(tmp_path / "exported"), batch_size=2, device="cpu")  # without code of ours
+    harness = HFLM(pretrained=str(tmp_path / "exported"), batch_size=2, device="cpu")  # runs without Lockstep's code
     rows = [[model.tokenizer.encode(text) for text in pair] for pair in pairs]
     choices = [[Choice(np.concatenate(parts), len(parts[1]))] for parts in rows]
     ours = [(-float(nats.sum()), bool(likeliest.all())) for ((nats, likeliest),) in choice_losses(model, choices)]

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from common.errors import BadInput
 from common.text import printable
-from evaluation.generation.chat import Conversation, obey, wrapped
+from evaluation.generation.chat import Conversation, run_chat_command, wrap_words
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
@@ -93,7 +93,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
 
 
 def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
-    """Return a model of random weights that speaks ASCII."""
+    """Return a model with random weights that generates ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
     with torch.no_grad():
@@ -108,7 +108,7 @@ def trained(config: ModelConfig = SMALL, context: int = 512, template: str | Non
 
 @pytest.mark.slow
 def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Path) -> None:
-    for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
+    for question in ("Hex\x7fllo", "And é?"):  # edited with a backspace
         os.write(terminal.controller, f"{question}\r".encode())
         shown = terminal.until("\r\n", more=100)
         for _ in range(9):
@@ -123,7 +123,7 @@ def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Pa
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
     assert [message["content"] for message in messages[:4:3]] == ["Sys", "And é?"]
     assert len(messages[2]["content"]) > 90
-    answer = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
+    answer = shown.partition("\r\n")[2].removesuffix("> ")  # the output after the typed line
     assert "".join(answer.split()) == "".join(map(printable, messages[4]["content"].split()))
     assert "A new conversation begins" in terminal.type("/reset\r", "\n> ")
     assert "nothing to save yet" in terminal.type(f"/save {saved}\r", "\n> ")
@@ -131,7 +131,7 @@ def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Pa
     assert "/reset" in terminal.type("/help\r", "\n> ")
     os.write(terminal.controller, b"half a line")
     terminal.until("half a line")
-    time.sleep(0.2)  # a signal between its echo and its wait is lost to readline
+    time.sleep(0.2)  # readline loses a signal that arrives between its echo and its wait
     terminal.process.send_signal(signal.SIGINT)
     assert "Ctrl-D ends the program" in terminal.until("\n> ")
     os.write(terminal.controller, b"\x04")
@@ -156,10 +156,10 @@ def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     for name, problem in (("", "no name"), ("model.pt", "wanted a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
-            obey(talk, "/save", name and str(tmp_path / name))
+            run_chat_command(talk, "/save", name and str(tmp_path / name))
     for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has this name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
-            obey(talk, "/save", name)
+            run_chat_command(talk, "/save", name)
 
 
 def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +173,21 @@ def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             yield DrawnToken(256, torch.zeros(1), "stop")
 
     monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
-    assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
-    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in obey(
+    assert [*talk.answer("1", GREEDY)] and "NOTE" not in run_chat_command(talk, "/save", path)
+    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in run_chat_command(
         talk, "/save", path
     )
-    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in obey(talk, "/save", path)
-    obey(talk, "/reset")
+    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in run_chat_command(
+        talk, "/save", path
+    )
+    run_chat_command(talk, "/reset")
     assert talk.cut == 0
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
-    assert "".join(wrapped(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
-    assert "".join(wrapped(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
-    assert "".join(wrapped(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
+    assert "".join(wrap_words(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
+    assert "".join(wrap_words(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
+    assert "".join(wrap_words(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_stopped_and_interrupted_answers_are_kept() -> None:
     talk.interrupt()
     assert [*parts] == []
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, beginning)] and beginning == full_answer[:2]
-    assert obey(talk, "/reset") == "A new conversation begins."
+    assert run_chat_command(talk, "/reset") == "A new conversation begins."
     assert "".join(talk.answer("Hi", GREEDY)) == full_answer
 
 

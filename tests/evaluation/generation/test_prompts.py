@@ -1,4 +1,4 @@
-"""Prompts from anywhere."""
+"""Prompts are read from files."""
 
 from pathlib import Path
 

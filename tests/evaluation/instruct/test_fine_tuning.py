@@ -1,4 +1,4 @@
-"""Fine-tuning is a run: its token files, and updates of the mean over the answers' tokens."""
+"""Fine-tuning is a run: its token files are correct, and updates use the mean over the answers' tokens."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_rows_contain_complete_records_with_answer_weights(tmp_path: Path, *, pr
     answers = "".join(f"{record.output}<|endoftext|>" for record in held_out)
     assert trained.tokenizer.decode(tokens[weights == 1].tolist()) == answers
     values = json.loads((tmp_path / "run" / "train.json").read_text())
-    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # of eight records in three rows
+    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # from eight records in three rows
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_update_uses_the_mean_over_answer_tokens(copied: Path, tmp_path: Path) -
     assert tuned.template is not None
     assert outcome == train_run(
         tmp_path / "tuned", location.path, torch.device("cpu")
-    )  # complete: nothing is trained again
+    )  # the run is complete, so nothing is trained again
 
 
 def test_short_context_cuts_the_beginning_of_the_prompt(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from common.errors import BadInput
 from evaluation.instruct.fine_tuning import answer_losses, make_example
-from evaluation.instruct.instruct import IDENTITY, _agrees, _refuse_other_folder, _write, read_questions
+from evaluation.instruct.instruct import IDENTITY, _refuse_other_folder, _settings_agree, _write, read_questions
 from evaluation.shared.load import load
 from evaluation.shared.model_location import locate
 from evaluation.shared.records import Answer, Answers, read_answers, read_records, write_answers
@@ -48,7 +48,7 @@ def test_answers_are_equal_on_any_number_of_ranks(make_run: MakeRun, data: Path)
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
     contents = []
     for ranks in (1, 2, 3):
-        shutil.rmtree(run / "answers", ignore_errors=True)  # or they would be kept
+        shutil.rmtree(run / "answers", ignore_errors=True)  # otherwise, they would be reused
         done = instruct(run, *options, ranks=ranks)
         assert ", ± standard deviation over 2 seeds" in done
         contents.append({path.name: path.read_text() for path in (run / "answers").iterdir()})
@@ -73,10 +73,10 @@ def test_earlier_answers_and_runs_are_reused(make_run: MakeRun, data: Path, tmp_
         return ["kept from an earlier session" in line for line in done.splitlines() if "seed " in line]
 
     assert is_reused() == [False]
-    (answers,) = (run / "answers").iterdir()  # and no temporary run
+    (answers,) = (run / "answers").iterdir()  # the temporary run was removed
     before = answers.read_bytes()
     folder = tmp_path / "tuned"
-    assert is_reused("--keep", folder) == [False]  # the answers have no run yet
+    assert is_reused("--keep", folder) == [False]  # the answers do not have a run yet
     assert answers.read_bytes() == before
     assert is_reused("--keep", folder) == [True]
     (tuned,) = folder.iterdir()
@@ -90,7 +90,7 @@ def test_earlier_answers_and_runs_are_reused(make_run: MakeRun, data: Path, tmp_
 
 @pytest.mark.slow
 def test_interrupted_fine_tuning_resumes(copied: Path, data: Path, tmp_path: Path) -> None:
-    # Enough epochs that a busy machine interrupts it before its end
+    # There are enough epochs that even a busy machine interrupts it before the end.
     options = ("--data", data, "--epochs", "40", "--learning-rate", "1e-4")
     instruct(copied, *options, "--output", tmp_path / "whole")
     parts = (*options, "--output", tmp_path / "parts", "--keep", tmp_path / "kept")
@@ -166,17 +166,17 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
     write_answers(file, first)
     before = file.read_bytes()
     _write(file, first)
-    assert not (tmp_path / "archive").exists()  # of the same fine-tuning: nothing is lost
+    assert not (tmp_path / "archive").exists()  # answers of the same fine-tuning are replaced
     later = {"tokenizer_fingerprint": "f", "ordinary_added_tokens": ["<a>"], "given_tokenizer": None}
-    assert _agrees(settings, settings | later)  # written by a version that did not record these
-    assert _agrees(settings | later, settings | later)
+    assert _settings_agree(settings, settings | later)  # an older version did not record these settings
+    assert _settings_agree(settings | later, settings | later)
     for key, value in (
         ("tokenizer_fingerprint", "g"),
         ("ordinary_added_tokens", []),
         ("given_tokenizer", {"name": "x"}),
     ):
-        assert not _agrees(settings | later, settings | later | {key: value})
-        assert not _agrees(settings | later | {key: value}, settings | later)
+        assert not _settings_agree(settings | later, settings | later | {key: value})
+        assert not _settings_agree(settings | later | {key: value}, settings | later)
     _write(file, attrs.evolve(first, settings=settings | {"weights_sha256": "c" * 64}))
     assert read_answers(file).settings["weights_sha256"] == "c" * 64
     assert [path.read_bytes() for path in tmp_path.glob("archive/*/run-seed-0.json")] == [before]
@@ -184,10 +184,10 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
 
 def test_unknown_hidden_folder_is_not_removed(tmp_path: Path) -> None:
     run = tmp_path / ".run-seed-0"
-    _refuse_other_folder(run)  # it does not exist
+    _refuse_other_folder(run)  # the folder does not exist
     run.mkdir()
     (run / f".partial-{IDENTITY}").touch()
-    _refuse_other_folder(run)  # a kill has left it
+    _refuse_other_folder(run)  # left by a session that was killed
     (run / "notes.txt").write_text("mine")
     with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning has begun here; move it away"):
         _refuse_other_folder(run)

@@ -21,7 +21,7 @@ from tests.judge_server import Judge
 
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
-OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # keys that may differ between equivalent sessions
+SESSION_KEYS = ("time", "base_url", "usd", "usd_uncounted")  # keys that may differ between equivalent sessions
 PRICES = {
     "date": "2026-01-01",
     "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
@@ -37,7 +37,7 @@ def quality(prompt: dict[str, Any]) -> dict[str, int]:
 
 
 def write(folder: Path, model: str, level: int, seed: int = 0, *, questions: range = range(QUESTIONS)) -> Path:
-    """Write answers whose quality is about `level`; the references' is 95."""
+    """Write answers whose quality is about `level`. The quality of the references is 95."""
     settings = {"seed": seed, "epochs": 2, "losses": [2.0, 1.0 + seed], "best_epoch": seed}
     answers = [
         Answer(
@@ -79,7 +79,7 @@ class Sessions:
         return ["judge", *map(str, files or self.files), *fixed, *options]
 
     def run(self, *options: str, files: list[Path] | None = None) -> Any:
-        """Run evaluate.py to its end, in this process."""
+        """Run evaluate.py to its end in this process."""
         return run(*self.command(*options, files=files))
 
     def said(self, *options: str, files: list[Path] | None = None) -> str:
@@ -113,7 +113,7 @@ def sessions_in(folder: Path, server: Judge) -> Sessions:
 
 
 def run(*arguments: str) -> Any:
-    """Run evaluate.py to its end, in this process."""
+    """Run evaluate.py to its end in this process."""
     output, errors = io.StringIO(), io.StringIO()
     with patch("sys.argv", ["evaluate.py", *arguments]), redirect_stdout(output), redirect_stderr(errors):
         status = evaluate.main()
@@ -123,7 +123,7 @@ def run(*arguments: str) -> Any:
 def result(file: Path) -> Result:
     """Return the newest judgement of a model, without the keys that may differ between equivalent sessions."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
-    return {key: value for key, value in json.loads(line).items() if key not in OF_THE_SESSION}
+    return {key: value for key, value in json.loads(line).items() if key not in SESSION_KEYS}
 
 
 def printed(output: str) -> float:

@@ -48,7 +48,7 @@ def test_session_ends_although_the_server_drips(sessions: Sessions, monkeypatch:
     with endless.serve(endless.dripped_body) as url:
         done = sessions.run(*SILENT, "--base-url", f"{url}/v1", "--timeout", "0.2", "--concurrency", "8")
     assert done.returncode == 1 and "no complete reply within 0.2 seconds" in done.stderr
-    assert "which may have been billed" in done.stdout  # they were sent
+    assert "which may have been billed" in done.stdout  # the requests were sent
 
 
 def test_only_requests_that_were_sent_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,9 @@ def test_failure_halves_the_concurrency() -> None:
             ends[number].set()
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert (slots.allowed, len(entered)) == (2, allowed_in), number  # the next one begins when one is left
+            assert (slots.allowed, len(entered)) == (2, allowed_in), (
+                number
+            )  # the next request begins when only one is running
         for _ in range(9):
             slots.halve()
         slots.widen()

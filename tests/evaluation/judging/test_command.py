@@ -14,8 +14,11 @@ from tests.launch import RANK_OF_TWO
 
 KEY = "sk-proj-/secret+key=0123"
 OPENAI = ("--base-url", "https://api.openai.com/v1")
-REFUSED = {  # by options: the key in the environment, and the line
-    OPENAI: ("", "OPENAI_API_KEY: not set; set it to your OpenAI API key"),  # before the scores that take a while
+REFUSED = {  # by options: the key in the environment, and the error
+    OPENAI: (
+        "",
+        "OPENAI_API_KEY: not set; set it to your OpenAI API key",
+    ),  # raised before the scores, which take a while
     ("--base-url", "localhost:1"): ("", "--base-url: got 'localhost:1', wanted http:// or https://"),
     ("--base-url", "https://me:secret@host/v1"): (
         "",
@@ -113,7 +116,7 @@ def test_key_is_never_sent_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_placeholder_key_may_be_sent_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
-    assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # as vLLM's documentation has it
+    assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # the key in vLLM's documentation
 
 
 def test_echoed_key_is_never_stored(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.comparison.compare import compare
 from evaluation.judging.prompt import Grade, Prompt, make_prompts
-from evaluation.judging.scores import ASSUMED_OF_TWO, JudgedCandidate, describe, judged_difference, score
+from evaluation.judging.scores import TWO_SEEDS_ASSUMPTION, JudgedCandidate, describe, judged_difference, score
 from evaluation.shared.significance import Interval
 from tests.conftest import one_line
 from tests.evaluation.comparison.stored import judged, rows_of
@@ -54,7 +54,7 @@ def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessi
     assert "judging the first 2 seeds of each model" in done
     assert len(server.requests) == 2 * QUESTIONS
     good, poor = sessions.result()["candidates"]
-    assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
+    assert (good["score"], poor["score"]) == (64, 42)  # from seeds 0 and 1
     assert sessions.result()["seeds"] == 2
     assert all(len(json.loads(body["messages"][1]["content"])["answers"]) == 3 for body in server.requests)
 
@@ -77,7 +77,7 @@ def test_two_seeds_state_their_assumption(seeds: int) -> None:
     models = panel(2, 4, slots=seeds)
     prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
     text = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
-    assert (ASSUMED_OF_TWO in text) == (seeds == 2)
+    assert (TWO_SEEDS_ASSUMPTION in text) == (seeds == 2)
 
 
 def test_prompts_without_a_verdict_do_not_count() -> None:
@@ -115,7 +115,7 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
 
 def test_snapshot_and_comments_are_stored(server: Judge, sessions: Sessions) -> None:
     server.snapshot, server.faults = "scripted-2026-01-01", dict.fromkeys(range(8, PROMPTS), "400")
-    assert sessions.run().returncode == 1  # too few for a result
+    assert sessions.run().returncode == 1  # too few verdicts for a result
     (comments,) = sessions.files[0].parent.glob("judged-by-scripted-????????.md")
     done = sessions.run()
     assert f"the judge's comments: {comments}" in done.stdout

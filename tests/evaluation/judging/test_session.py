@@ -39,7 +39,10 @@ def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: 
     assert "verdicts: 13 of 15, refused: 2" in done
     stored = sessions.result()
     assert (stored["left_out"], stored["refused"]) == (2, 2)
-    assert [(row["model"], row["score"]) for row in stored["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
+    assert [(row["model"], row["score"]) for row in stored["candidates"]] == [
+        ("good", 62),
+        ("poor", 42),
+    ]  # refusals are not zeros
     too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
@@ -98,12 +101,12 @@ def test_killed_session_continues_without_repaying(server: Judge, sessions: Sess
     store = sessions.store
     content = store.read_bytes()
     last_reply = content.index(b"\n", content.rindex(b'{"reply"'))
-    store.write_bytes(content[: last_reply - 20])  # the last reply is torn as well
+    store.write_bytes(content[: last_reply - 20])  # the last reply is incomplete as well
     requests = len(server.requests)
     done = sessions.said()
     assert f"{PROMPTS - replies + 1} requests, {replies - 1} already answered" in done
     assert len(server.requests) - requests == PROMPTS - replies + 1
-    assert len(server.replies) == PROMPTS  # what was paid for and lost is repeated, not billed again
+    assert len(server.replies) == PROMPTS  # a reply that was paid for and lost is repeated but not billed again
     assert sessions.result() == faultless
     assert printed(done) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
@@ -131,7 +134,7 @@ def test_rejected_prompt_does_not_stop_the_others(server: Judge, sessions: Sessi
     done = sessions.said("--allow-left-out", "20")
     assert "prompts rejected by the server: 2, for example 'Instruction " in done
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
-    sessions.said()  # they are asked again, as the server may take it now
+    sessions.said()  # they are sent again, because the server may accept them now
     assert sessions.result() == faultless
     server.every = "400"
     done = sessions.run("--effort", "high")
@@ -149,9 +152,9 @@ def test_session_continues_after_a_full_disk(server: Judge, sessions: Sessions, 
 
 
 def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessions) -> None:
-    """Half a body is not asked again in the session."""
+    """A request with an incomplete body is not repeated in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
-    failed = ["429", "500", "503", "400"]  # which the API itself says: they count as nothing
+    failed = ["429", "500", "503", "400"]  # the API itself reports these, so they cost nothing
     server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
     sessions.run(*SILENT, "--timeout", "4")
     done = sessions.said(*SILENT)
@@ -175,7 +178,7 @@ def test_internal_error_loses_no_reply_in_flight(
 
     def broken(store: VerdictStore, line: StoreLine) -> None:
         append(store, line)
-        if len(store.replies) == 6 and not server.released.is_set():  # the first that overtakes the slow ones
+        if len(store.replies) == 6 and not server.released.is_set():  # the first reply that overtakes the slow ones
             server.released.set()
             raise RuntimeError("a fault of ours")
 
@@ -206,12 +209,15 @@ def test_concurrency_grows_with_verdicts(server: Judge, sessions: Sessions, monk
 
 
 def test_spending_never_exceeds_the_limit(server: Judge, sessions: Sessions, faultless: Result) -> None:
-    silent = (*SILENT, "--concurrency", "1")  # a little may be said, nothing thought
+    silent = (*SILENT, "--concurrency", "1")  # short replies without reasoning
     refused = sessions.run(*silent, "--max-usd", "0.5")
     assert "--max-usd: got 0.5, but 15 requests may cost about $" in one_line(refused)
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
-    server.faults, server.wrong_again = dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"), True  # dearer than planned
+    server.faults, server.wrong_again = (
+        dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"),
+        True,
+    )  # more expensive than planned
     done = sessions.run(*silent, "--max-usd", str(estimate * 1.05))
     spent = float(re.findall(r"sessions: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")
@@ -220,7 +226,7 @@ def test_spending_never_exceeds_the_limit(server: Judge, sessions: Sessions, fau
     assert re.search(r"verdicts are missing, and the next one may cost up to \$\d+\.\d+; nothing is lost", done.stdout)
     server.wrong_again, billed = False, server.billed
     again = sessions.run(*silent, "--max-usd", str(spent + 0.1))
-    assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
+    assert (again.returncode, server.billed) == (1, billed)  # the limit includes the cost of earlier sessions
     assert f"in addition to ${spent:.4f} for earlier sessions; nothing was sent" in again.stderr
     sessions.said(*silent, "--retry-wrong", "--max-usd", str(estimate * 3))
     assert sessions.result() == faultless | {"effort": "none"}

@@ -79,7 +79,7 @@ def test_store_of_2996586_is_read_without_repaying(server: Judge, sessions: Sess
     assert "NOTE" not in again
     assert server.billed == 0
     assert [row["score"] for row in sessions.result()["candidates"]] == [62, 42]
-    dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
+    dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the tests' prices
     most = (1539 * 100 + 680 * 1000) / 1e6
     assert printed(again) == pytest.approx(len(direct) * dollars + 2 * most, abs=1e-4)
     assert "for 2 requests without an answer or count" in again
@@ -138,8 +138,8 @@ def test_reply_limit_doubles_after_a_cut_reply(tmp_path: Path) -> None:
         assert judgement.request(prompt)[0].limit == 2 * request.limit
     assert most_output(3, attrs.evolve(JUDGE, effort="high")) > 20_000
     assert most_output(3, attrs.evolve(JUDGE, effort="none")) < 1000
-    assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # it does not reason
-    silent = attrs.evolve(JUDGE, model="gpt-5.4-mini")  # nor that, by default
+    assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # this model never reasons
+    silent = attrs.evolve(JUDGE, model="gpt-5.4-mini")  # this model does not reason by default
     assert expected_usage(400, 3, silent) == Usage(input=100, output=120)
     assert expected_usage(400, 3, JUDGE).output == 620
 

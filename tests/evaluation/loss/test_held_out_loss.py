@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.loss.held_out_loss import _training_note, byte_lengths, summary
-from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
-from evaluation.loss.token_range import Range, check_unseen, documents_shared, is_known_apart
+from evaluation.loss.loss_measures import LossSample, group_sums, loss_difference, read_results
+from evaluation.loss.token_range import Range, check_unseen, is_certainly_unread, shared_documents
 from evaluation.shared.load import load
 from evaluation.shared.model_location import locate
 from evaluation.shared.significance import mean_and_error
@@ -49,7 +49,7 @@ def test_loss_is_the_mean_on_any_number_of_ranks(trained: Path, token_files: Pat
         done = loss(trained, "--from", "1000", "--count", "4000", ranks=ranks)
         assert f"{token_files}: validation, tokens 1,000 to 5,000" in done
     first, *later = ({**result, "time": ""} for result in results(trained))
-    assert [first] * 2 == later  # every bit
+    assert [first] * 2 == later  # all bits are equal
     model = load(locate(str(trained), None), None, torch.device("cpu"))
     stream = open_split(token_files, "validation")
     nats, length = 0.0, 32
@@ -61,7 +61,7 @@ def test_loss_is_the_mean_on_any_number_of_ranks(trained: Path, token_files: Pat
     targets = stream.read(1001, 4000)
     assert first["nats_per_token"] == pytest.approx(nats / 4000, rel=1e-6)
     assert first["perplexity"] == pytest.approx(math.exp(nats / 4000), rel=1e-5)
-    assert first["text_bytes"] == int((targets != 256).sum())  # a byte each, but for the ends of documents
+    assert first["text_bytes"] == int((targets != 256).sum())  # every token is a byte, except the ends of documents
     assert first["bits_per_byte"] == pytest.approx(nats / math.log(2) / first["text_bytes"], rel=1e-6)
 
 
@@ -75,7 +75,7 @@ def test_error_matches_resampled_documents(correlation: float) -> None:
         levels = draw.normal(0, 0.5, 120)
         for at in range(1, 120):
             levels[at] = correlation * levels[at - 1] + (1 - correlation**2) ** 0.5 * levels[at]
-        levels += 3 + 40 / lengths  # short documents are harder: a mean of ratios would be another
+        levels += 3 + 40 / lengths  # short documents are harder, so a mean of ratios would differ
         losses = np.concatenate([draw.normal(level, 1, n) for level, n in zip(levels, lengths, strict=True)])
         targets = np.full(losses.shape, ord("a"))
         targets[np.cumsum(lengths) - 1] = tokenizer.end_of_text_id
@@ -162,7 +162,9 @@ def test_groups_of_documents_are_equal_for_all_models() -> None:
     ends = np.cumsum(first.groups["tokens"])[:-1] - 1
     assert (targets[ends] == tokenizer.end_of_text_id).all()
     _, error = mean_and_error(np.array(first.groups["nats"]), np.array(first.groups["tokens"]))
-    assert error == pytest.approx(first.nats_per_token_error, rel=0.2)  # of documents: they are independent here
+    assert error == pytest.approx(
+        first.nats_per_token_error, rel=0.2
+    )  # the error is over documents, which are independent here
     _, error = mean_and_error(np.array(first.groups["nats"]) / math.log(2), np.array(first.groups["text_bytes"]))
     assert error == pytest.approx(first.bits_per_byte_error, rel=0.2)
     assert f"± {first.nats_per_token_error:.4f} nats per token" in str(first)
@@ -197,7 +199,7 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
     state = trained / "checkpoints" / "best" / "state.json"
     values = json.loads(state.read_text())
     for stream in ("train_stream", "validation_stream"):
-        values["config"][stream]["sha256"] = []  # as of tokens that were still being written
+        values["config"][stream]["sha256"] = []  # as if the tokens were still being written
     state.write_text(json.dumps(values))
     seal_again(state.parent)
     assert "was validated on tokens 0 to" in refused(*command, "--from", "0")
@@ -262,15 +264,15 @@ def test_equal_models_differ_once_in_twenty() -> None:
         hardness = draw.normal(3.5, 0.6, 300)
         samples = []
         for _ in range(2):
-            groups = in_groups((hardness + draw.normal(0, 0.1, 300)) * tokens, tokens, tokens)
+            groups = group_sums((hardness + draw.normal(0, 0.1, 300)) * tokens, tokens, tokens)
             sample = LossSample(
                 nats=np.array(groups["nats"]), tokens=np.array(groups["tokens"], float), is_gpjt_range=False
             )
             samples.append(sample)
         significant += loss_difference(samples[:1], samples[1:], 0.95).excludes_zero
-    assert 3 <= significant <= 18  # 10 of 200
+    assert 3 <= significant <= 18  # 10 of 200 are expected
     a, b = (LossSample(nats=np.array([nats]), tokens=np.array([10.0]), is_gpjt_range=False) for nats in (34.0, 30.0))
-    difference = loss_difference([a], [b], 0.95)  # of one group
+    difference = loss_difference([a], [b], 0.95)  # from a single group
     assert (round(difference.value, 9), difference.low, difference.high) == (0.4, None, None)
 
 
@@ -292,18 +294,18 @@ def test_document_cut_by_validation_is_noted(tmp_path: Path) -> None:
 
     def lines(validated: tuple[int, int], start: int, count: int, end_of_text_id: int | None = end) -> list[str]:
         span = Range(directory=tmp_path, split="validation", start=start, count=count)
-        return documents_shared(streams, validated, span, end_of_text_id)
+        return shared_documents(streams, validated, span, end_of_text_id)
 
     begins, ends = (
         f"They {words} document of that validation." for words in ("begin inside the last", "end inside the first")
     )
     assert lines((0, 4), 4, 8) == lines((0, 4), 5, 8) == [begins]  # 3, 4 | 5
-    assert lines((0, 4), 6, 7) == []  # the next token is 6, of another document
-    assert lines((0, 6), 6, 7) == lines((0, 6), 7, 6) == []  # the end of text was validated
+    assert lines((0, 4), 6, 7) == []  # the next token, 6, is from another document
+    assert lines((0, 6), 6, 7) == lines((0, 6), 7, 6) == []  # the end of text was part of the validation
     assert lines((0, 9), 11, 2) == [begins]
     assert lines((4, 8), 0, 3) == [ends] and lines((4, 8), 0, 2) == []
     assert lines((0, 4), 4, 8, None) == []
-    streams = [StreamRecord(tokens=14, sha256=["0" * 64])]  # of other tokens
+    streams = [StreamRecord(tokens=14, sha256=["0" * 64])]  # the hash of other tokens
     assert lines((0, 4), 4, 8) == []
 
 
@@ -314,7 +316,7 @@ def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_f
     span = Range(directory=tmp_path, split="train", start=0, count=100)
     with pytest.raises(BadInput, match="was trained on tokens 0 to"):
         check_unseen(location, span)
-    assert is_known_apart(location, Range(directory=token_files, split="validation", start=1000, count=100))
+    assert is_certainly_unread(location, Range(directory=token_files, split="validation", start=1000, count=100))
 
     folder = tmp_path / "other"
     folder.mkdir()

@@ -34,7 +34,7 @@ def test_named_range_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(token_range, "download_dataset", download)
     span = token_range.choose_named("fineweb-val-10m", None, [])
-    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # nothing to train on
+    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # no tokens to train on
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
     assert attrs.asdict(named).items() <= span.identity().items()
 
@@ -50,7 +50,7 @@ def test_directory_without_the_range_is_refused(make_run: MakeRun, token_files: 
 
 
 def test_named_range_refuses_a_start() -> None:
-    line = "--from does not go with --range: a published range has its own split, start and count"
+    line = "--from cannot be combined with --range: a published range has its own split, start and count"
     with pytest.raises(UsageError, match=line):
         parse("evaluate.py", {"loss": LossCommand}, ["loss", "m", "--range", "gpjt-test", "--from", "5"])
 
@@ -69,5 +69,5 @@ def test_validation_on_the_named_range_is_noted(
 
 def test_named_ranges_match_the_published_tables() -> None:
     records, gpjt = (attrs.astuple(NAMED_RANGES[name]) for name in ("fineweb-val-10m", "gpjt-test"))
-    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 batches of the speedrun
+    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 of the speedrun's batches
     assert gpjt == ("gpjt/fineweb-gpt2-tokens", "validation", 50_000_000, 19_660_800)

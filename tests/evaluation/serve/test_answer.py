@@ -55,7 +55,7 @@ def take(answer: ServedAnswer, token: int) -> AnswerPart:
 def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
     full_text = text.decode(errors="replace")
-    # The one that is complete first ends the answer; of several with the same last character, the longest.
+    # The stop string that is complete first ends the answer, or the longest of those with the same last character.
     places = [(position + len(stop), position) for stop in stops if (position := full_text.find(stop)) >= 0]
     answer_parts = parts(text, stop=tuple(stops))
     assert "".join(part.text for part in answer_parts) == full_text[: min(places, default=(0, len(full_text)))[1]]
@@ -67,7 +67,7 @@ def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]
 
 
 @given(st.lists(st.binary(max_size=4), max_size=12), st.integers(0, 12))
-@example([b"\xed", b"\xa0"], 0)  # a surrogate, whose first two bytes Python's decoder holds back
+@example([b"\xed", b"\xa0"], 0)  # Python's decoder holds back the first two bytes of a surrogate
 def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: int) -> None:
     ids = [*range(1000, 1000 + len(spelled))]
     answer = new_answer(echo=ids[:prompt], prompt=ids[:prompt] or [1], count=1 + len(ids[prompt:]))
@@ -85,7 +85,7 @@ def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: 
         *ids,
         TOKENIZER.end_of_text_id,
     ]
-    # The character of a byte is the last one that the bytes up to it begin, the rest left out.
+    # A byte belongs to the last character of the text that is decoded from all bytes up to this one.
     for number, token in enumerate(tokens[:-1]):
         before = b"".join(spelled[:number])
         if spelled[number]:
@@ -95,7 +95,11 @@ def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: 
 
 def test_possible_stop_strings_are_held_back() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
-    assert [part.text for part in parts([300, *b"a"])] == ["", "a", ""]  # an id beyond the tokenizer has no text
+    assert [part.text for part in parts([300, *b"a"])] == [
+        "",
+        "a",
+        "",
+    ]  # an id outside the tokenizer's vocabulary has no text
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 

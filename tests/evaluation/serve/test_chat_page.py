@@ -1,4 +1,4 @@
-"""The page of `evaluate.py serve` in a browser: chat, colours with alternatives, stop, errors, phone, dark."""
+"""The page of `evaluate.py serve` in a browser: chat, coloured tokens, stopping, errors, narrow and dark screens."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_full_context_notes_forgotten_turns(
         [note] = page.locator(".note").all_inner_texts()
         assert note == f"NOTE: the model no longer sees the oldest turns, because its context has only {context} tokens"
         turns = [len(body.get("messages") or [*body["earlier"], body["prompt"]]) for body in sent]
-        assert turns[:2] == [1, 3] and max(turns) < 2 * 6 - 1  # what is forgotten is not sent again
+        assert turns[:2] == [1, 3] and max(turns) < 2 * 6 - 1  # forgotten turns are not sent again
         page.click("#new")
         assert page.locator(".note").count() == 0
         say(page, "x" * 600, ".error", has_text="message: got 6")
@@ -123,7 +123,7 @@ def test_abandoned_answers_are_not_sent_again(browser: Any, served: Served) -> N
     say(page, "Hello", ".text span:nth-child(4)")
     page.click("#new")
     page.locator("#send").wait_for()
-    page.route("**/v1/chat/completions", lambda _: None)  # no answer begins
+    page.route("**/v1/chat/completions", lambda _: None)  # the answer never begins
     say(page, "Hi", "#stop")
     page.click("#stop")
     page.locator(".about", has_text="0 tokens, stopped").wait_for()

@@ -158,7 +158,7 @@ def test_seeded_answers_do_not_depend_on_other_prompts(served: Served) -> None:
 
 def test_prompt_scores_suit_lm_evaluation_harness(chat_run: Path, served: Served) -> None:
     network = load(locate(str(chat_run), None), None, torch.device("cpu")).network
-    end = 256  # of a text, in the tokenizer `bytes`
+    end = 256  # the end-of-text id in the tokenizer `bytes`
     prompts = [[end, *b"one two three", *"Gr\u00fc\u00df".encode()], [*b"four " * 60], [end, 97], [97]]
     prompts.append([98] * (CHUNK + 1))
     form = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -168,8 +168,10 @@ def test_prompt_scores_suit_lm_evaluation_harness(chat_run: Path, served: Served
         with torch.inference_mode():
             rows = torch.log_softmax(network(torch.tensor([prompt]))[0], dim=-1)
         scores, text = choice["logprobs"], choice["text"]
-        assert text.startswith(b"".join(b"<|endoftext|>" if one == end else bytes([one]) for one in prompt).decode())
-        # One entry more than the prompt has tokens, whatever was drawn: the harness leaves the last one out.
+        assert text.startswith(
+            b"".join(b"<|endoftext|>" if entry == end else bytes([entry]) for entry in prompt).decode()
+        )
+        # There is always one more entry than the prompt has tokens, because the harness drops the last one.
         assert {len(values) for values in scores.values()} == {len(prompt) + 1}
         assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
         expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
@@ -178,8 +180,8 @@ def test_prompt_scores_suit_lm_evaluation_harness(chat_run: Path, served: Served
         greedy = [value == max(top.values()) for value, top in pairs]
         assert greedy == [int(row.argmax()) == token for row, token in zip(rows, prompt[1:], strict=False)]
     streamed = [*client(served).completions.create(model="run", prompt=prompts[1], stream=True, **form)]
-    assert "".join(one.choices[0].text for one in streamed) == body["choices"][1]["text"]
-    values = [value for one in streamed for value in one.choices[0].logprobs.token_logprobs]
+    assert "".join(entry.choices[0].text for entry in streamed) == body["choices"][1]["text"]
+    values = [value for entry in streamed for value in entry.choices[0].logprobs.token_logprobs]
     assert values == body["choices"][1]["logprobs"]["token_logprobs"]
 
 
@@ -187,7 +189,7 @@ def test_echo_begins_with_the_prompt(served: Served) -> None:
     completions: Any = client(served).completions
     body = {"model": "run", "echo": True, "temperature": 0}
     bare = completions.create(prompt=["Gr\u00fc\u00df", ""], max_tokens=0, **body)
-    assert [(one.text, one.finish_reason, one.logprobs) for one in bare.choices] == [
+    assert [(entry.text, entry.finish_reason, entry.logprobs) for entry in bare.choices] == [
         ("Gr\u00fc\u00df", "length", None),
         ("", "length", None),
     ]
@@ -196,7 +198,7 @@ def test_echo_begins_with_the_prompt(served: Served) -> None:
     assert scored.text_offset == [0, 1, 2, 2, 3, 3] and scored.tokens == [
         "G",
         "r",
-        *[f"\\x{one:x}" for one in b"\xc3\xbc\xc3\x9f"],
+        *[f"\\x{entry:x}" for entry in b"\xc3\xbc\xc3\x9f"],
     ]
     pairs = zip(scored.tokens[1:], scored.token_logprobs[1:], strict=True)
     assert scored.top_logprobs == [None, *({name: value} for name, value in pairs)]
@@ -233,7 +235,7 @@ def test_echo_begins_with_the_prompt(served: Served) -> None:
         (
             {"prompt": ["a", "<|endoftext|>a"], "echo": True, "logprobs": 1},
             "prompt",
-            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored; .* send token ids .* 256",
+            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored, .* send token ids .* 256",
         ),
         ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server allows at most 72"),
         ({"prompt": ["a"] * 37, "n": 2}, "prompt", "37 prompts with n = 2 are 74 answers"),

@@ -48,7 +48,7 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
     rendered, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
     assert tokenizer.decode(prompt) == rendered[0]
     end = tokenizer.special_tokens["<|im_end|>"]
-    assert prompt.count(end) == 4  # and not the one that the user typed
+    assert prompt.count(end) == 4  # the one that the user typed is ordinary text
     assert template.ends(tokenizer) == [end, end]
 
 

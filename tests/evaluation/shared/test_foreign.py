@@ -26,7 +26,7 @@ TIED = attrs.evolve(SMALL, tie_weights=True, qkv_bias=True)
 
 
 class Shared(nn.Module):
-    """Two names of one tensor, as gpjt/ddp-base-model-from-scratch has them."""
+    """A module with two names for one tensor, like the model of gpjt/ddp-base-model-from-scratch."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def test_gpjt_tied_weights_load_under_either_name(tmp_path: Path) -> None:
     save_model(Shared(weights["tok_emb.weight"]), str(tmp_path / "shared"))
     with safe_open(tmp_path / "shared", framework="pt") as file:
         metadata = file.metadata()
-    assert metadata["tok_emb.weight"] == "out_head.weight"  # what the library does
+    assert metadata["tok_emb.weight"] == "out_head.weight"  # the library's choice
     weights["out_head.weight"] = weights.pop("tok_emb.weight")
     assert difference(load_foreign(write(tmp_path / "told", weights, metadata), None), model) < 1e-6
     configured = load_foreign(write(tmp_path / "configured", weights, tie_weights=True), None)
@@ -119,7 +119,7 @@ def test_unsupported_bias_is_refused_unless_zero(tmp_path: Path) -> None:
     values = stock_class(model.config).config
     assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
     weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
-    message = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
+    message = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros, because a Qwen3ForCausalLM"
     with pytest.raises(BadInput, match=message):
         load_foreign(write(tmp_path / "other", weights, **values), None)
 
@@ -165,7 +165,7 @@ def test_contradicting_stock_config_is_refused(tmp_path: Path, change: dict[str,
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
-    """Write ckpt.pt as nanoGPT's train.py does, of a compiled model."""
+    """Write ckpt.pt in the way nanoGPT's train.py does for a compiled model."""
     model = network(attrs.evolve(TIED, activation="gelu"))
     folder.mkdir()
     content = {

@@ -24,7 +24,7 @@ def test_template_that_changes_the_trained_prompt_is_refused() -> None:
     good = "{# mine #}" + TEMPLATES["turns"].text
     for text, problem in (
         (good, None),
-        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "its prompt"),
+        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "the prompt"),
     ):
         record = SimpleNamespace(template=text)
         location: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
@@ -32,7 +32,7 @@ def test_template_that_changes_the_trained_prompt_is_refused() -> None:
         if problem is None:
             assert trained.template == Template(text)
             continue
-        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* its prompt: .*; prepare the tokens with"):
+        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* prompt that asks for it: .*; prepare the tokens"):
             _ = trained.template
 
 
@@ -42,7 +42,7 @@ def test_foreign_models_generate_like_ours(
 ) -> None:
     ours = load(locate(str(copied), None), None, torch.device("cpu"))
     weights = naming(plain_of(ours.network), ours.network.config)
-    if naming is gpjt:  # a run directory as that repository leaves it
+    if naming is gpjt:  # a run directory in the form of that repository
         folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
         folder.mkdir(parents=True)
         (tmp_path / "theirs" / "model.json").write_text((copied / "model.json").read_text())
@@ -60,11 +60,15 @@ def test_foreign_models_generate_like_ours(
 
 def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) -> None:
     typed = os.path.relpath(copied)
-    assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
+    assert (
+        str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"
+    )  # results contain the path as it was typed
     exported = tmp_path / "exported"
     output_of("export", copied, exported)
     (exported / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    damaged = load(locate(str(exported), None), None, torch.device("cpu"))  # most commands need no ends of an answer
+    damaged = load(
+        locate(str(exported), None), None, torch.device("cpu")
+    )  # most commands do not need the ends of an answer
     with pytest.raises(BadInput, match="eos_token_id: got 'x'"):
         _ = damaged.stop_ids
     config, weights = exported / "config.json", exported / "model.safetensors"
@@ -95,7 +99,9 @@ def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) ->
     weights.unlink()
     assert "missing; wanted weights in safetensors files" in refused()
     (copied / "checkpoints/step-00000008/state.json").unlink()
-    assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)  # not taken for a foreign one
+    assert "state.json: missing; choose another checkpoint" in refused(
+        "smoke", copied
+    )  # it is not treated as another program's model
 
 
 def test_checkpoint_with_unknown_train_keys_loads(copied: Path) -> None:

@@ -24,7 +24,7 @@ def test_all_machines_of_a_run_are_listed() -> None:
     assert trained.software == "torch 2.12, Python 3.11, from step 600 on torch 2.13, Python 3.11"
     assert trained.commits == "a, from step 500 on b" and trained.devices == ("A100", "H100", "L4")
     assert trained_on([first, second, again], 600, *RECORD).devices == ("A100", "H100", "L4")
-    assert trained_on([first, second, again], 500, *RECORD).machines == "8 x A100"  # the next job began there
+    assert trained_on([first, second, again], 500, *RECORD).machines == "8 x A100"  # the next job began at this step
     assert trained_on([start(0, {"A100": 8}), start(9, {"A100": 8})], 20, *RECORD).machines == "8 x A100"
 
 

@@ -49,7 +49,7 @@ def test_bad_models_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, caps
     assert [location.title for location in prepared[0]] == ["good", "damaged", "endless", "fine"]
     assert capsys.readouterr().out == "good: measured good\nfine: measured fine\n"
     assert run("gone") == problems[:1] and len(prepared) == 1
-    measuring.stop()  # as the end of the process does
+    measuring.stop()  # as at the end of the process
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -79,7 +79,7 @@ def test_error_on_one_rank_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}: no text")
 
-    from_other_rank = (True, (1, [5]), None)  # what the other rank gives
+    from_other_rank = (True, (1, [5]), None)  # the contribution of the other rank
     monkeypatch.setattr(
         process_group,
         "gather",

@@ -18,13 +18,15 @@ def test_missing_best_checkpoint_is_an_error(copied: Path) -> None:
     state = json.loads((directory / "latest" / "state.json").read_text())
     assert state["best_step"] == state["step"] == 8
     (directory / "latest").unlink()
-    (directory / "latest").symlink_to("step-00000004")  # as where a run has stopped then, and the best one is elsewhere
+    (directory / "latest").symlink_to(
+        "step-00000004"
+    )  # as if the run had stopped then and the best checkpoint were elsewhere
     shutil.rmtree(directory / "step-00000008")
     absent = f"{directory}/best: the best checkpoint, step-00000008, is not on this disk; .* another one: .*/latest"
     with pytest.raises(BadInput, match=absent):
         locate(str(copied), None)
     assert locate(str(directory / "latest"), None).path.name == "step-00000004"
-    (directory / "best").unlink()  # where links were not copied, the newest state tells
+    (directory / "best").unlink()  # without links, the newest state names the best checkpoint
     assert locate(str(copied), None).path.name == "step-00000004"
     shutil.copytree(directory / "step-00000004", directory / "kept")
     shutil.rmtree(directory / "step-00000004")
@@ -72,9 +74,9 @@ def test_folder_that_hides_a_hub_model_is_noted(
         capsys.readouterr().err
     )
     assert home_of("hf:owner/model") == Path("runs/owner--model")
-    home_of("owner/run")  # it can only be a run of ours
+    home_of("owner/run")  # a run is never a model on the hub
     note_local.cache_clear()
     data = ModelCardData(library_name="transformers", tags=["gpt2", OUR_TAG])
     Path("owner/model/README.md").write_text(f"---\n{data}\n---\n\n# model\n")
-    home_of("owner/model")  # an export of ours
+    home_of("owner/model")  # an export by Lockstep
     assert capsys.readouterr().err == ""

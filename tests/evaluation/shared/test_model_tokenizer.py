@@ -38,7 +38,7 @@ def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.Captur
     unknown = record_of_given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
     assert GivenTokenizer.of({"given_tokenizer": characters.as_record()}) == characters
-    # A model of GPT-2's size that names no tokenizer is taken for one of GPT-2's tokens without --tokenizer as well.
+    # As without --tokenizer, a model of GPT-2's size that names no tokenizer is assumed to use GPT-2's.
     location = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
     named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")
     assert given_tokenizer(location, named, attrs.evolve(SMALL, vocab_size=50257)) is None

@@ -58,7 +58,7 @@ def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
 
 
 SEVERAL = [*launch(2.0, 0.5, 1.0), *launch(None, 1.5), *launch(3.0, 2.0, 4.0)]
-AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill: half an hour of records comes twice
+AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill, half an hour of records is repeated
 OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_seconds": HOUR}]
 
 

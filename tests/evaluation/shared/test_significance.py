@@ -46,7 +46,7 @@ def test_intervals_are_negated_widened_and_printed() -> None:
     assert (Interval(value=1, low=0.5, high=2).text(1), unknown.text(2)) == ("1.0 [0.5, 2.0]", "2.00")
 
 
-def test_quantiles_match_a_table_of_students_t() -> None:  # of a table
+def test_quantiles_match_a_table_of_students_t() -> None:  # values of a table
     for freedom, quantile in ((1, 12.706), (2, 4.303), (10, 2.228), (109, 1.982), (float("inf"), 1.960)):
         assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
     interval = student_interval(2.0, 0.5, 10)
@@ -124,7 +124,7 @@ def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviati
 @pytest.mark.parametrize("shape", [(2, 2, 110), (3, 2, 500), (2, 3, 500), (2, 1, 110), (3, 1, 80)], ids=str)
 def test_equal_models_seldom_differ(shape: tuple[int, int, int], deviation: float) -> None:
     draw, sessions = np.random.default_rng(sum(shape)), 400
-    of_seeds = deviation if shape[1] > 1 else 0  # one fine-tuning each: no winner, whatever the interval
+    of_seeds = deviation if shape[1] > 1 else 0  # with one fine-tuning each, there is never a winner
     intervals = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
     assert (
         np.mean([any(interval.excludes_zero for interval in session_intervals) for session_intervals in intervals])
@@ -140,7 +140,7 @@ def test_pairing_by_question_detects_a_small_difference() -> None:
     difference = differences[0, 1]
     assert difference.value == pytest.approx(means[0].value - means[1].value)
     assert 1 < difference.low < difference.value < difference.high < 3
-    assert means[0].high - means[0].low > 10  # though each alone is little known
+    assert means[0].high - means[0].low > 10  # although each mean alone is uncertain
 
 
 def test_unjudged_questions_are_left_out_for_all_models() -> None:
@@ -196,7 +196,7 @@ def test_independent_units_keep_the_plain_error() -> None:
 
 
 def test_band_of_three_runs_has_two_degrees_of_freedom() -> None:
-    constant = np.array([[0.0], [1.0], [2.0]]) + np.zeros((3, 40))  # each run stays where it is
+    constant = np.array([[0.0], [1.0], [2.0]]) + np.zeros((3, 40))  # every run is constant
     low, high = prediction_band(constant, 4)
     assert high - 1 == pytest.approx(student_quantile(0.98, 2) * (4 / 3) ** 0.5)
     assert 1 - low == pytest.approx(high - 1)
@@ -207,7 +207,7 @@ def test_all_misses_still_have_an_error() -> None:
     assert hits_error(none, 1.0, paired=False) == pytest.approx((1 / 202 * 201 / 202 / 202) ** 0.5)
     assert hits_error(none + 1, 1.0, paired=False) == pytest.approx(hits_error(none, 1.0, paired=False))
     assert hits_error(none, 1.0, paired=True) == pytest.approx(1 / 202)
-    assert hits_error(half, 1.0, paired=False) == mean_and_error(half)[1]  # two items more change nothing
+    assert hits_error(half, 1.0, paired=False) == mean_and_error(half)[1]  # two additional items make no difference
     assert hits_error(none - 0.25, 4.0, paired=False) == pytest.approx(4 * hits_error(none, 1.0, paired=False))
 
 
@@ -216,7 +216,7 @@ def test_judged_difference_must_exceed_its_seeds_noise(seeds: int) -> None:
     wide, narrow = np.linspace(-15, 15, seeds), np.linspace(-0.1, 0.1, seeds)
     scores = np.stack([wide, narrow, narrow + 1, narrow - 1, narrow])[:, :, None] + np.zeros(50)
     means, differences = two_way_intervals(scores)
-    level = 0.12 if seeds == 2 else 0.03  # the first model surely scatters more than the others
+    level = 0.12 if seeds == 2 else 0.03  # the first model clearly scatters more than the others
     errors = [scores_of_model.std(ddof=1) / seeds**0.5 for scores_of_model in (wide, narrow)]
     error, freedom = combined_error(*((scores_of_model, seeds - 1) for scores_of_model in errors))
     pooled = student_quantile(0.9975, 5 * (seeds - 1)) * (2 / 5) ** 0.5 * errors[0]

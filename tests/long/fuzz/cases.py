@@ -1,4 +1,4 @@
-"""Bad inputs for the four scripts: what is damaged, and the command that meets it."""
+"""Bad inputs for the four scripts: the damage, and the command that reads the damaged file."""
 
 import random
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tests.long.fuzz.damage import (
     at,
     cut,
     flip_bit,
-    none,
+    no_damage,
     with_keys,
 )
 from training.config.train_config import KEY_ROWS, KEYS
@@ -43,14 +43,15 @@ SMOKE = ("evaluate.py", "smoke", "{}/export", "--tokens", "2")
 JUDGE = ("evaluate.py", "judge", "{}/answers/one.json", "{}/answers/two.json")
 ASKING = (*JUDGE, "--model", "gpt-5.4-mini", "--prices", "{}/prices.json", "--verdicts", "{}/verdicts.jsonl")
 PREPARE = ("prepare_data.py", "{}/texts/a.txt", "--output", "{}/prepared", "--tokenizer", "bytes")
-SAME = ("prepare_data.py", "{}/texts/b.jsonl", "--output", "{}/tokens", "--tokenizer", "bytes")  # as of the tokens
+# The same command that has prepared the tokens.
+SAME = ("prepare_data.py", "{}/texts/b.jsonl", "--output", "{}/tokens", "--tokenizer", "bytes")
 SAME = (*SAME, "--validation-fraction", "0.1", "--executor", "inline")
 STATUS, VERIFY, STATS = (("prepare_data.py", command, "{}/tokens") for command in ("status", "verify", "stats"))
 PLAN = ("train.py", "{}/run", "--plan", "--machines", "{}/machines.json")
 WHOLE = NO_FILE | NO_JSON | LARGE | MISSING
 NEWEST = "run/checkpoints/step-00000004"
 
-WRONG = {  # values by the type that a key wants
+WRONG = {  # wrong values, by the type of a key
     "int": (1.5, "8", True, [], {}, -1, HUGE, ESCAPE),
     "float": ("x", True, [], -1, float("nan"), HUGE**20),
     "bool": (0, 1, "true", [], HUGE),
@@ -115,7 +116,8 @@ PRICE_LISTS: tuple[dict[str, Any], ...] = (
 )
 
 
-FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool]]] = {  # by area and file
+# By area and file: the damages, the command, and whether it may survive them.
+FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool]]] = {
     ("token files", "tokens/train.safetensors"): [(BYTES, command, False) for command in (TRAIN, VERIFY)],
     ("token files", "tokens/manifest.json"): [
         (NO_FILE | NO_JSON | LARGE, command, False) for command in (TRAIN, VERIFY, STATS)
@@ -128,7 +130,10 @@ FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool
     ("price lists", "machines.json"): [(JSON_DAMAGES, PLAN, False)],
     ("price lists", "prices.json"): [(JSON_DAMAGES, ASKING, False)],
     ("models", "export/config.json"): [(JSON_DAMAGES, SMOKE, False)],
-    ("models", "export/tokenizer.json"): [(NO_JSON, SMOKE, False), (NO_FILE, SMOKE, True)],  # it is in vocab.json, too
+    ("models", "export/tokenizer.json"): [
+        (NO_JSON, SMOKE, False),
+        (NO_FILE, SMOKE, True),
+    ],  # vocab.json has the tokenizer as well
     ("models", "export/model.safetensors"): [({"cut short": cut} | NO_FILE | MISSING, SMOKE, False)],
     ("evaluation", "answers/one.json"): [(WHOLE, JUDGE, False)],
     ("evaluation", "records.json"): [
@@ -164,16 +169,16 @@ def _run_directories() -> Iterator[Case]:
                 command, damage = TRAIN if key == "dataset" else DRY_RUN, with_keys(**{key: value})
                 yield Case(area, f"{file}: {key} = {str(value)[:20]!r}", command, at(f"run/{file}", damage))
     for override in OVERRIDES:
-        yield Case(area, f"--set {override[:20]!r}", (*TRAIN, "--set", override), none)
+        yield Case(area, f"--set {override[:20]!r}", (*TRAIN, "--set", override), no_damage)
     for key in foreign_keys(KEY_ROWS):
         yield Case(area, f"train.json: {key} of others", DRY_RUN, at("run/train.json", with_keys(**{key: 1})))
-        yield Case(area, f"--set {key} of others", (*DRY_RUN, "--set", f"{key}=1"), none)
+        yield Case(area, f"--set {key} of others", (*DRY_RUN, "--set", f"{key}=1"), no_damage)
 
 
-def _wrong_values(key: str, wanted: str) -> list[Any]:
+def _wrong_values(key: str, type_name: str) -> list[Any]:
     if key == "dataset":
         return list(DATASETS)
-    values = next(values for name, values in WRONG.items() if name in wanted)
+    values = next(values for name, values in WRONG.items() if name in type_name)
     fits = {"compile": (True,)}.get(key, ())
     return [value for value in values if not any(value is fit for fit in fits)]
 
@@ -184,18 +189,21 @@ def _command_lines() -> Iterator[Case]:
         for option, texts in options.items():
             for text in texts:
                 name = f"{' '.join(command[:2])} {option} {text[:20]!r}"
-                yield Case(area, name, (*command, f"{option}={text}"), none)
+                yield Case(area, name, (*command, f"{option}={text}"), no_damage)
     for place in PLACES:
         for command in WITH_A_PLACE:
-            yield Case(area, f"{' '.join(command)} {place[:20]!r}", (*command, place), none)
-        yield Case(area, f"export {place[:20]!r}", ("evaluate.py", "export", place, "{}/new"), none)
+            yield Case(area, f"{' '.join(command)} {place[:20]!r}", (*command, place), no_damage)
+        yield Case(area, f"export {place[:20]!r}", ("evaluate.py", "export", place, "{}/new"), no_damage)
         yield Case(
-            area, f"instruct {place[:20]!r}", ("evaluate.py", "instruct", place, "--data", "{}/records.json"), none
+            area, f"instruct {place[:20]!r}", ("evaluate.py", "instruct", place, "--data", "{}/records.json"), no_damage
         )
 
 
 def _checkpoints() -> Iterator[Case]:
-    """Yield damaged checkpoints: the run goes on from an intact one with the same bits, or refuses; nothing is lost."""
+    """Yield cases with damaged checkpoints.
+
+    The run continues from an intact checkpoint with the same bits, or ends with an error, and loses nothing.
+    """
     area = "checkpoints"
     for file in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
         for name, damage in (
@@ -210,7 +218,7 @@ def _checkpoints() -> Iterator[Case]:
 
 
 def _forged(**keys: Any) -> Damage:
-    """Return the damage of a checkpoint whose state was changed, and all its hashes made anew."""
+    """Return a function that changes the state of a checkpoint and updates all its hashes."""
 
     def damage(workspace: Path, draw: random.Random) -> None:
         with_keys(**keys)(workspace / NEWEST / "state.json", draw)
@@ -220,7 +228,7 @@ def _forged(**keys: Any) -> Damage:
 
 
 def _records() -> Iterator[Case]:
-    """Yield damage of what a run writes beside its checkpoints: none stands in the way of a resume, or it says why."""
+    """Yield cases with damage to the other files of a run. The run resumes, or ends with an error that says why."""
     area = "records"
     for file in ("metrics.jsonl", "resolved.json", "exit.json"):
         for name, damage in (NO_FILE | NO_JSON | NO_OBJECT | MISSING).items():
@@ -251,7 +259,7 @@ def _files() -> Iterator[Case]:
 
 
 def _models() -> Iterator[Case]:
-    """Yield wrong values in lists of prices and in directories of Hugging Face's, and sources that are no files."""
+    """Yield cases with wrong values in price lists and Hugging Face models, and with sources that are not files."""
     for keys in PRICE_LISTS:
         yield Case("price lists", f"machines.json: {str(keys)[:60]!r}", PLAN, at("machines.json", with_keys(**keys)))
     for export, keys in MODEL_KEYS.items():
@@ -259,4 +267,4 @@ def _models() -> Iterator[Case]:
             damage, smoke = with_keys(**{key: value}), ("evaluate.py", "smoke", f"{{}}/{export}", "--tokens", "2")
             yield Case("models", f"{export}: {key} = {str(value)[:12]!r}", smoke, at(f"{export}/config.json", damage))
     for source in ADDRESSES:
-        yield Case("sources", source, ("prepare_data.py", source, *PREPARE[2:]), none)
+        yield Case("sources", source, ("prepare_data.py", source, *PREPARE[2:]), no_damage)

@@ -1,4 +1,4 @@
-"""Bad inputs: a command, and a file that is damaged as JSON, as bytes, or as an entry of its folder."""
+"""Bad inputs: a command, and a file whose JSON or bytes are damaged, or that is replaced by something else."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-Damage = Callable[[Path, random.Random], None]  # of the file or folder at a path
+Damage = Callable[[Path, random.Random], None]  # damages the file or folder at a path
 
 DEEP = '{"a": ' * 100_000
 HUGE = 10**30
@@ -23,17 +23,17 @@ class Case:
 
     area: str
     name: str
-    command: tuple[str, ...]  # script and arguments; {} stands for the workspace
-    damage: Damage  # of a workspace
-    survives: bool = False  # status 0 is right as well, if the result is that of good input
+    command: tuple[str, ...]  # script and arguments; {} is replaced by the workspace
+    damage: Damage  # damages a workspace
+    survives: bool = False  # status 0 is also correct if the result is the same as with good input
 
 
-def none(_: Path, __: random.Random) -> None:
-    """Leave everything as it is: the command line is the bad input."""
+def no_damage(_: Path, __: random.Random) -> None:
+    """Do not damage anything: the command line is the bad input."""
 
 
 def at(name: str, damage: Damage) -> Damage:
-    """Return the damage of a file in a folder."""
+    """Return a function that damages a file in a folder."""
     return lambda folder, draw: damage(folder / name, draw)
 
 
@@ -50,7 +50,7 @@ def cut(path: Path, draw: random.Random) -> None:
 
 
 def with_keys(**keys: Any) -> Damage:
-    """Return the damage of a JSON file that gets other values under some keys."""
+    """Return a function that replaces the values of some keys in a JSON file."""
 
     def damage(path: Path, _: random.Random) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | keys))
@@ -58,8 +58,8 @@ def with_keys(**keys: Any) -> Damage:
     return damage
 
 
-def written(content: Callable[[str, random.Random], str | bytes]) -> Damage:
-    """Return the damage of a file that gets another content, made from its text."""
+def with_content(content: Callable[[str, random.Random], str | bytes]) -> Damage:
+    """Return a function that replaces the content of a file with one that depends on its text."""
 
     def damage(path: Path, draw: random.Random) -> None:
         new = content(path.read_text(), draw)
@@ -68,8 +68,8 @@ def written(content: Callable[[str, random.Random], str | bytes]) -> Damage:
     return damage
 
 
-def replaced(make: Callable[[Path], Any]) -> Damage:
-    """Return the damage of a file in whose place something else stands."""
+def with_other_entry(make: Callable[[Path], Any]) -> Damage:
+    """Return a function that replaces a file by another kind of directory entry."""
 
     def damage(path: Path, _: random.Random) -> None:
         path.unlink(missing_ok=True)
@@ -84,30 +84,30 @@ def _sparse(path: Path) -> None:
 
 
 NO_FILE: dict[str, Damage] = {
-    "a folder": replaced(Path.mkdir),
-    "a pipe": replaced(os.mkfifo),
-    "a device": replaced(lambda path: path.symlink_to("/dev/zero")),
-    "a loop of links": replaced(lambda path: path.symlink_to(path)),
+    "a folder": with_other_entry(Path.mkdir),
+    "a pipe": with_other_entry(os.mkfifo),
+    "a device": with_other_entry(lambda path: path.symlink_to("/dev/zero")),
+    "a loop of links": with_other_entry(lambda path: path.symlink_to(path)),
 }
 NO_JSON: dict[str, Damage] = {
-    "cut short": written(lambda text, draw: text.rstrip()[: draw.randrange(len(text.rstrip()) - 1)]),
-    "empty": written(lambda *_: ""),
-    "deep": written(lambda *_: DEEP),
-    "deep and closed": written(lambda *_: '{"a": ' * 900 + "1" + "}" * 900),
-    "UTF-16": written(lambda text, _: text.encode("utf-16")),
-    "NULs": written(lambda text, _: b"\0" * len(text)),
-    "random bytes": written(lambda text, draw: draw.randbytes(len(text))),
+    "cut short": with_content(lambda text, draw: text.rstrip()[: draw.randrange(len(text.rstrip()) - 1)]),
+    "empty": with_content(lambda *_: ""),
+    "deep": with_content(lambda *_: DEEP),
+    "deep and closed": with_content(lambda *_: '{"a": ' * 900 + "1" + "}" * 900),
+    "UTF-16": with_content(lambda text, _: text.encode("utf-16")),
+    "NULs": with_content(lambda text, _: b"\0" * len(text)),
+    "random bytes": with_content(lambda text, draw: draw.randbytes(len(text))),
 }
 NO_OBJECT: dict[str, Damage] = {
-    "a list": written(lambda *_: "[1, 2]"),
-    "a number": written(lambda *_: "7"),
-    "null": written(lambda *_: "null"),
-    "Latin-1": written(lambda text, _: text.encode().rstrip()[:-1] + b', "\xe9": 1}'),
-    "a key twice": written(lambda text, _: text.replace("{", '{"fuzz": 1, "fuzz": 2, ', 1)),
-    "5,000 digits": written(lambda text, _: text.replace("{", '{"fuzz": ' + "9" * 5000 + ", ", 1)),
+    "a list": with_content(lambda *_: "[1, 2]"),
+    "a number": with_content(lambda *_: "7"),
+    "null": with_content(lambda *_: "null"),
+    "Latin-1": with_content(lambda text, _: text.encode().rstrip()[:-1] + b', "\xe9": 1}'),
+    "a key twice": with_content(lambda text, _: text.replace("{", '{"fuzz": 1, "fuzz": 2, ', 1)),
+    "5,000 digits": with_content(lambda text, _: text.replace("{", '{"fuzz": ' + "9" * 5000 + ", ", 1)),
 }
-LARGE: dict[str, Damage] = {"8 GiB of NULs": replaced(_sparse)}
-MISSING: dict[str, Damage] = {"missing": replaced(lambda _: None)}
+LARGE: dict[str, Damage] = {"8 GiB of NULs": with_other_entry(_sparse)}
+MISSING: dict[str, Damage] = {"missing": with_other_entry(lambda _: None)}
 JSON_DAMAGES = NO_FILE | NO_JSON | NO_OBJECT | LARGE | MISSING
 BYTES: dict[str, Damage] = {
     **{f"cut short {number}": cut for number in range(3)},

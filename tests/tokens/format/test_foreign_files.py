@@ -67,7 +67,9 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (llm_c(count=-4), "truncated or damaged: got 1032 bytes, wanted 1024"),
         (llm_c()[:100], "truncated: got 100 bytes, wanted a header of 1024; copy it again"),
     ],
-    "train.bin": [(FEW.tobytes()[:-1], "got 1999 bytes, wanted an even number: uint16 tokens; copy it again")],
+    "train.bin": [
+        (FEW.tobytes()[:-1], "got 1999 bytes, wanted an even number, because its tokens are uint16; copy it")
+    ],
     "train.npy": [
         (npy(FEW.reshape(10, 100)), r"got type uint16 and shape \(10, 100\), wanted uint16 or uint32, little-endian"),
         (npy(FEW.astype(np.int64)), "got type int64 and shape"),

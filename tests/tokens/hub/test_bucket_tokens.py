@@ -15,7 +15,7 @@ from tests.bucket_server import BucketServer
 from tests.conftest import MakeRun, complete
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.walks import final_hash
-from tokens.hub.download import BEGUN, RECEIPT, download_dataset
+from tokens.hub.download import INCOMPLETE, RECEIPT, download_dataset
 
 NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
 
@@ -39,7 +39,7 @@ def test_a_download_resumes_and_is_not_repeated(
     )
     with pytest.raises(BadInput, match=r"tokens/validation.safetensors: cannot be read: Refused"):
         download_dataset(url, here)
-    arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors", BEGUN}
+    arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors", INCOMPLETE}
     assert {path.name for path in here.iterdir()} == arrived
     bucket_server.calm()
     download_dataset(url, here)

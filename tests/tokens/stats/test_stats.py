@@ -109,7 +109,7 @@ def test_stats_need_tokens_and_the_right_end_of_text(tmp_path: Path) -> None:
     save(tmp_path / "two", np.uint16, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # with another type
     assert any("CONTAMINATION        1 documents" in line for line in stats.stats(tmp_path / "two"))
-    with pytest.raises(BadInput, match=r"no token is the end-of-text id 50256; pass --end-of-text ID"):
+    with pytest.raises(BadInput, match=r"the end-of-text id 50256 does not occur; pass the right one"):
         stats.stats(tmp_path / "out")
     done = run(PREPARE, "stats", tmp_path / "out", "--end-of-text", "99")
     assert "2 documents, 5 tokens" in done.stdout

@@ -71,15 +71,15 @@ def test_blank_machine_resumes_from_the_bucket(make_run: MakeRun, straight: str)
         assert bucket.read(f"step-00000006/{file.name}").content == file.read_bytes()
     assert bucket.read("latest").content == b"step-00000006"
     assert bucket.read("lease.json") is None  # it was deleted at the end of the job
-    other = blank(run, "other")
-    done = succeed(other)
+    second = blank(run, "other")
+    done = succeed(second)
     assert "downloading step-00000006 from s3://runs/resumed" in done.stdout
-    assert final_hash(other) == straight
+    assert final_hash(second) == straight
     assert complete_steps(bucket)[-1] == "step-00000012"
     assert len(complete_steps(bucket)) <= 3  # the newest two and the best one
     names = [file for file in bucket.objects() if not file.startswith(tuple(complete_steps(bucket)))]
     assert sorted(names) == ["best", "latest"]
-    texts = [file.read_text(errors="replace") for file in other.rglob("*") if file.is_file()]
+    texts = [file.read_text(errors="replace") for file in second.rglob("*") if file.is_file()]
     texts += [bucket.read(name).content.decode(errors="replace") for name in bucket.objects()]
     assert not any(KEY in text or SECRET in text for text in texts)
 
@@ -131,15 +131,15 @@ def test_second_job_waits_for_the_lease(make_run: MakeRun, straight: str) -> Non
     run = make_run("leased", **STEPS, checkpoints=url("leased"))
     process = start(run, SLOW_STEP="0.5")
     wait_until(lambda: events(run, "upload"), process)
-    other = blank(run, "another")
-    line = one_line(train(other))
+    second = blank(run, "another")
+    line = one_line(train(second))
     assert "another job uploads to this prefix" in line and str(run.resolve()) in line
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=SECONDS)
-    done = succeed(other)
+    done = succeed(second)
     assert "waiting 2 s" in done.stdout
     assert "downloading step-" in done.stdout
-    assert final_hash(other) == straight
+    assert final_hash(second) == straight
 
 
 @pytest.mark.slow
@@ -167,14 +167,14 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
     weights = bytearray(bucket.read(f"{newest}/model.safetensors").content)
     weights[-1] ^= 1
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
-    other = blank(run, "other")
-    done = succeed(other, "--resume", "latest")
+    second = blank(run, "other")
+    done = succeed(second, "--resume", "latest")
     problem = "state.json: step: got 12, wanted 14 because of the folder's name"
     wrong_name = f"{url('named')}/step-00000014: damaged: {problem}"
     assert wrong_name in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
-    assert f"resuming from {other / 'checkpoints' / before}" in done.stdout
-    assert final_hash(other) == straight
+    assert f"resuming from {second / 'checkpoints' / before}" in done.stdout
+    assert final_hash(second) == straight
     third = blank(run, "third")  # the second run has uploaded intact checkpoints
     assert "the run is complete" in train(third).stdout
     assert final_hash(third) == straight
@@ -190,11 +190,11 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
 def test_blank_machine_resumes_from_a_bucket_link(make_run: MakeRun, straight: str, name: str) -> None:
     run = make_run("linked", **STEPS, checkpoints=url(f"linked-{name}"))
     succeed(run, "--max-steps", "8")
-    other = blank(run, "other")
-    succeed(other, "--resume", name, "--max-steps", "8")
-    assert [(other / "checkpoints" / link).readlink().name for link in ("latest", "best")] == ["step-00000008"] * 2
-    succeed(other)
-    assert final_hash(other) == straight
+    second = blank(run, "other")
+    succeed(second, "--resume", name, "--max-steps", "8")
+    assert [(second / "checkpoints" / link).readlink().name for link in ("latest", "best")] == ["step-00000008"] * 2
+    succeed(second)
+    assert final_hash(second) == straight
 
 
 @pytest.mark.slow
@@ -215,8 +215,8 @@ def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_
     losses = metrics(run, "validation_loss")
     assert best == f"step-{min(losses, key=losses.__getitem__):08d}"
     assert complete_steps(bucket) == [best, "step-00000008"] and bucket.read("latest").content == b"step-00000008"
-    other = blank(run, "other")
-    done = succeed(other)
+    second = blank(run, "other")
+    done = succeed(second)
     assert f"NOTE: the best checkpoint of the run, {best}, is not on this disk" in done.stderr
     assert bucket.read("best").content.decode() == best
     assert complete_steps(bucket) == [best, "step-00000012"]
@@ -226,7 +226,7 @@ def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_
     assert f"set checkpoints to another prefix ({best} is already on this disk)" in line
     done = succeed(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
     assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
-    assert final_hash(third) == final_hash(other)
+    assert final_hash(third) == final_hash(second)
 
 
 @pytest.mark.slow
@@ -237,9 +237,9 @@ def test_state_newer_than_its_manifest_is_accepted(make_run: MakeRun, straight: 
     state["elapsed_seconds"] += 1
     state[FIELDS_SHA256] = fields_sha256(state)
     Bucket(url("replaced")).write("step-00000004/state.json", json.dumps(state).encode())
-    other = blank(run, "other")
-    assert "at step 4 of" in succeed(other).stdout
-    assert final_hash(other) == straight
+    second = blank(run, "other")
+    assert "at step 4 of" in succeed(second).stdout
+    assert final_hash(second) == straight
 
 
 @pytest.mark.slow
@@ -251,10 +251,10 @@ def test_second_branch_in_a_bucket_is_refused(make_run: MakeRun) -> None:
         assert f"has step-00000012, but --resume {name} begins before that step" in line
         assert (run / "checkpoints" / "step-00000012").exists()
     succeed(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}")
-    other = make_run("another-run", **STEPS | {"random_seed": 1})
-    succeed(other)
-    line = one_line(train(other, "--set", f"checkpoints={url('branch-2')}"))
-    assert f"{url('branch-2')}/step-00000012: not the same checkpoint as {other / 'checkpoints'}" in line
+    second = make_run("another-run", **STEPS | {"random_seed": 1})
+    succeed(second)
+    line = one_line(train(second, "--set", f"checkpoints={url('branch-2')}"))
+    assert f"{url('branch-2')}/step-00000012: not the same checkpoint as {second / 'checkpoints'}" in line
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Compatibility of a checkpoint with a run: other tokens, keys and numerics are named."""
+"""Compatibility of a checkpoint with a run: differences of tokens, keys and numerics are named."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def stream(*digests: str, tokens: int | None = 100, plan: str | None = None) -> 
 
 
 def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
-    """Return a record with changes; those of `model` and `train` are of the tiny run's keys."""
+    """Return a record with changes; changes of `model` and `train` apply to the keys of the tiny run."""
     settings = {
         "model": ModelConfig(**TINY_MODEL | changes.pop("model", {})),
         "train": TrainConfig.from_keys(KEYS | changes.pop("train", {})),
@@ -53,7 +53,8 @@ def test_differing_tokens_are_named(old: StreamRecord, new: StreamRecord, messag
 )
 def test_later_shards_do_not_matter_if_unread(shuffle: bool, epochs: float, same: bool) -> None:
     keys = {"train": {"shuffle": shuffle}, "sources": [{"dataset": "d", "tokens": 50, "epochs": epochs}]}
-    few, more, other = stream("a", "b"), stream("a", "b", "c", tokens=150), stream("a", "d", "c", tokens=150)
+    few, more = stream("a", "b"), stream("a", "b", "c", tokens=150)
+    different = stream("a", "d", "c", tokens=150)
     for old, new in ((few, more), (more, few)):
         if same:
             assert differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT) == []
@@ -61,7 +62,7 @@ def test_later_shards_do_not_matter_if_unread(shuffle: bool, epochs: float, same
             with pytest.raises(BadInput, match="train tokens, but step-1 was made with"):
                 differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT)
     with pytest.raises(BadInput, match="train tokens, but step-1 was made with"):
-        differences(RUN, record(few, **keys), record(other, **keys), CHECKPOINT)
+        differences(RUN, record(few, **keys), record(different, **keys), CHECKPOINT)
 
 
 def test_followed_tokens_match_the_finished_files() -> None:
@@ -106,7 +107,7 @@ STABLE = {"schedule_learning_rate": "warmup_stable_decay"}
         ({}, {"drop_rate": 0.5}, ["drop_rate 0.0 -> 0.5"]),
         ({}, {"steps": 200}, ["steps 100 -> 200"]),
         ({"schedule_learning_rate": False}, {"schedule_learning_rate": "constant", "steps": 200}, []),
-        (STABLE, STABLE | {"decay_period_percent": 40}, []),  # begins at step 60, after the resume
+        (STABLE, STABLE | {"decay_period_percent": 40}, []),  # the decay begins at step 60, after the resume
         (STABLE, STABLE | {"decay_period_percent": 70}, ["decay_period_percent null -> 70.0"]),
         ({}, {"min_train_tokens": 1, "dataset": "elsewhere", "precision": "fp32"}, []),
         ({}, {"validation_sequences": 9}, ["validation_sequences 10 -> 9"]),
@@ -124,9 +125,9 @@ def test_only_changes_that_affect_results_count(old: dict[str, Any], new: dict[s
 
 def test_key_changes_at_most_once_per_step() -> None:
     before = [SettingChange(step=5, key="a", old=1, new=2), SettingChange(step=9, key="a", old=2, new=3)]
-    again, back = (SettingChange(step=9, key="a", old=3, new=new) for new in (4, 2))
-    assert all_changes(before, [again]) == [before[0], attrs.evolve(before[1], new=4)]
-    assert all_changes(before, [back]) == before[:1]
+    second_change, reversal = (SettingChange(step=9, key="a", old=3, new=new) for new in (4, 2))
+    assert all_changes(before, [second_change]) == [before[0], attrs.evolve(before[1], new=4)]
+    assert all_changes(before, [reversal]) == before[:1]
 
 
 @pytest.mark.parametrize(("determinism", "refused"), [("run", True), ("off", False)])

@@ -1,4 +1,4 @@
-"""Runs whose objective are answers: the loss is the mean over the tokens that count, and other data are refused."""
+"""Runs with the objective "answers": the loss is the mean over the tokens that count, and other data are refused."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ CONTEXT = 32
 
 
 def mean_loss(network: GPT, stream: TokenStream, rows: range) -> float:
-    """Return the mean loss of the tokens that count in rows of a stream, in fp64 and one piece."""
+    """Return the mean loss of the tokens that count in rows of a stream, computed in fp64 and in a single batch."""
     first, count = rows.start * CONTEXT, len(rows) * CONTEXT
     tokens = torch.from_numpy(stream.read(first, count + 1).astype(np.int64))
     weights = np.empty(count, np.uint8)
@@ -38,20 +38,20 @@ def mean_loss(network: GPT, stream: TokenStream, rows: range) -> float:
 
 def test_losses_are_means_over_weighted_tokens(make_run: MakeRun, answers: Path) -> None:
     keys = {"dataset": str(answers), "objective": "answers"}
-    run, one = make_run(**keys), make_run("one", **keys, microbatch_size=1)
-    for each in (run, one):
-        complete(each, "--max-steps", "2")
+    run, single = make_run(**keys), make_run("one", **keys, microbatch_size=1)
+    for trained_run in (run, single):
+        complete(trained_run, "--max-steps", "2")
     config = load_run(run, ())
     network = GPT(ModelConfig(**attrs.asdict(config.model)))
     initialize(network, config.train.random_seed)
     network.double()
     with torch.no_grad():
-        wanted = mean_loss(network, open_split(answers, "train"), range(8))
-        validated = mean_loss(network, open_split(answers, "validation"), range(10))
-    for each in (run, one):
-        assert metrics(each, "train_loss")[1] == pytest.approx(wanted, rel=1e-6)
-        assert metrics(each, "validation_loss")[0] == pytest.approx(validated, rel=1e-6)
-    assert metrics(run, "train_loss")[2] == pytest.approx(metrics(one, "train_loss")[2], rel=1e-5)
+        expected_loss = mean_loss(network, open_split(answers, "train"), range(8))
+        expected_validation = mean_loss(network, open_split(answers, "validation"), range(10))
+    for trained_run in (run, single):
+        assert metrics(trained_run, "train_loss")[1] == pytest.approx(expected_loss, rel=1e-6)
+        assert metrics(trained_run, "validation_loss")[0] == pytest.approx(expected_validation, rel=1e-6)
+    assert metrics(run, "train_loss")[2] == pytest.approx(metrics(single, "train_loss")[2], rel=1e-5)
 
 
 def reading_of(stream: TokenStream, ranks: int) -> Reading:
@@ -69,16 +69,16 @@ def test_ranks_know_the_weight_of_the_step(tmp_path: Path) -> None:
     stream, silent = open_split(tmp_path, "train"), open_split(tmp_path, "test")
     alone = list(micro_batches(reading_of(stream, 1), 0, range(2)))
     for step in range(2):
-        of_step = alone[6 * step : 6 * step + 6]
-        weights = torch.stack([batch.weights for batch in of_step if batch.weights is not None])
-        assert {batch.mean_weight for batch in of_step} == {weights.double().mean().item()}
-        assert torch.equal(weights, torch.stack([batch.targets % 5 == 1 for batch in of_step]).float())
+        step_batches = alone[6 * step : 6 * step + 6]
+        weights = torch.stack([batch.weights for batch in step_batches if batch.weights is not None])
+        assert {batch.mean_weight for batch in step_batches} == {weights.double().mean().item()}
+        assert torch.equal(weights, torch.stack([batch.targets % 5 == 1 for batch in step_batches]).float())
     for rank in range(2):
-        own = [batch for step in range(2) for batch in alone[6 * step + 3 * rank :][:3]]
-        for batch, other in zip(micro_batches(reading_of(stream, 2), rank, range(2)), own, strict=True):
-            assert batch.mean_weight == other.mean_weight
-            assert batch.weights is not None and other.weights is not None
-            assert torch.equal(batch.weights, other.weights)
+        expected_batches = [batch for step in range(2) for batch in alone[6 * step + 3 * rank :][:3]]
+        for batch, expected in zip(micro_batches(reading_of(stream, 2), rank, range(2)), expected_batches, strict=True):
+            assert batch.mean_weight == expected.mean_weight
+            assert batch.weights is not None and expected.weights is not None
+            assert torch.equal(batch.weights, expected.weights)
     for batch in micro_batches(reading_of(silent, 1), 0, range(1)):
         assert batch.mean_weight == 1.0
         assert batch.weights is not None and not batch.weights.any()
@@ -107,13 +107,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "said"), REFUSED)
+@pytest.mark.parametrize(("keys", "message"), REFUSED)
 def test_settings_unfit_for_conversations_are_refused(
-    make_run: MakeRun, answers: Path, token_files: Path, keys: dict[str, Any], said: str
+    make_run: MakeRun, answers: Path, token_files: Path, keys: dict[str, Any], message: str
 ) -> None:
     keys = {"objective": "answers", "dataset": str(answers)} | keys
     keys["dataset"] = keys["dataset"] or str(token_files)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         check_tokens(load_run(make_run(**keys), ()), None, 1)
 
 

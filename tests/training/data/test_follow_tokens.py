@@ -1,4 +1,4 @@
-"""A run that begins while its tokens are being prepared sees the batches of one that begins when all is done."""
+"""A run that starts while its tokens are being prepared has the same batches as a run that starts afterwards."""
 
 import signal
 import time
@@ -24,14 +24,14 @@ SETTINGS = {  # a step reads 8 x 32 tokens
 
 @pytest.fixture
 def preparation(tmp_path: Path) -> tuple[object, ...]:
-    """The options of a preparation of 60 units, some 240 tokens to train on in each."""
+    """The options of a preparation of 60 units, each with about 240 train tokens."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}: {number**3}" for number in range(600)])
     fixed = ("--tokenizer", "bytes", "--executor", "inline", "--unit-bytes", "400", "--validation-fraction", "0.1")
     return (source, "--output", tmp_path / "tokens", *fixed)
 
 
 def prepare_units(preparation: tuple[object, ...], units: int) -> None:
-    """Prepare so many units more."""
+    """Prepare this number of further units."""
     killed = command(CRASH, *preparation, CRASH_AT="ledger written", CRASH_TIME=str(units))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
@@ -41,7 +41,7 @@ def follow(run: Path, ranks: int) -> launch.Process:
 
 
 def wait_for(text: str, process: launch.Process) -> None:
-    """Read what a run says until it says this."""
+    """Read the output of a run until it contains a text."""
     for line in process.stderr if text.startswith("waiting for tokens") else process.stdout:
         if text in line:
             return
@@ -61,10 +61,10 @@ def test_following_gives_the_state_of_finished_tokens(
     wait_for("validation tokens; ", process)
     prepare_units(preparation, 20)
     wait_for("waiting for tokens", process)
-    seen = len(metrics(early, "train_loss"))
-    assert 0 < seen < STEPS
-    time.sleep(2)  # it waits, without a word, and without having failed
-    assert process.poll() is None and len(metrics(early, "train_loss")) == seen
+    trained_steps = len(metrics(early, "train_loss"))
+    assert 0 < trained_steps < STEPS
+    time.sleep(2)  # the run waits; it prints nothing, and does not fail
+    assert process.poll() is None and len(metrics(early, "train_loss")) == trained_steps
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
@@ -97,8 +97,8 @@ def test_tokens_prepared_differently_are_not_followed(
     run = make_run(**SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None})
     prepare_units(preparation, 20)
     complete(run, "--follow", "--max-steps", "2")
-    source, _, _, *others = preparation
-    assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
+    source, _, _, *fixed_options = preparation
+    assert command(PREPARE, source, "--output", tmp_path / "other", *fixed_options, "--split-seed", "1").returncode == 0
     line = one_line(train(run, "--token-files", str(tmp_path / "other")))
     assert f"{tmp_path / 'other'}: these train tokens were prepared differently from the tokens of" in line
 

@@ -1,4 +1,4 @@
-"""Locations of token files: local directories first, then datasets of the hub."""
+"""Locations of token files: first local directories, then datasets on the hub."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_folders_that_hide_a_dataset_are_noted(
     [local] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
     assert (local.directory, local.remote) == (Path("someone/dataset"), False)
     assert "for a dataset on the hub, write hf:someone/dataset" in capsys.readouterr().err
-    for name in ("manifest.json", "plan.json"):  # finished or not, prepare_data.py has made it
+    for name in ("manifest.json", "plan.json"):  # prepare_data.py has made the folder, finished or not
         note_local.cache_clear()
         file = Path("someone/dataset", name)
         file.touch()
@@ -50,6 +50,6 @@ def test_missing_datasets_have_unknown_lengths(make_run: MakeRun, tmp_path: Path
     assert lengths_at_hand(run.train) == {"someone/dataset": None}
     save_file({"tokens": np.zeros(99, np.uint16)}, tmp_path / "train.safetensors")
     assert lengths_of(streams_at_hand(run.train, tmp_path)) == {str(tmp_path): 99}
-    every = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
-    with pytest.raises(BadInput, match="the number of steps needs all token files of someone/dataset"):
-        make_plan(every.train, 32, 1, lengths_at_hand(every.train))
+    all_tokens = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
+    with pytest.raises(BadInput, match="the number of steps is not known without all token files of someone/dataset"):
+        make_plan(all_tokens.train, 32, 1, lengths_at_hand(all_tokens.train))

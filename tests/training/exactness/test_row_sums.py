@@ -1,4 +1,4 @@
-"""Sums of squares of rows on a CPU: the order is a row's own, whatever the size of the blocks."""
+"""Sums of squares of rows on a CPU: the order depends only on the row, and not on the size of blocks."""
 
 import pytest
 import torch
@@ -17,6 +17,6 @@ def test_rows_are_folded_in_halves() -> None:
 def test_blocks_do_not_change_the_bits(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = [torch.randn(shape, generator=generator) for shape in ((16, 33), (13,), (0, 4), (4, 3, 2))]
-    whole = row_sums_of_squares(gradients)
+    sums = row_sums_of_squares(gradients)
     monkeypatch.setattr(row_sums, "BLOCK_ELEMENTS", elements)
-    assert len(whole) == 33 and torch.equal(row_sums_of_squares(gradients), whole)
+    assert len(sums) == 33 and torch.equal(row_sums_of_squares(gradients), sums)

@@ -1,4 +1,4 @@
-"""A new optimizer is its file and its registration: it trains, saves, resumes and is planned with, in its own state."""
+"""A new optimizer needs only a file and a registration: it trains, saves, resumes and is planned with its own state."""
 
 import sys
 from pathlib import Path
@@ -28,9 +28,9 @@ def test_registered_optimizers_train_save_and_resume(make_run: MakeRun) -> None:
     straight, resumed = make_run("straight"), make_run("resumed")
     complete(straight, *HASHED, script=SCRIPT)
     complete(resumed, *HASHED, "--max-steps", "4", ranks=2, script=SCRIPT)
-    done = train(resumed, *HASHED, script=SCRIPT)
-    assert done.returncode == 0 and "step-00000004 at step 4 of 8" in done.stdout, done.stderr
-    assert "optimizer    sign descent" in done.stdout
+    process = train(resumed, *HASHED, script=SCRIPT)
+    assert process.returncode == 0 and "step-00000004 at step 4 of 8" in process.stdout, process.stderr
+    assert "optimizer    sign descent" in process.stdout
     assert metrics(resumed, "state_sha256") == metrics(straight, "state_sha256")
     assert len(set(metrics(straight, "state_sha256").values())) == 8
     with safe_open(straight / "checkpoints" / "latest" / "optimizer.safetensors", framework="pt") as file:
@@ -56,7 +56,7 @@ def optimizer_of_a_weight() -> Optimizer:
 
 
 def test_undeclared_optimizer_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = UpdateRule(state={}, build=lambda own, _, __: torch.optim.SGD(own.values(), momentum=0.9))
+    rule = UpdateRule(state={}, build=lambda parameters, _, __: torch.optim.SGD(parameters.values(), momentum=0.9))
     monkeypatch.setattr(adamw, "RULES", (rule,))
     with pytest.raises(BadInput, match=r"SGD keeps momentum_buffer for weight, .* a resumed run would lose it"):
         optimizer_of_a_weight().step(torch.tensor(0.0))

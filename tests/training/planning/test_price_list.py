@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from preempted_runs import START_UP, WORK, going_on, simulate, standing_still
+from preempted_runs import START_UP, WORK, continuing_run, simulate, waiting_run
 
 from common.errors import BadInput
 from tests import launch
@@ -81,9 +81,9 @@ SPOT = Preemptions(per_hour=PREEMPTIONS_PER_HOUR, checkpoint_seconds=60.0, segme
 @pytest.mark.parametrize("per_hour", [0.1, PREEMPTIONS_PER_HOUR, 2.0])
 def test_expected_time_is_the_mean_of_simulated_runs(per_hour: float) -> None:
     setting = attrs.evolve(SPOT, per_hour=per_hour)
-    mean, error = simulate(standing_still, setting, 1000)
+    mean, error = simulate(waiting_run, setting, 1000)
     assert abs(mean - setting.seconds(START_UP, WORK) / 3600) < 3 * error
-    assert simulate(going_on, setting, 1000)[0] < mean
+    assert simulate(continuing_run, setting, 1000)[0] < mean
 
 
 def test_expected_time_without_and_with_too_many_preemptions() -> None:

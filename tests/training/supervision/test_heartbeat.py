@@ -55,7 +55,7 @@ def test_frozen_ranks_are_named_and_end_the_job(make_run: MakeRun, ranks: int, f
     [(number, line)] = [pair for pair in enumerate(errors.splitlines()) if pair[1].startswith("train.py:")]
     assert line == (
         f"train.py: no answer from rank {', '.join(map(str, frozen))}; run the same command again to continue from the "
-        "last checkpoint; where each rank was at its last heartbeat:"
+        "last checkpoint. Where each rank was at its last heartbeat:"
     )
     table = errors.splitlines()[number + 1 : number + 1 + ranks]
     for rank in frozen:
@@ -80,7 +80,7 @@ def test_stuck_rank_is_shown_in_a_table(make_run: MakeRun, at_step_3: Callable[.
     run = make_run(timeout_seconds=TIMEOUT_SECONDS)
     done = train(run, ranks=2, script=at_step_3("step.microbatch_loss = lambda *_: time.sleep(1000)"))
     assert done.returncode == 1
-    head = r"train\.py: a collective failed on rank 0; where each rank was at its last heartbeat:"
+    head = r"train\.py: a collective failed on rank 0\. Where each rank was at its last heartbeat:"
     [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
     assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
     assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, run_microbatches", second)

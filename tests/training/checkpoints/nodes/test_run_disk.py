@@ -1,4 +1,4 @@
-"""The disk of a run directory: what nodes that do not share one cannot do is refused before the first step."""
+"""The disk of a run directory: setups that are impossible without a shared disk are refused before the first step."""
 
 import json
 
