@@ -1,29 +1,31 @@
-# make train      from nothing: tokens, two minutes of training, a chart and a sample
-# make train TEXT=book.txt  the same from your own text, a file or a folder, in runs/book; RUN=mine: in runs/mine
-# make test       tests to wait for: 5 minutes
-# make test-long  the slower half of the tests; random walks over ranks, kills, fuzzing, lm-evaluation-harness, a served judge
-# make test-cuda  training on torch's CUDA build over an emulated driver: 20 minutes, 10 GB of packages; needs no GPU
-# make first-gpu-hour-dry-run  benchmarks/first_gpu_hour.py at tiny sizes on two emulated GPUs; its values mean nothing
-# make lint       style, types, shell scripts, documentation site
-# make docs       documentation site, in .site/
-# make picture    the picture of the README, by two quickstart runs; needs Chromium
-# Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
-# TEXT and RUN count only on the command line of make; if the environment has them, make train says so.
+# make train      install everything, prepare tokens, train for two minutes, draw a chart and print a sample
+# make train TEXT=book.txt  train on your own text, a file or a folder, in runs/book (with RUN=mine in runs/mine)
+# make test       the tests that a contributor waits for: five minutes on two cores
+# make test-long  the slower half of the tests: random walks over ranks, kills, fuzzing, lm-evaluation-harness, a judge
+# make test-cuda  training with torch's CUDA build on an emulated driver: 20 minutes, 10 GB of packages, no GPU needed
+# make first-gpu-hour-dry-run  benchmarks/first_gpu_hour.py at tiny sizes on two emulated GPUs; its numbers mean nothing
+# make lint       style, types, shell scripts and the documentation site
+# make docs       build the documentation site in .site/
+# make picture    draw the picture of the README from two training runs; needs Chromium
+# Each of these creates .venv and installs what it needs. PYTHON=python3.12 selects another interpreter.
+# TEXT and RUN are read only from make's command line; if the environment has them, make train says that it ignores them.
 
 PYTHON ?= python3
 BIN := .venv/bin
 QUICKSTART := runs/quickstart
-# pip compiles 20,000 files on one core, which takes a minute; all cores do it sooner. Some are templates, no Python.
+# pip would compile 20,000 files on one core, which takes a minute; compileall uses all cores. It fails on a few files
+# that are templates and not Python.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
 export OMP_NUM_THREADS ?= 1
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
-unexport PYTHONDONTWRITEBYTECODE # pytest's workers share what one has compiled
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun gives a stopping run to save
+unexport PYTHONDONTWRITEBYTECODE # pytest's workers share compiled files
 
+.SILENT: # recipes print what a user needs to know, and make does not echo them
 .PHONY: train environment text no-run test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
 TORCHRUN = $(BIN)/python -m training.supervision.torchrun
-# Programs export such common names for their own purposes.
+# Other programs export variables with these common names for their own purposes.
 OF_ENVIRONMENT := $(foreach name,TEXT RUN,$(if $(filter environment,$(origin $(name))),$(name)))
 unexport $(OF_ENVIRONMENT)
 OWN := $(filter command,$(origin TEXT))
@@ -32,41 +34,41 @@ AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k i
 
 train: environment $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
 ifdef OWN
-	@set -eu; export LOCKSTEP_NEXT="$$($(BIN)/python -c $(AGAIN))"; $(NAME); set -x; \
+	set -eu; export LOCKSTEP_NEXT="$$($(BIN)/python -c $(AGAIN))"; $(NAME); \
 	$(BIN)/python prepare_data.py "$$TEXT" --tokenizer bytes --output "token_files/$$name" \
 	  --validation-fraction 0.1 --split tail \
-	  || { echo "make: to begin in another directory: make train TEXT=... RUN=mine" >&2; exit 1; }; \
+	  || { echo "make: to start in another directory: make train TEXT=... RUN=mine" >&2; exit 1; }; \
 	$(TORCHRUN) train.py "runs/$$name" --like $(QUICKSTART) --set "dataset=token_files/$$name"; \
 	$(BIN)/python evaluate.py sample "runs/$$name" --prompt "" --tokens 200
-	@$(NAME); $(call NEXT,runs/$$name,python train.py runs/larger --like runs/$$name --set n_layers=4)
+	$(NAME); $(call NEXT,runs/$$name,python train.py runs/larger --like runs/$$name --set n_layers=4)
 else
 	LOCKSTEP_NEXT="make train" $(TORCHRUN) train.py $(QUICKSTART)
 	$(BIN)/python evaluate.py sample $(QUICKSTART) --prompt "def " --tokens 200
-	@$(call NEXT,$(QUICKSTART),make train TEXT=FILE_OR_FOLDER)
+	$(call NEXT,$(QUICKSTART),make train TEXT=FILE_OR_FOLDER)
 endif
 
-# Of runs/ and token_files/, by TEXT's name, unless RUN says another
+# The name of the folders in runs/ and token_files/: RUN, or else the name of TEXT
 NAME = name=$$(basename -- "$$(cd -- "$$TEXT" 2> /dev/null && pwd || echo "$$TEXT")"); name=$${RUN:-$${name%.*}}; \
   name=$$(printf %s "$$name" | tr -s '[:punct:][:space:]' -)
 NEXT = printf '  %s\n' "" "source .venv/bin/activate, then:" \
   "python evaluate.py chat $(1)" "python report.py $(1)" "$(2)"
 
 environment:
-	@$(foreach name,$(OF_ENVIRONMENT),echo "make: NOTE: $(name) of the environment is not used;" \
-	  "if you mean it: make train $(name)=..." >&2;) :
+	$(foreach name,$(OF_ENVIRONMENT),echo "make: NOTE: the environment variable $(name) is ignored;" \
+	  "to use it, run: make train $(name)=..." >&2;) :
 
 no-run:
-	@[ -z "$(filter command,$(origin RUN))" ] || \
-	  { echo "make: RUN names the directory of your own text; pass that, too: make train TEXT=... RUN=mine" >&2; exit 1; }
+	[ -z "$(filter command,$(origin RUN))" ] || \
+	  { echo "make: RUN names the run directory of your own text; pass the text as well: make train TEXT=... RUN=mine" >&2; exit 1; }
 
 text:
-	@[ -e "$$TEXT" ] || { echo "make: TEXT=$$TEXT: no such file or folder" >&2; exit 1; }
-	@$(NAME); [ -e "token_files/$$name" ] || [ ! -e "runs/$$name" ] || \
-	  { echo "make: runs/$$name is another run; name yours: make train TEXT=... RUN=mine" >&2; exit 1; }
+	[ -e "$$TEXT" ] || { echo "make: TEXT=$$TEXT: no such file or folder" >&2; exit 1; }
+	$(NAME); [ -e "token_files/$$name" ] || [ ! -e "runs/$$name" ] || \
+	  { echo "make: runs/$$name belongs to another run; choose a name: make train TEXT=... RUN=mine" >&2; exit 1; }
 
 picture: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/python benchmarks/one_curve.py one-curve.html
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,690 \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=800,960 --force-device-scale-factor=2 \
 	  --screenshot=docs/images/one-curve.png "file://$(CURDIR)/one-curve.html"
 
 test: .venv/installed-test
@@ -76,11 +78,12 @@ TRACKERS = tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0
 
 test-long: .venv/installed-test
 	$(PIP) "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2" $(TRACKERS)
-	$(BIN)/python -m pytest -m slow -n 3 # compilers and ranks of these use both cores
+	$(BIN)/python -m pytest -m slow -n 3 # the compilers and ranks of these tests use both cores
 	$(BIN)/python -m pytest -m long -n 0 -s
 
-# Environments with torch's CUDA build, the pinned one and the oldest supported; both variables can name others,
-# which are taken as they are. Where pip prefers CPU wheels, switch that off: make test-cuda PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null
+# Environments with torch's CUDA build: the pinned version and the oldest supported one. The variables can name other
+# environments, which are used without installing anything. If pip is configured to prefer CPU wheels, override that:
+# make test-cuda PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null
 CUDA_VENV ?= .venv-cuda-2.13
 OLDEST_CUDA_VENV ?= .venv-cuda-2.11
 ON_EMULATED_GPUS = tests/fakegpu/run $(1)/bin/python -m pytest tests/cuda -n 2 --timeout 900 -m
@@ -94,7 +97,7 @@ first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VE
 	FAKEGPU_COUNT=2 tests/fakegpu/run $(CUDA_VENV)/bin/python benchmarks/first_gpu_hour.py --dry-run \
 	  --output "$$output" || { cat "$$output/page.md"; exit 1; }
 
-# ===: no local version such as 2.13.0+cpu
+# === excludes local versions such as 2.13.0+cpu
 .venv-cuda-%/installed: requirements.txt requirements-test.txt tests/fakegpu/requirements.txt | python-version
 	"$(PYTHON)" -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet torch===$*.0
@@ -121,12 +124,12 @@ token_files/quickstart/manifest.json: | .venv/installed
 	  --validation-fraction 0.03 --split tail
 
 .venv/installed: requirements.txt | $(BIN)/python
-	@echo "Installing torch and others, 1.5 GB, or 5 GB with CUDA: 1 to 10 silent minutes"
+	echo "Installing torch and other packages (1.5 GB, or 5 GB with CUDA); this takes 1 to 10 minutes without output"
 	$(PIP) --requirement requirements.txt
 	$(COMPILE)
 	touch $@
 
-# all requirements in one go, which takes less than one after the other
+# One pip command for both files is faster than two.
 .venv/installed-test: requirements-test.txt requirements.txt | $(BIN)/python
 	$(PIP) --requirement requirements-test.txt
 	$(COMPILE)
@@ -136,6 +139,6 @@ $(BIN)/python: | python-version
 	"$(PYTHON)" -m venv .venv
 
 python-version:
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 	  { echo "Python 3.10 or newer is missing: $(PYTHON) is $$("$(PYTHON)" --version 2>&1 || echo absent); \
 	pass one with make PYTHON=..." >&2; exit 1; }

@@ -7,8 +7,8 @@ from typing import Any
 from common.errors import BadInput
 from common.script import Script
 
-DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
-checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
+DESCRIPTION = """Evaluate, compare and export models. MODEL is a run directory, one of its
+checkpoints, a model directory of Hugging Face, or OWNER/NAME on the hub."""
 EPILOG = """examples:
   python evaluate.py sample runs/quickstart --prompt "def " --tokens 500
   python evaluate.py chat runs/mine --system "Be brief."
@@ -18,12 +18,13 @@ EPILOG = """examples:
   python evaluate.py loss runs/8xa100 openai-community/gpt2
   torchrun --standalone --nproc_per_node=8 evaluate.py loss runs/8xa100
   python evaluate.py core runs/8xa100
-  python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3
-  python evaluate.py judge runs/8xa100 openai-community/gpt2 --model gpt-5.4-mini --max-usd 2
+  python evaluate.py instruct runs/8xa100 --data instruction-data.json --seeds 3
+  python evaluate.py judge runs/8xa100 --model gpt-5.4-mini --max-usd 2
   python evaluate.py compare runs/8xa100 openai-community/gpt2 --markdown
-  python evaluate.py export runs/8xa100 gpt2-fineweb --push OWNER/gpt2-fineweb --license mit
+  python evaluate.py export runs/8xa100 exported --push OWNER/NAME --license mit
 
-Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
+Exit status: 0 done, 1 error or degenerate output, 2 usage error,
+75 stopped at --max-usd, 130 interrupted.
 """
 
 
@@ -42,14 +43,14 @@ def main() -> int:
 
 
 def check_processes(name: str, options: Any) -> None:
-    """Raise BadInput if several processes would each do all of a command's work."""
+    """Raise BadInput if several processes were started for a command whose work cannot be shared."""
     from common.launch import check_environment, environment_world_size
     from evaluation.command_line import MeasureOptions
 
     check_environment()
     processes = environment_world_size()
     if processes > 1 and not isinstance(options, MeasureOptions):
-        raise BadInput(f"{name}: got {processes} processes of torchrun, wanted one: python evaluate.py {name}")
+        raise BadInput(f"{name}: got {processes} processes of torchrun, wanted one; run python evaluate.py {name}")
 
 
 if __name__ == "__main__":

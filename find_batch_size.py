@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The largest micro-batch of a run, here or on a GPU elsewhere: `python find_batch_size.py runs/8xa100`."""
+"""Find the largest micro-batch of a run, on this machine or on another GPU: `python find_batch_size.py runs/8xa100`."""
 
 import sys
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prepare token files: `prepare_data.py SOURCE... --output DIR`; inspect, verify and publish token directories."""
+"""Prepare token files (`prepare_data.py SOURCE... --output DIR`), or inspect, verify and publish a token directory."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def main() -> int:
         from tokens.command import read_command_line
         from training.command import key_rows
 
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts a thread per core in every worker
         command, options = read_command_line(sys.argv[1:], key_rows)
         script.interrupted = partial(how_to_continue, options)
         with full_disks(options):
@@ -27,7 +27,7 @@ def main() -> int:
 
 @contextmanager
 def full_disks(options: Any) -> Iterator[None]:
-    """Raise an OSError of the block, above all of a full disk, as BadInput."""
+    """Turn an OSError of the block, usually a full disk, into BadInput with advice on how to continue."""
     try:
         yield
     except OSError as error:
@@ -38,12 +38,12 @@ def full_disks(options: Any) -> Iterator[None]:
 
 
 def how_to_continue(options: Any) -> str:
-    """Return the end of a message: how to resume a preparation that stops; "" if nothing was committed."""
+    """Return the end of a message that says how to resume a stopped preparation, or "" if nothing was committed."""
     from tokens.prepare.command import PrepareCommand
     from tokens.prepare.commit_log import COMMITS
 
-    begun = isinstance(options, PrepareCommand) and os.path.exists(options.directory / COMMITS)  # noqa: PTH110  # never raises
-    return "; what was committed is kept: the same command goes on" if begun else ""
+    is_resumable = isinstance(options, PrepareCommand) and os.path.exists(options.directory / COMMITS)  # noqa: PTH110  # never raises
+    return "; finished work is kept, so rerun the same command to continue" if is_resumable else ""
 
 
 if __name__ == "__main__":

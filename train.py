@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
+"""Train the model of a run directory.
+
+Example: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`
+"""
 
 import faulthandler
 import sys
@@ -27,10 +30,11 @@ if TYPE_CHECKING:
     from training.command import TrainCommand
     from training.config.train_config import Run
 
-# Of a status that no error has caused; EXIT_ERROR is then of --preflight or --replay, for a problem or a difference
+# The reason to record for each exit status when no exception ended the job. In that case EXIT_ERROR means that
+# --preflight found a problem or that --replay found a difference.
 REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
-# What an option of train.py does instead of training: the module, imported then, and its function of (run, command,
-# initial weights), which returns an exit status, None for success
+# Options of train.py that replace training, each with a module, which is imported only if the option is given, and a
+# function in it. The function takes (run, command, initial weights) and returns an exit status; None means success.
 INSTEAD_OF_TRAINING = {
     "dry_run": ("training.planning.dry_run", "dry_run"),
     "plan": ("training.planning.dry_run", "dry_run"),
@@ -41,13 +45,14 @@ INSTEAD_OF_TRAINING = {
 
 
 def main() -> int:
+    """Run the command line and return the exit status of this rank."""
     supervision = Supervision()
-    with Script("train.py", partial(report, supervision)) as script:
+    with Script("train.py", partial(report_error, supervision)) as script:
         command = read_command()
-        if (earlier := prepare(command, supervision)) is not None:
-            return end_again(earlier, supervision)
+        if (earlier_exit := prepare(command, supervision)) is not None:
+            return repeat_exit(earlier_exit, supervision)
         from training.checkpoints.initial_weights import InitialWeights
-        from training.config.train_config import load_run  # torch takes seconds
+        from training.config.train_config import load_run  # imported here because torch takes seconds to import
         from training.hardware.usable_gpus import memory_advice
         from training.job import run_job
         from training.run_checks import all_problems, check_run
@@ -62,11 +67,11 @@ def main() -> int:
                 run = new_run(command, lambda source: load_model(source).network.config)
         if command.like is not None and command.trains and environment_rank() == 0:
             supervision.lock(command.run)
-        initial = None  # else the model that --init-from names; it is read when the run begins
+        initial = None  # with --init-from: that model, whose weights are read when the run begins
         if (source := command.options.init_from) is not None:
             initial = InitialWeights(source.removeprefix(HUB), partial(load_model, source))
         with memory_advice(run):
-            status = answer(run, command, initial)
+            status = run_without_training(run, command, initial)
             if status is None:
                 status = run_job(check_run(run, command, initial), command.options, supervision)
         script.status = record_end(status, supervision)
@@ -74,7 +79,7 @@ def main() -> int:
 
 
 def read_command() -> "TrainCommand":
-    """Return the command line. Exits after --keys, as after --help."""
+    """Parse the command line and return it. --keys and --help print their text and exit."""
     from common.arguments import ScriptTexts, parse
     from training.command import TRAIN_EPILOG, TrainCommand, key_rows
 
@@ -88,46 +93,55 @@ def read_command() -> "TrainCommand":
 
 
 def prepare(command: "TrainCommand", supervision: Supervision) -> JobExit | None:
-    """Check the environment, and lock a run directory that is there; return the end of this job if it has ended."""
+    """Check the environment, and lock the run directory if it exists.
+
+    Returns how this job ended if torchrun has restarted it although it had already stopped or diverged; otherwise None.
+    """
     if command.trains:
         keep_logs_only()
     check_environment()
     if command.trains and environment_rank() == 0 and is_folder(command.run):
-        check_launcher()  # before the lock, where tasks that would all train would wait for the first
+        # Check this before taking the lock: if a launcher has started several independent tasks by mistake, they
+        # would otherwise wait for the first one's lock.
+        check_launcher()
         supervision.lock(command.run)
     return supervision.earlier_exit
 
 
-def end_again(earlier: JobExit, supervision: Supervision) -> int:
-    """End as an earlier group of ranks of this job has, which torchrun should not have restarted."""
+def repeat_exit(earlier_exit: JobExit, supervision: Supervision) -> int:
+    """End this job with the same status and reason as before, because torchrun should not have restarted it."""
     from training.supervision.rank_failure import print_failure
 
-    reason = earlier.reason or ("stopped" if earlier.status == EXIT_STOPPED else "non-finite")
-    line = f"this job ended with status {earlier.status}, and torchrun restarted it: ending again"
-    print_failure(Failure(earlier.status, reason, line))
-    supervision.exit_record.write(earlier.status, reason, earlier.problem or "")
-    return earlier.status
+    reason = earlier_exit.reason or ("stopped" if earlier_exit.status == EXIT_STOPPED else "non-finite")
+    line = f"this job ended with status {earlier_exit.status}, but torchrun restarted it; it ends again"
+    print_failure(Failure(earlier_exit.status, reason, line))
+    supervision.exit_record.write(earlier_exit.status, reason, earlier_exit.problem or "")
+    return earlier_exit.status
 
 
 def record_end(status: int, supervision: Supervision) -> int:
-    """Record the end of a job that no error has ended; return the exit status of this rank."""
+    """Record the end of a job that no exception ended; return the exit status of this rank."""
     if status == EXIT_STOPPED:
-        tell_torchrun("stopped early with status 75; the same command continues", status, "stopped")
+        tell_torchrun("stopped early with status 75; run the same command again to continue", status, "stopped")
     supervision.exit_record.write(status, REASON_OF_STATUS[status])
     if status == EXIT_STOPPED:
         supervision.end_torchrun()
-    # torchrun's table is of rank 0 alone
+    # On one node, the other ranks end with status 0, so that torchrun's table of failures lists rank 0 only.
     return EXIT_DONE if environment_rank() > 0 and environment_nodes() == 1 else status
 
 
-def report(supervision: Supervision, error: Exception) -> int:
+def report_error(supervision: Supervision, error: Exception) -> int:
+    """Report an exception that ends this rank; return the exit status."""
     from training.supervision import rank_failure
 
     return rank_failure.report(error, supervision)
 
 
-def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
-    """Carry out a command that trains nothing; return its status, or None for one that trains. Raises BadInput."""
+def run_without_training(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
+    """Run the option that replaces training, such as --plan, and return its exit status.
+
+    Returns None if the command line has no such option and the run is to be trained. Raises BadInput.
+    """
     for option, (module, function) in INSTEAD_OF_TRAINING.items():
         if getattr(command, option) not in (None, False):
             status = getattr(import_module(module), function)(run, command, initial)
@@ -136,13 +150,13 @@ def answer(run: "Run", command: "TrainCommand", initial: "InitialWeights | None"
 
 
 def load_model(source: str) -> "OtherModel":
-    """Return the model that --init-from or --like names. Raises BadInput."""
+    """Load the model that --init-from or --like names. Raises BadInput."""
     from evaluation.shared.load import load_network
     from evaluation.shared.model_location import locate
     from training.checkpoints.initial_weights import OtherModel
 
-    place = locate(source, None)
-    return OtherModel(load_network(place), place.tokenizer)
+    location = locate(source, None)
+    return OtherModel(load_network(location), location.tokenizer)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def needs(largest: Size) -> PreflightRequirements:
     needed_bytes = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
         directory=Path(tempfile.gettempdir()),
-        what=f"a checkpoint of {largest} and compiled kernels",
+        contents=f"a checkpoint of {largest} and compiled kernels",
         least_bytes=needed_bytes,
         total_bytes=needed_bytes,
         advice="free some space, or choose a larger disk with --output",

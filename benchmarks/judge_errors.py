@@ -38,7 +38,7 @@ def main(*, families: int = FAMILIES) -> None:
         for family in range(families):
             scores = draw(random, seed_deviations, (models, seeds, questions))
             averages, differences = two_way_intervals(scores)
-            false += any(difference.apart for difference in differences.values())
+            false += any(difference.excludes_zero for difference in differences.values())
             for model, average in enumerate(averages):
                 means_covered[model > 0] += holds(average.low, average.high, LEVEL)
                 means[model > 0] += 1
@@ -51,7 +51,7 @@ def main(*, families: int = FAMILIES) -> None:
             families_with_bounds += bool(bounded)
             for number, errors in enumerate(PLANTED if family % PLANTED_SHARE == 0 else ()):
                 scores[0] += errors * error
-                detected[number] += two_way_intervals(scores)[1][0, 1].apart
+                detected[number] += two_way_intervals(scores)[1][0, 1].excludes_zero
                 scores[0] -= errors * error
         name = f"{models} models, {seeds} seeds, {questions} questions, {deviation}"
         rows.append(

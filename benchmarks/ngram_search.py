@@ -108,7 +108,7 @@ class PlainPass:
         for at in range(0, stream.length - GRAM + 1, BLOCK):
             block = stream.read(at, min(BLOCK + GRAM - 1, stream.length - at))
             hashes = hashes_of_13(block)
-            candidates = self.filter.held(hashes)
+            candidates = self.filter.possible_members(hashes)
             first = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
             exact = (block[candidates[:, None] + np.arange(GRAM)] == self.grams[first]).all(1)
             matches.append(candidates[exact] + at)

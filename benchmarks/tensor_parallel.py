@@ -163,7 +163,7 @@ def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
     with torch.device("meta"):
         model: Any = tensor_shards.in_shards(NextTokenLoss(GPT(config)), shards, tensor)
     model.to_empty(device="cpu")
-    for shard, network in zip(model.network.exchange.own, model.network.shards, strict=True):
+    for shard, network in zip(model.network.exchange.local_shards, model.network.shards, strict=True):
         torch.manual_seed(shard)
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.02)

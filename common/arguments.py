@@ -1,4 +1,4 @@
-"""Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
+"""Command lines parsed into typed classes by cyclopts: checked option values, plain help, and one-line usage errors."""
 
 import difflib
 import functools
@@ -31,15 +31,15 @@ from common.option_rules import OptionRules, given_options, repeated_problem, wi
 from common.text import either, printable, quoted
 
 WIDTH = 80  # of the help, in columns
-NAME_WIDTH = 22  # of its left column
+NAME_WIDTH = 22  # of the left column of the help, which holds the names
 HELP_WORDS = ("--help", "-h")
 
 
 @attrs.frozen(kw_only=True)
 class ScriptTexts:
-    """Texts in the help of a script, before and after its options."""
+    """Texts that a script's help shows before and after its options."""
 
-    description: str = ""  # of a script with commands; the class of a single command describes it by its docstring
+    description: str = ""  # for a script with commands; a single command is described by its class's docstring
     epilog: str = ""
 
 
@@ -50,8 +50,8 @@ NO_TEXTS = ScriptTexts()
 class Command:
     """A command of a script: its options, and the function that carries it out.
 
-    The function is named by its module, which is imported when the command runs, so that --help is quick. It takes the
-    options, and returns the exit status, or None for success.
+    The module is imported only when the command runs, so that --help is quick. The function takes the options and
+    returns the exit status, or None for success.
     """
 
     options: type  # a frozen class of options; its docstring is the command's help
@@ -71,20 +71,25 @@ def option(
     required: bool | None = None,
     check: ValueCheck | Callable[[str], Any] | None = None,
 ) -> Parameter:
-    """Return an option's help, and where it differs its name. Of several names, the help shows the first.
+    """Describe an option, or a positional argument, for the annotation of its field.
 
-    `check`: of its value, or a function that returns the value of a text, or raises ValueError. Positional arguments
-    have their metavar as `name`.
+    Arguments:
+        help_text: what the option does
+        metavar: the word for its value in the help
+        name: its name if that is not derived from the field's; the help shows the first of several names. For a
+            positional argument, this is its metavar.
+        required: whether it must be given; by default, it must if the field has no default
+        check: the check of its value, or a function that converts its text to the value and may raise ValueError
     """
 
     def convert(_: Any, tokens: Sequence[Token]) -> Any:
-        read = check.parse if isinstance(check, ValueCheck) else check
-        assert read is not None
-        values = tuple(read(token.value) for token in tokens)
+        parse_value = check.parse if isinstance(check, ValueCheck) else check
+        assert parse_value is not None
+        values = tuple(parse_value(token.value) for token in tokens)
         return values if len(values) > 1 else values[0]
 
     converter = None if check is None else convert
-    # The first line of the help is the metavar, which cyclopts does not know: PlainHelp splits it off.
+    # cyclopts has no metavars, so the first line of the help text is the metavar. PlainHelp removes it from the text.
     return Parameter(name=name, help=f"{metavar}\n{help_text}", converter=converter, required=required)
 
 
@@ -96,9 +101,9 @@ def read_command(
     texts: ScriptTexts = NO_TEXTS,
     key_rows: Callable[[], KeyRows] = dict,
 ) -> tuple[Command, Any]:
-    """Return the command that a command line names, and its options; the arguments and errors are those of `parse`.
+    """Return the command that a command line selects, and its options.
 
-    A script without commands has a single one, named "".
+    The arguments and errors are the same as for `parse`. A script without commands has a single command named "".
     """
     classes = {name: command.options for name, command in commands.items()}
     options = parse(script, classes[""] if [*classes] == [""] else classes, words, texts=texts, key_rows=key_rows)
@@ -113,12 +118,12 @@ def parse(
     texts: ScriptTexts = NO_TEXTS,
     key_rows: Callable[[], KeyRows] = dict,
 ) -> Any:
-    """Return the command line as an instance of its class, or of the class of the command that its first word names.
+    """Parse a command line into an instance of its class, or of the class of the command named by its first word.
 
-    A class's docstring describes it in the help. It may have `help_groups`, names of options by title, and
-    `option_rules`, which say what options go together. A command named "" is meant if the first word names no other
-    one. `key_rows` returns the rows of the keys of run directories, by file: an error about an unknown option may name
-    one. Exits after --help. Raises UsageError.
+    The help shows a class's docstring. The class may have `help_groups`, which maps titles to names of options, and
+    `option_rules`, which state which options can be combined. If the first word names no command, the command named ""
+    is used, if there is one. `key_rows` returns the rows of the keys of run directories by file, because an error about
+    an unknown option may suggest a key. Exits after --help. Raises UsageError.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):
@@ -131,15 +136,15 @@ def parse(
             raise usage_error(f"COMMAND is missing; known: {', '.join(commands)}")
         if words[0] not in commands and words[0] not in HELP_WORDS:
             raise usage_error(_unknown_command(script, words[0], commands))
-        for name in [words[0]] if words[0] in commands else commands:  # to assemble a command takes milliseconds
+        for name in [words[0]] if words[0] in commands else commands:  # assembling one command takes milliseconds
             app.command(_app(name, commands[name].__doc__ or "", {}), name=name)
             app[name].default(commands[name])
     try:
         build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         options = commands if isinstance(commands, type) else commands.get(words[0])
-        if build is options:  # not the help
+        if build is options:  # otherwise cyclopts prints the help
             _check_options(options, words)
-        value = build(*bound.args, **bound.kwargs)
+        parsed = build(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         command = "" if isinstance(commands, type) else words[0]
         options = commands if isinstance(commands, type) else commands[command]
@@ -147,29 +152,29 @@ def parse(
         raise usage_error(line.problem(error, siblings), command) from error
     except UsageError as error:
         raise usage_error(str(error), "" if isinstance(commands, type) else words[0]) from error
-    if value is None:  # the help was printed
+    if parsed is None:  # the help was printed
         if isinstance(commands, type) or words[0].startswith("-"):
             print(texts.epilog, end="")
         sys.exit(EXIT_DONE)
-    return value
+    return parsed
 
 
 @attrs.frozen
 class CommandLine:
-    """A command line that is wrong, and what is wrong with it, in our words: cyclopts' errors are read as data."""
+    """A wrong command line. It describes what is wrong in our own words, from the fields of cyclopts' errors."""
 
     script: str
     command: str  # "" for a script without commands
     words: Sequence[str]
     options: Any  # class or function of the command
-    key_rows: Callable[[], KeyRows]  # called for an unknown option: it loads the tables
+    key_rows: Callable[[], KeyRows]  # loads the tables, and is therefore called only for an unknown option
 
     def problem(self, error: CycloptsError, siblings: Mapping[str, Any]) -> str:
-        """Return a usage error as one line. `siblings`: all commands of the script, whose options it may name."""
+        """Return a usage error as one line. It may name options of `siblings`, which are all commands of the script."""
         if isinstance(error, UnknownOptionError):
             return self._unknown_option(error.token.keyword or error.token.value, siblings)
         if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-            return self._too_many(error.unused_tokens[0])
+            return self._unexpected_argument(error.unused_tokens[0])
         argument = error.argument
         if argument is None:
             return "the command line cannot be read"
@@ -179,62 +184,64 @@ class CommandLine:
         if isinstance(error, CoercionError):
             return f"{name}: {_wrong_value(error, argument)}"
         repeated = isinstance(error, RepeatArgumentError)
-        return f"{name}: " + ("given twice; give it once" if repeated else f"wanted {_wanted(argument)}")
+        return f"{name}: " + ("given twice; give it once" if repeated else f"wanted {_accepted_values(argument)}")
 
-    def _unknown_option(self, given: str, siblings: Mapping[str, Any]) -> str:
-        word = given.partition("=")[0]
-        followed = pairwise([*self.words, "-"])
-        values = [one.partition("=")[2] or after for one, after in followed if one.partition("=")[0] == word]
+    def _unknown_option(self, option_text: str, siblings: Mapping[str, Any]) -> str:
+        word = option_text.partition("=")[0]
+        pairs = pairwise([*self.words, "-"])
+        values = [first.partition("=")[2] or second for first, second in pairs if first.partition("=")[0] == word]
         value = values[0] if values and not values[0].startswith("-") else ""
-        from common.other_programs import option_advice  # a usage error alone needs the table
+        from common.other_programs import option_advice  # imported here because only a usage error needs the table
 
         sets_keys = "--set" in option_names(self.options)
         command = f"{self.script} {self.command}".rstrip()
         advice = option_advice(command, word, value, self.key_rows(), sets_keys=sets_keys)
         if not advice:
             names = [name for argument in arguments_of(self.options) for name in argument.names if name[:1] == "-"]
-            owners = [name for name, other in siblings.items() if name != self.command and word in option_names(other)]
+            owners = [name for name in siblings if name != self.command and word in option_names(siblings[name])]
             close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
             if owners:
-                advice = f"; it is one of {either(f'{self.script} {owner}'.rstrip() for owner in owners)}"
+                advice = f"; it is an option of {either(f'{self.script} {owner}'.rstrip() for owner in owners)}"
             elif close:
                 advice = f"; did you mean {close[0]}?"
         return f"{word}: unknown option{advice}"
 
-    def _too_many(self, argument: str) -> str:
-        wanted = " ".join(one.name.strip("-") for one in arguments_of(self.options) if _is_positional(one))
+    def _unexpected_argument(self, word: str) -> str:
+        names = [argument.name.strip("-") for argument in arguments_of(self.options) if _is_positional(argument)]
         from common.other_programs import argument_advice
 
-        advice = argument_advice(self.script, self.command, argument)
-        return f"got {quoted(argument)} besides, wanted {wanted or 'no arguments'} and options{advice}"
+        advice = argument_advice(self.script, self.command, word)
+        expected = f"{' '.join(names) or 'no arguments'} and options"
+        return f"unexpected argument {quoted(word)}, wanted {expected}{advice}"
 
-    def _place_of(self, argument: Argument) -> int | None:
-        """Return the number of the last word that gives an option, counted from 1; None if no word does."""
-        spelled = [word.partition("=")[0].replace("_", "-") for word in self.words]
-        return max((number for number, word in enumerate(spelled, 1) if word in argument.names), default=None)
+    def _last_position(self, argument: Argument) -> int | None:
+        """Return the position of the last word that is this option, counted from 1; None if no word is."""
+        names = [word.partition("=")[0].replace("_", "-") for word in self.words]
+        return max((position for position, name in enumerate(names, 1) if name in argument.names), default=None)
 
     def _missing(self, argument: Argument) -> str:
-        """Return what is missing: the argument, or the value of an option that is there."""
-        place = self._place_of(argument)
-        if place is None:
+        """Return a message that the argument is missing or, if the option was given, that its value is."""
+        position = self._last_position(argument)
+        if position is None:
             return f" is missing: {_help_of(argument)[1]}"
-        values, (count, _) = self.words[place:], argument.token_count()
-        got = next((number for number, word in enumerate(values) if word.startswith("-")), len(values))
+        next_words, (count, _) = self.words[position:], argument.token_count()
+        values = next((number for number, word in enumerate(next_words) if word.startswith("-")), len(next_words))
         if count > 1:
-            return f": got {min(got, count)} of {count} values, wanted {_wanted(argument)}"
-        advice = f"; if {values[0]} is the value, write {argument.name}={values[0]}" if values else ""
-        return f": its value is missing, wanted {_wanted(argument)}{advice}"
+            return f": got {min(values, count)} of {count} values, wanted {_accepted_values(argument)}"
+        advice = f"; if {next_words[0]} is the value, write {argument.name}={next_words[0]}" if next_words else ""
+        return f": its value is missing, wanted {_accepted_values(argument)}{advice}"
 
 
 def _wrong_value(error: CoercionError, argument: Argument) -> str:
-    """Return what is wrong with a value: a check's own words, or what was wanted instead."""
-    if error.msg is not None:  # of our check
+    """Return what is wrong with a value: the message of our own check, or what was expected instead."""
+    if error.msg is not None:  # the message of our own check
         return str(error.msg)
     value = "" if error.token is None else error.token.value
     if argument.hint is bool:
         return f"got {quoted(value)}, wanted no value"
     close = difflib.get_close_matches(value, argument.get_choices(force=True) or (), n=1, cutoff=0.6)
-    return f"got {quoted(value)}, wanted {_wanted(argument)}" + (f"; did you mean {close[0]}?" if close else "")
+    suggestion = f"; did you mean {close[0]}?" if close else ""
+    return f"got {quoted(value)}, wanted {_accepted_values(argument)}{suggestion}"
 
 
 @functools.cache
@@ -255,11 +262,12 @@ def option_names(options: Any) -> list[str]:
 
 
 def _check_options(options: Any, words: Sequence[str]) -> None:
-    """Raise UsageError if options of a command line are repeated or do not go together."""
+    """Raise UsageError if a command line repeats options, or combines options that cannot be combined."""
     arguments = options_of(options)
-    given = given_options(arguments, words)
+    option_values = given_options(arguments, words)
     rules = getattr(options, "option_rules", OptionRules())
-    if problem := repeated_problem(arguments, given) or rules.problem(without_false_flags(arguments, given)):
+    problem = repeated_problem(arguments, option_values)
+    if problem := problem or rules.problem(without_false_flags(arguments, option_values)):
         raise UsageError(problem)
 
 
@@ -268,29 +276,29 @@ def _is_positional(argument: Argument) -> bool:
 
 
 def _help_of(argument: Argument) -> tuple[str, str]:
-    """Return the metavar of an argument, and its help."""
+    """Return an argument's metavar and its help text."""
     metavar, _, text = (argument.parameter.help or "").rpartition("\n")
     return metavar, text
 
 
-def _wanted(argument: Argument) -> str:
+def _accepted_values(argument: Argument) -> str:
     choices = argument.get_choices(force=True)
     return either(choices) if choices else _help_of(argument)[0] or "a value"
 
 
 def _unknown_command(script: str, word: str, commands: Mapping[str, Any]) -> str:
-    known = f"; known: {', '.join(commands)}"  # all of them: a list that is cut off hides the one that was meant
+    choices = f"; known: {', '.join(commands)}"  # not shortened, because the intended command could be hidden
     if not word.startswith("-"):
         close = difflib.get_close_matches(word.lower(), commands, n=1, cutoff=0.6)
-        meant = f"; did you mean {quoted(close[0])}?" if close else ""
-        return f"{quoted(word)}: unknown command{meant}{known}"
+        suggestion = f"; did you mean {quoted(close[0])}?" if close else ""
+        return f"{quoted(word)}: unknown command{suggestion}{choices}"
     owners = [name for name, options in commands.items() if word.partition("=")[0] in option_names(options)]
-    example = f", such as {script} {owners[0]} ... {word}" if owners else known
+    example = f", such as {script} {owners[0]} ... {word}" if owners else choices
     return f"COMMAND is missing before {word}{example}"
 
 
 class PlainHelp(PlainFormatter):
-    """Help of cyclopts as plain text, with commands, arguments and options in two columns."""
+    """Formats the help of cyclopts as plain text, with commands, arguments and options in two columns."""
 
     def __init__(self, app: App, groups: Mapping[str, str]):
         super().__init__()
@@ -309,15 +317,16 @@ class PlainHelp(PlainFormatter):
         entries = [entry for entry in panel.entries if entry.names != ("--help",)]
         if not entries:
             return
-        named = {name: title for title, names in self._groups.items() for name in names.split()}
-        rest = ("Other options" if named else "Arguments and options") if panel.format == "parameter" else "Commands"
+        titles = {name: title for title, names in self._groups.items() for name in names.split()}
+        rest = ("Other options" if titles else "Arguments and options") if panel.format == "parameter" else "Commands"
         for title in (*self._groups, rest):
-            rows = [entry for entry in entries if named.get(entry.names[0], rest) == title]
+            rows = [entry for entry in entries if titles.get(entry.names[0], rest) == title]
             if not rows:
                 continue
             print(f"{title}:")
             for entry in rows:
-                description = getattr(entry.description, "primary_renderable", entry.description)  # rich's or cyclopts'
+                # The description is an object of rich or of cyclopts.
+                description = getattr(entry.description, "primary_renderable", entry.description)
                 metavar, _, text = str(description).rpartition("\n")
                 label = f"{entry.names[0]} {'|'.join(entry.choices) if entry.choices else metavar}".rstrip()
                 print(described(label, text, None if entry.default in (None, "False", "()") else entry.default))
@@ -325,7 +334,7 @@ class PlainHelp(PlainFormatter):
 
 
 def described(label: str, text: str, default: str | None) -> str:
-    """Return an option, or a key, in two columns."""
+    """Return the help of an option, or of a key, in two columns."""
     text += "" if default is None else f" (default: {default})"
     first = f"  {label:<{NAME_WIDTH}}  "
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4))
@@ -337,12 +346,13 @@ def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:
         help=help_text,
         help_format="plaintext",
         version_flags=[],
-        default_parameter=Parameter(negative=(), allow_repeating=True),  # no --no-x; _check_options refuses
+        # There are no --no-x options. Repetition is allowed here; _check_options refuses it with a better message.
+        default_parameter=Parameter(negative=(), allow_repeating=True),
     )
     app.help_formatter = PlainHelp(app, groups)
     return app
 
 
 def usage_error(problem: str, command: str = "") -> UsageError:
-    """Return the error of a command line that is wrong."""
+    """Return the error for a wrong command line."""
     return UsageError(f"{f'{command}: ' if command else ''}{printable(problem)}; see --help")

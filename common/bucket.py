@@ -1,7 +1,8 @@
-"""Objects under a prefix of S3, Google Cloud Storage or Azure, and files on the web, all read by obstore.
+"""Objects under a prefix of S3, Google Cloud Storage or Azure, and files on the web, all accessed through obstore.
 
-`store_of` alone decides which protocol and which credentials a URL gets. The scheme decides, never the host: a URL of
-http or https is fetched by plain HTTP without any credentials, even if its host belongs to Amazon, Google or Microsoft.
+Only `store_of` decides which protocol and which credentials are used for a URL. It looks at the scheme, never at the
+host: an http or https URL is fetched by plain HTTP without any credentials, even if its host belongs to Amazon, Google
+or Microsoft.
 """
 
 import configparser
@@ -25,27 +26,28 @@ from common.text import in_brackets
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
 
-RETRY_SECONDS = 60.0  # after which a request is not tried again
-REQUEST_SECONDS = 60.0  # of one request; it moves a piece at most
-PIECE_BYTES = 1 << 24  # of an upload in parts, and of a download
-SMALL_BYTES = 1 << 26  # most of an object that is read at once
-PIECES_AT_ONCE = 8  # held in memory
-SAID_CHARACTERS = 300  # shown of a server's own words
-ATTEMPTS = 4  # to read a range whose answer breaks off
-UPLOADS = 3  # attempts with a file that arrives damaged
-PROFILE_FILES = {  # of AWS, by the variable with another path; later ones go before
+RETRY_SECONDS = 60.0  # a request is not repeated after this time
+REQUEST_SECONDS = 60.0  # time limit of one request, which transfers one piece at most
+PIECE_BYTES = 1 << 24  # size of the parts of an upload, and of the ranges of a download
+SMALL_BYTES = 1 << 26  # the largest object that is read in one request
+PIECES_AT_ONCE = 8  # number of pieces in memory
+MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
+ATTEMPTS = 4  # at reading a range, if the connection breaks during the answer
+UPLOADS = 3  # attempts at uploading a file that arrives damaged
+# AWS's profile files, by the variable that may name another path. The second file takes precedence over the first.
+PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
 }
-PROFILE_KEYS = {  # option of obstore: key of a profile, variables that go before it
+PROFILE_KEYS = {  # option of obstore -> key of a profile, and the variables that take precedence over that key
     "access_key_id": ("aws_access_key_id", ["AWS_ACCESS_KEY_ID"]),
     "secret_access_key": ("aws_secret_access_key", ["AWS_ACCESS_KEY_ID"]),
     "session_token": ("aws_session_token", ["AWS_ACCESS_KEY_ID"]),
     "region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"]),
     "endpoint": ("endpoint_url", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"]),
 }
-METADATA_SERVICE, METADATA_SECONDS = ("169.254.169.254", 80), 1.0  # of Amazon, Google and Microsoft alike
-CREDENTIALS = {  # by scheme of a bucket: variables that name credentials
+METADATA_SERVICE, METADATA_SECONDS = ("169.254.169.254", 80), 1.0  # the same for Amazon, Google and Microsoft
+CREDENTIALS = {  # scheme of a bucket -> variables that contain its credentials
     "s3": re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|TOKEN|WEB_IDENTITY.*|CONTAINER.*)"),
     "gs": re.compile("GOOGLE_(SERVICE_ACCOUNT.*|APPLICATION_CREDENTIALS|BEARER_TOKEN)"),
     "az": re.compile("(AZURE|MSI|IDENTITY)_.*(KEY|SECRET|TOKEN|CLI|ENDPOINT|CLIENT_ID|EMULATOR).*"),
@@ -57,7 +59,7 @@ Answer = TypeVar("Answer")
 
 @attrs.frozen
 class Version:
-    """Content of a small object, and its tag for a conditional write."""
+    """The content of a small object, and the tag that a conditional write needs."""
 
     content: bytes
     tag: "UpdateVersion"
@@ -65,23 +67,26 @@ class Version:
 
 @attrs.frozen
 class StoredObject:
-    """An object as it is listed."""
+    """An object's size, time and tags, as the server lists them."""
 
     size_bytes: int
     written_at: float  # by the server's clock, in seconds since 1970
-    e_tag: str | None  # None where the server has none
-    version: str | None  # None in lists, and where the server has none
+    e_tag: str | None  # None if the server has no tags
+    version: str | None  # None in lists, and if the server has no versions
 
 
-class Taken(BadInput):
-    """A conditional write or read found another version than it was of."""
+class VersionConflict(BadInput):
+    """The object has another version than the one that a conditional read or write was for."""
 
 
 class Bucket:
-    """Objects under SCHEME://BUCKET/PREFIX; a web file's URL is a bucket of one, named "". Methods raise BadInput."""
+    """The objects under SCHEME://BUCKET/PREFIX. Its methods raise BadInput.
+
+    The URL of a file on the web is treated as a bucket with a single object, whose name is "".
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None):
-        """`headers`: of each request to a web server."""
+        """`headers` are sent with each request to a web server."""
         try:
             import obstore
         except ImportError as error:
@@ -91,7 +96,7 @@ class Bucket:
         self._store = self._ask("", "opened", lambda: store_of(self.url, headers or {}))
 
     def objects(self, prefix: str = "") -> dict[str, StoredObject]:
-        """Return each object whose name begins with a prefix of whole folders."""
+        """Return all objects below a prefix, by name. The prefix consists of complete folder names."""
 
         def find() -> dict[str, StoredObject]:
             pages = self._client.list(self._store, prefix.rstrip("/") or None)
@@ -105,49 +110,60 @@ class Bucket:
         except BadInput as error:
             if not self.url.startswith("http") or isinstance(error.__cause__, FileNotFoundError):
                 raise
-            first: GetOptions = {"range": (0, 1)}  # a signed URL allows nothing but reading
+            # A signed URL allows only reading, so the file's properties are taken from a read of its first byte.
+            first: GetOptions = {"range": (0, 1)}
             return self._ask(name, "read", lambda: _as_stored(self._client.get(self._store, name, options=first).meta))
 
     def read(self, name: str) -> Version | None:
-        """Return a small object; None where there is none."""
+        """Return a small object, or None if it does not exist."""
         try:
-            got = self._ask(name, "read", lambda: self._client.get(self._store, name))
-            if got.meta["size"] > SMALL_BYTES:
-                raise BadInput(f"{self._where(name)}: got {got.meta['size']:,} bytes, wanted at most {SMALL_BYTES:,}")
-            content = self._ask(name, "read", lambda: bytes(got.bytes()))
+            answer = self._ask(name, "read", lambda: self._client.get(self._store, name))
+            if (size := answer.meta["size"]) > SMALL_BYTES:
+                raise BadInput(f"{self._where(name)}: got {size:,} bytes, wanted at most {SMALL_BYTES:,}")
+            content = self._ask(name, "read", lambda: bytes(answer.bytes()))
         except BadInput as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
-        return Version(content, _tag(got.meta))
+        return Version(content, _tag(answer.meta))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object, all of it or nothing, in the place of any other."""
+        """Write a small object in a single step. An existing object of that name is replaced."""
         self._ask(name, "written", lambda: self._client.put(self._store, name, content, use_multipart=False))
 
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
-        """Write a small object in the place of a version, or of none; return the new one. Raises Taken for another."""
+        """Write a small object if its present version is `before` (None: it does not exist); return the new version.
+
+        Raises VersionConflict if the present version is a different one.
+        """
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         mode: Literal["create"] | UpdateVersion = "create" if before is None else before.tag
         try:
-            result = self._ask(name, "written", lambda: self._client.put(self._store, name, content, mode=mode))
+            answer = self._ask(name, "written", lambda: self._client.put(self._store, name, content, mode=mode))
         except BadInput as error:
             if not isinstance(error.__cause__, (AlreadyExistsError, PreconditionError, NotFoundError)):
                 raise
-            there = self.read(name)
-            if there is None or there.content != content:  # else it is ours: an answer was lost, and it was tried again
-                raise Taken(f"{self.url}/{name}: another process has written it") from error
-            return there
-        return Version(content, _tag(result))
+            present = self.read(name)
+            # If the content is the same, this process wrote it: the answer was lost, and the request was repeated.
+            if present is None or present.content != content:
+                raise VersionConflict(f"{self.url}/{name}: another process has written it") from error
+            return present
+        return Version(content, _tag(answer))
 
     def upload(self, name: str, file: BinaryIO) -> str | None:
-        """Write an object of any size from a file, in parts; it appears when all have arrived. Return its tag."""
+        """Write an object of any size from a file, in parts, and return its tag.
+
+        The object appears when all parts have arrived.
+        """
         put = functools.partial(self._client.put, chunk_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE)
         return self._ask(name, "written", lambda: put(self._store, name, file))["e_tag"]
 
     def upload_verified(self, path: Path, sha256: str) -> None:
-        """Write a file under its own name, and verify its sha256, by the server's checksum or by reading it."""
+        """Write a file under its own name, and verify it.
+
+        If the server's tag is not the checksum of the file, the object is read back and its sha256 is compared.
+        """
         name, tag = path.name, _checksum_tag(path)
         for _ in range(UPLOADS):
             with path.open("rb") as file:
@@ -157,7 +173,7 @@ class Bucket:
         raise BadInput(f"{self.url}/{name}: arrived damaged {UPLOADS} times; check the network, then rerun the command")
 
     def sha256(self, name: str) -> str:
-        """Return the sha256 of an object, read to its end."""
+        """Read an object to its end and return its sha256."""
         digest = hashlib.sha256()
         for _, piece in self.pieces(name, self.look_up(name).size_bytes):
             digest.update(piece)
@@ -168,27 +184,31 @@ class Bucket:
         self._ask(final, "written", lambda: self._client.copy(self._store, name, final))
 
     def read_range(self, name: str, begin: int, end: int, e_tag: str | None = None) -> memoryview:
-        """Return bytes begin .. end of an object. Raises Taken where its tag is another."""
+        """Return bytes `begin` to `end` (exclusive) of an object. Raises VersionConflict if its tag is not `e_tag`."""
         from obstore.exceptions import PreconditionError
 
         options: GetOptions = {"range": (begin, end)}
-        if e_tag is not None and not e_tag.startswith("W/"):  # a weak one never matches
+        if e_tag is not None and not e_tag.startswith("W/"):  # a weak tag never matches
             options["if_match"] = e_tag
-        for left in reversed(range(ATTEMPTS)):
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
-                got = self._ask(name, "read", lambda: self._client.get(self._store, name, options=options).bytes())
-                if len(got) != end - begin:
-                    raise BadInput(f"{self._where(name)}: got {len(got)} bytes at {begin}, wanted {end - begin}")
-                return memoryview(got)
+                content = self._ask(name, "read", lambda: self._client.get(self._store, name, options=options).bytes())
+                if len(content) != end - begin:
+                    raise BadInput(f"{self._where(name)}: got {len(content)} bytes at {begin}, wanted {end - begin}")
+                return memoryview(content)
             except BadInput as error:
                 if isinstance(error.__cause__, PreconditionError):
-                    raise Taken(f"{self._where(name)}: was replaced meanwhile; rerun the same command") from error
-                if not left or not _was_cut_off(error.__cause__):
+                    problem = "was replaced while it was being read; rerun the same command"
+                    raise VersionConflict(f"{self._where(name)}: {problem}") from error
+                if not attempts_left or not _was_cut_off(error.__cause__):
                     raise
         raise AssertionError("the last attempt raises")
 
     def pieces(self, name: str, size_bytes: int, e_tag: str | None = None) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of an object's pieces, in order. Raises Taken where its tag is another."""
+        """Yield (offset in bytes, content) for the pieces of an object, in order.
+
+        Raises VersionConflict if the object's tag is not `e_tag`.
+        """
 
         def fetch(offset: int) -> tuple[int, memoryview]:
             return offset, self.read_range(name, offset, min(offset + PIECE_BYTES, size_bytes), e_tag)
@@ -199,29 +219,30 @@ class Bucket:
                 yield from threads.map(fetch, range(first, size_bytes, PIECE_BYTES)[:PIECES_AT_ONCE])
 
     def delete(self, names: Collection[str]) -> None:
-        """Delete objects; those that are gone already count as deleted."""
+        """Delete objects. Objects that do not exist count as deleted."""
         if names:
             self._ask(min(names), "deleted", lambda: self._client.delete(self._store, list(names)))
 
-    def _ask(self, name: str, done: str, request: Callable[[], Answer]) -> Answer:
-        """Return the answer to a request. `done`: to the object, for the error."""
+    def _ask(self, name: str, action: str, request: Callable[[], Answer]) -> Answer:
+        """Return the answer to a request. `action`, such as "read", completes the error "cannot be ..."."""
         from obstore.exceptions import BaseError
 
         try:
             return request()
         except (BaseError, ValueError, OSError) as error:
-            raise BadInput(f"{self._where(name)}: cannot be {done}: {_reason(error)}") from error
+            raise BadInput(f"{self._where(name)}: cannot be {action}: {_reason(error)}") from error
 
     def _where(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
 
 def store_of(url: str, headers: Mapping[str, str]) -> Any:
-    """Return obstore's client of a URL: plain HTTP for the web, and the provider's own protocol for a bucket.
+    """Return obstore's client for a URL: plain HTTP for the web, and the provider's own protocol for a bucket.
 
-    `headers` are sent with each request to a web server; a redirect to another host removes those with a token.
-    Credentials of the environment and of profiles are used for s3://, gs:// and az:// only. If this machine has none at
-    all, requests are not signed, so that public buckets can be read. Raises BadInput for a scheme that is not known.
+    `headers` are sent with each request to a web server; a redirect to another host removes headers with a token.
+    Credentials from the environment and from profiles are used only for s3://, gs:// and az://. If this machine has no
+    credentials at all, requests are not signed, so that public buckets can be read. Raises BadInput for an unknown
+    scheme.
     """
     from obstore.store import HTTPStore, from_url
 
@@ -246,15 +267,18 @@ def store_of(url: str, headers: Mapping[str, str]) -> Any:
 
 
 def _has_credentials(scheme: str, profile: Mapping[str, str]) -> bool:
-    """Tell whether requests to a bucket may be signed; True also if the machine's own account may have access."""
-    named = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
+    """Return whether there are credentials to sign requests to a bucket.
+
+    This is also true if the machine is a cloud's virtual machine, whose own account may have access.
+    """
+    has_variable = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
     has_file = scheme == "gs" and GOOGLE_FILE.expanduser().exists()
-    return named or has_file or "access_key_id" in profile or _has_metadata_service()
+    return has_variable or has_file or "access_key_id" in profile or _has_metadata_service()
 
 
 @functools.cache
 def _has_metadata_service() -> bool:
-    """Tell whether this machine has a cloud's metadata service, which gives credentials to its virtual machines."""
+    """Return whether this machine can reach a cloud's metadata service, which gives credentials to virtual machines."""
     try:
         socket.create_connection(METADATA_SERVICE, timeout=METADATA_SECONDS).close()
     except OSError:
@@ -266,74 +290,77 @@ def _as_stored(entry: Mapping[str, Any]) -> StoredObject:
     return StoredObject(entry["size"], entry["last_modified"].timestamp(), entry["e_tag"], entry["version"])
 
 
-def _tag(found: Mapping[str, Any]) -> "UpdateVersion":
-    """Return the tags by which a store tells versions apart; obstore refuses None."""
-    return {key: found[key] for key in ("e_tag", "version") if found[key] is not None}  # type: ignore[return-value]
+def _tag(entry: Mapping[str, Any]) -> "UpdateVersion":
+    """Return the tags by which a store distinguishes versions, without empty ones, because obstore refuses None."""
+    return {key: entry[key] for key in ("e_tag", "version") if entry[key] is not None}  # type: ignore[return-value]
 
 
 def _checksum_tag(path: Path) -> str:
-    """Return S3's ETag of a file: its md5, or for one that is sent in parts, that of their md5s."""
+    """Return the ETag that S3 gives a file: its md5 or, if it is sent in parts, the md5 of the md5s of the parts."""
     digests = []
     with path.open("rb") as file:
         while data := file.read(PIECE_BYTES):
             digests.append(hashlib.md5(data))
     if len(digests) == 1:
         return digests[0].hexdigest()
-    return f"{hashlib.md5(b''.join(each.digest() for each in digests)).hexdigest()}-{len(digests)}"
+    return f"{hashlib.md5(b''.join(digest.digest() for digest in digests)).hexdigest()}-{len(digests)}"
 
 
 def _was_cut_off(error: BaseException | None) -> bool:
-    """Tell whether an answer broke off in its middle. Only the words of obstore's error tell that, no field does."""
+    """Return whether an answer was cut off. obstore's errors have no field for this, so their text is searched."""
     from obstore.exceptions import GenericError
 
     return isinstance(error, GenericError) and "body error" in str(error)
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of a failed request, for people: the server's own words where it has answered.
+    """Return why a request failed, as a message for people. If the server answered, this is the server's message.
 
-    obstore's errors have their kind, the status and the answer of the server in their text alone.
+    obstore's errors contain their kind, the status and the server's answer only as text, not as fields.
     """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)(</Message>|$)", text)
     if answer:
-        said = " ".join(f"{answer[1]}: {answer[2]}".split())
-        return said[:SAID_CHARACTERS]
+        server_message = " ".join(f"{answer[1]}: {answer[2]}".split())
+        return server_message[:MESSAGE_CHARACTERS]
     if isinstance(error, FileNotFoundError):
-        return "not found; the same command goes on when it is there"
+        return "not found; restore it, then rerun the same command to continue"
     if "Range request not supported" in text:
-        return "the server sends whole files only, no ranges; download the file, and pass its path"
+        return "the server sends only whole files, not ranges; download the file and pass its path"
     status = re.search(r"status code: (\d{3})\b", text)
     if status:
         problem = f"the server answered with status {status[1]}"
     elif re.search("timed out|timeout", text):
-        problem = f"no whole answer within {REQUEST_SECONDS:g} seconds"
+        problem = f"no complete answer within {REQUEST_SECONDS:g} seconds"
     else:
         problem = "the request failed"
-    return f"{problem}; check network and credentials{in_brackets(text)}"
+    return f"{problem}; check the network and the credentials{in_brackets(text)}"
 
 
 def _aws_profile() -> dict[str, str]:
-    """Return the options of the AWS profile, AWS_PROFILE or "default", that the environment does not set."""
+    """Return the options of the AWS profile that the environment does not set.
+
+    AWS_PROFILE names the profile; without it, the profile is "default".
+    """
     name = os.environ.get("AWS_PROFILE", "default")
-    found: dict[str, str] = {}
-    for variable, usual in PROFILE_FILES.items():
-        path, parser = Path(os.environ.get(variable, usual)).expanduser(), configparser.RawConfigParser()
+    profile: dict[str, str] = {}
+    for variable, default_path in PROFILE_FILES.items():
+        path, parser = Path(os.environ.get(variable, default_path)).expanduser(), configparser.RawConfigParser()
         try:
             parser.read(path)
-        except (OSError, ValueError, configparser.Error):  # whose text may quote a key
-            raise BadInput(f"{path}: cannot be read, wanted the profiles of AWS; fix this, or move it away") from None
+        except (OSError, ValueError, configparser.Error):  # not shown, because its text may quote a key
+            raise BadInput(f"{path}: cannot be read as a file of AWS profiles; fix it or move it away") from None
         for section in {name, name if name == "default" else f"profile {name}"} & {*parser.sections()}:
-            found |= parser[section]
-    if "AWS_PROFILE" in os.environ and not found:
-        raise BadInput(f"AWS_PROFILE: got {name}, no profile in {' or '.join(PROFILE_FILES.values())}")
+            profile |= parser[section]
+    if "AWS_PROFILE" in os.environ and not profile:
+        raise BadInput(f"AWS_PROFILE: got {name}, but {' and '.join(PROFILE_FILES.values())} have no such profile")
     options = {
-        option: found[key]
+        option: profile[key]
         for option, (key, variables) in PROFILE_KEYS.items()
-        if key in found and not any(variable in os.environ for variable in variables)
+        if key in profile and not any(variable in os.environ for variable in variables)
     }
-    others = sorted(found.keys() & {"credential_process", "role_arn", "sso_session", "sso_start_url"})
-    if others and "access_key_id" not in options and "AWS_ACCESS_KEY_ID" not in os.environ:
+    unsupported_keys = sorted(profile.keys() & {"credential_process", "role_arn", "sso_session", "sso_start_url"})
+    if unsupported_keys and "access_key_id" not in options and "AWS_ACCESS_KEY_ID" not in os.environ:
         advice = f'run eval "$(aws configure export-credentials --profile {name} --format env)"'
-        raise BadInput(f"AWS profile {name}: got {others[0]}, wanted access keys; {advice}")
+        raise BadInput(f"AWS profile {name}: got {unsupported_keys[0]}, wanted access keys; {advice}")
     return options

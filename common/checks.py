@@ -1,4 +1,4 @@
-"""Rows and validators of configuration keys, checks of option texts, JSON values structured as typed attrs classes."""
+"""Configuration keys: their rows and validators, checks of option texts, and JSON converted to typed attrs classes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -19,53 +19,54 @@ Structured = TypeVar("Structured")
 Hook = Callable[[Any, Any], Any]
 
 _SCALARS = {bool: "true or false", int: "an integer of 64 bits", float: "a number", str: "a string"}
-_WANTED: dict[type, str] = {**_SCALARS, dict: "an object", list: "an array"}
+_KINDS: dict[type, str] = {**_SCALARS, dict: "an object", list: "an array"}
 
 
-KEY = "key"  # in a field's metadata: its key in a file, where Python does not allow that as a name
+KEY = "key"  # in a field's metadata: the field's key in a file, if that is not a valid name in Python
 
 
 def key_of(field: "attrs.Attribute[Any]") -> str:
-    """Return the key by which users give a field."""
+    """Return the key that users write for a field."""
     return str(field.metadata.get(KEY, field.alias))
 
 
 @attrs.frozen
 class ValueCheck:
-    """A condition on a value. As a validator of an attrs field it raises InvalidValue, "KEY: got ..., wanted ...".
+    """A condition that a value must meet.
 
-    The key is the name by which a user gives the field.
+    Used as the validator of an attrs field, it raises InvalidValue: "KEY: got ..., wanted ...", where KEY is the name
+    that users write for the field.
     """
 
     holds: Callable[[Any], bool]
-    wanted: str
-    kind: type = str  # of the value that an option's text means
+    accepted_values: str  # in words, for messages and help
+    kind: type = str  # the type to which an option's text is converted
 
     def __call__(self, _: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if not self.holds(value):
             raise InvalidValue(self._problem(value, value, key_of(attribute)))
 
     def parse(self, text: str) -> Any:
-        """Return the value that an option's text means. Raises InvalidValue, "got ..., wanted ..."."""
+        """Return the value that an option's text stands for. Raises InvalidValue: "got ..., wanted ..."."""
         try:
             value = self.kind(text)
         except ValueError:
-            value = text  # which no check of numbers accepts
+            value = text  # no check of numbers accepts a string
         if not self.holds(value):
             raise InvalidValue(self._problem(value, text))
         return value
 
-    def _problem(self, value: Any, given: Any, key: str = "") -> Problem:
+    def _problem(self, value: Any, user_input: Any, key: str = "") -> Problem:
         size = SIZES if self.kind is float and type(value) in (int, float) and not is_number(value) else ""
-        return Problem(key=key, found=quoted(given), expected=self.wanted, cause=size)
+        return Problem(key=key, found=quoted(user_input), expected=self.accepted_values, cause=size)
 
 
 @attrs.frozen
 class OlderSpelling:
-    """An earlier name of a key, which files may still have.
+    """An earlier name of a key, which existing files may still use.
 
-    `convert` takes the value of the earlier name and the other keys of the file. It returns the value of the key, or
-    raises ValueError, "got ..., wanted ...".
+    `convert` takes the value under the earlier name and the other keys of the file. It returns the value for the
+    present key, or raises ValueError: "got ..., wanted ...".
     """
 
     name: str
@@ -74,26 +75,27 @@ class OlderSpelling:
 
 @attrs.frozen(kw_only=True)
 class KeyRow:
-    """The row of a key: all that users are told about it, in the metadata of its field.
+    """The row of a key: everything that users are shown about it. It is stored in the metadata of the key's field.
 
-    `train.py --keys`, errors about unknown keys and NOTEs come from the rows. Tests compare the tables of docs/ with
-    them. Texts are plain, as a terminal shows them.
+    `train.py --keys`, errors about unknown keys and NOTEs are made from the rows, and tests compare the tables in docs/
+    with them. The texts are plain text for a terminal, without markup.
     """
 
     meaning: str  # a phrase that makes sense next to the name of the key
-    wanted: str  # the accepted values, in the words of the key's check
-    recommended: Any = None  # the value in the recommended recipe if that is not the default; None: the default is fine
-    # The key changes no trained weight, except by rounding. Runs that differ only in plumbing keys and the seed count
-    # as one recipe, so evaluate.py compare takes their difference for noise.
+    accepted_values: str  # in the words of the key's check
+    recommended: Any = None  # the value in the recommended recipe if it is not the default; None: use the default
+    # True: the key does not change the trained weights, except by rounding. Runs that differ only in such keys and the
+    # seed count as one recipe, so evaluate.py compare treats their difference as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # What to know about a similar setting of other programs, such as another unit -> its names, separated by spaces
+    # Similar settings of other programs: the difference to know about, such as another unit -> their names, separated
+    # by spaces
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 
     @property
     def foreign_names(self) -> dict[str, str]:
-        """Names in other programs, each with what to know about its values: "" if they mean the same."""
+        """Map each name in another program to a note on how its values differ; "" if they mean the same."""
         texts = {"": self.names} | dict(self.similar)
         return {name: note for note, names in texts.items() for name in names.split()}
 
@@ -102,46 +104,50 @@ def key_field(
     check: Callable[..., None],
     default: Any = attrs.NOTHING,
     *,
-    wanted: str = "",
+    accepted_values: str = "",
     converter: Callable[[Any], Any] | None = None,
     metadata: Mapping[Any, Any] | None = None,
     **row: Any,
 ) -> Any:
-    """Return the field of a key, with its KeyRow; a key without a default is required.
+    """Return the attrs field of a key, with its KeyRow. A key without a default is required.
 
-    `wanted` is needed if the check is no ValueCheck, which has these words. `converter` changes the value before the
-    check.
+    A ValueCheck describes the values that it accepts. With any other check, pass `accepted_values`. The `converter` is
+    applied to the value before the check.
     """
-    words = wanted or (check.wanted if isinstance(check, ValueCheck) else "")
-    assert words, "a check without words: pass `wanted`"
-    rows = {KeyRow: KeyRow(wanted=words, **row), **(metadata or {})}
+    description = accepted_values or (check.accepted_values if isinstance(check, ValueCheck) else "")
+    assert description, "the check does not describe its values: pass `accepted_values`"
+    rows = {KeyRow: KeyRow(accepted_values=description, **row), **(metadata or {})}
     return attrs.field(default=default, validator=check, converter=converter, metadata=rows)
 
 
 KeyRows = Mapping[str, Mapping[str, KeyRow]]  # by file, "model" or "train", and key
-_NO_ROW = KeyRow(meaning="its field has no row that states its meaning", wanted="any value")
+_NO_ROW = KeyRow(meaning="its field has no row that states its meaning", accepted_values="any value")
 
 
 def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
-    """Return the row of a key's field; a field that was not defined by `key_field` has one that says so."""
+    """Return the row of a key's field. For a field that `key_field` did not define, the row says that it has none."""
     row: KeyRow = field.metadata.get(KeyRow, _NO_ROW)
     return row
 
 
-def set_one_form(config: Any, **meant: Any) -> None:
-    """Give checked fields one form: 1 of a number field becomes 1.0, -0.0 becomes 0.0, a value in `meant` null."""
+def set_one_form(config: Any, **null_values: Any) -> None:
+    """Convert values that mean the same to one form, in place, after the checks.
+
+    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. A field whose value equals the one in `null_values` under the
+    field's name becomes null.
+    """
     for field in attrs.fields(type(config)):
         value = getattr(config, field.name)
         if type(value) in (int, float) and float in (field.type, *get_args(field.type)):
             object.__setattr__(config, field.name, value + 0.0)
-        if field.name in meant and value == meant[field.name]:
+        if field.name in null_values and value == null_values[field.name]:
             object.__setattr__(config, field.name, None)
 
 
 def is_absent(value: Any) -> bool:
-    """Tell whether a field of somebody else's record holds nothing.
+    """Return whether a field of a record from another program is empty.
 
-    That is null, a text of white space alone, or an empty list or object. The numbers 0 and false are values.
+    Empty means null, a string of white space only, or an empty list or object. 0 and false are values.
     """
     return value is None or (not value.strip() if isinstance(value, str) else value in ([], {}))
 
@@ -158,17 +164,20 @@ def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> ValueCheck:
 def number(
     minimum: float, maximum: float = LARGEST, *, above: bool = False, below: bool = False, example: str = ""
 ) -> ValueCheck:
-    """Accept a float, or an int that can be one, in [minimum, maximum]; `above`, `below`: without that end."""
-    wanted = f"a number {'above' if above else 'from'} {minimum:g}"
-    wanted += "" if maximum == LARGEST else f"{' and below' if below else ' up to'} {maximum:g}"
-    wanted += f", such as {example}" if example else ""
+    """Accept a float, or an int that a float can represent, in [minimum, maximum].
+
+    `above` excludes the minimum, and `below` excludes the maximum.
+    """
+    accepted_values = f"a number {'above' if above else 'from'} {minimum:g}"
+    accepted_values += "" if maximum == LARGEST else f"{' and below' if below else ' up to'} {maximum:g}"
+    accepted_values += f", such as {example}" if example else ""
 
     def holds(value: Any) -> bool:
         if not is_number(value):
             return False
         return (value > minimum if above else value >= minimum) and (value < maximum if below else value <= maximum)
 
-    return ValueCheck(holds, wanted, float)
+    return ValueCheck(holds, accepted_values, float)
 
 
 def text() -> ValueCheck:
@@ -179,10 +188,10 @@ def one_of(*choices: str) -> ValueCheck:
     return ValueCheck(lambda value: value in choices, either(f'"{choice}"' for choice in choices))
 
 
-def boolean(*others: str) -> ValueCheck:
-    """Accept true, false (not 1 or 0), or one of the given strings."""
-    wanted = either(["true", "false", *(f'"{other}"' for other in others)])
-    return ValueCheck(lambda value: type(value) is bool or value in others, wanted)
+def boolean(*strings: str) -> ValueCheck:
+    """Accept true, false (but not 1 or 0), or one of the strings."""
+    accepted_values = either(["true", "false", *(f'"{string}"' for string in strings)])
+    return ValueCheck(lambda value: type(value) is bool or value in strings, accepted_values)
 
 
 def optional(check: ValueCheck) -> ValueCheck:
@@ -191,22 +200,26 @@ def optional(check: ValueCheck) -> ValueCheck:
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
-    """Return JSON as `kind`, an attrs class. Raises InvalidValue for the first misfit; `unknown_keys`: ignore those."""
+    """Convert a JSON value to `kind`, an attrs class. Raises InvalidValue for the first part that does not fit.
+
+    With `unknown_keys`, keys that the class does not have are ignored; otherwise they are errors.
+    """
     try:
         return _converter(unknown_keys).structure(value, kind)
     except Exception as error:
         raise InvalidValue(_first_misfit(error)) from error
 
 
-def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
-    """Return a JSON object as `kind`, an attrs class whose validators check the values; `given` fields are no keys.
+def checked(kind: type[Structured], values: Any, **other_fields: Any) -> Structured:
+    """Convert a JSON object to `kind`, an attrs class whose validators check the values.
 
-    Raises InvalidValue for an unknown or missing key, and as the validators do: "KEY: got ..., wanted ...".
+    `other_fields` are fields that the caller sets; they cannot be keys of the object. Raises InvalidValue for an
+    unknown or missing key, and for a wrong value as the validators do: "KEY: got ..., wanted ...".
     """
     if not isinstance(values, dict):
         raise InvalidValue(Problem(found=quoted(values), expected="an object of keys and values"))
     fields: Any = attrs.fields(kind)  # type: ignore[arg-type]  # kinds are attrs classes
-    keys = {key_of(field): field for field in fields if field.name not in given}
+    keys = {key_of(field): field for field in fields if field.name not in other_fields}
     required = [key for key, field in keys.items() if field.default is attrs.NOTHING]
     for key in values:
         if key not in keys:
@@ -214,16 +227,19 @@ def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
     for key in required:
         if key not in values:
             raise InvalidValue(Problem(key=key, text=f"key '{key}' is missing", advice=f"wanted {', '.join(required)}"))
-    return kind(**{keys[key].alias: value for key, value in values.items()}, **given)
+    return kind(**{keys[key].alias: value for key, value in values.items()}, **other_fields)
 
 
-def unknown_key(key: str, known: Iterable[str], where: object = "") -> Problem:
-    """Return the problem of a key that does not exist, with the nearest one that does."""
-    return Problem(where=str(where), key=key, text=f"unknown key {quoted(key)}", advice=nearest(key, known))
+def unknown_key(key: str, existing_keys: Iterable[str], where: object = "") -> Problem:
+    """Return the problem that a key does not exist; it names the most similar existing key."""
+    return Problem(where=str(where), key=key, text=f"unknown key {quoted(key)}", advice=nearest(key, existing_keys))
 
 
 def _first_misfit(error: BaseException) -> Problem:
-    """Return the first of cattrs' errors in our words: they are nested groups, with a note of the field of each."""
+    """Return the first of cattrs' errors as a Problem.
+
+    cattrs raises nested groups of errors; a note on each error names the field in which it occurred.
+    """
     from cattrs.errors import (
         ClassValidationError,
         ForbiddenExtraKeysError,
@@ -233,9 +249,9 @@ def _first_misfit(error: BaseException) -> Problem:
 
     path = ""
     while isinstance(error, ClassValidationError | IterableValidationError):
-        in_fields, others = error.group_exceptions()
+        in_fields, outside_fields = error.group_exceptions()
         if not in_fields:
-            error = others[0]
+            error = outside_fields[0]
             continue
         error, note = in_fields[0]
         if isinstance(note, IterableValidationNote):
@@ -259,19 +275,19 @@ def _converter(unknown_keys: bool) -> "Converter":
     for kind in _SCALARS:
         converter.register_structure_hook(kind, _checked(kind, _scalar))
     converter.register_structure_hook_func(_is_literal, _literal)
-    for matches, container, make in (
+    for predicate, container, make in (
         (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
         (cols.is_mutable_sequence, list, cols.list_structure_factory),
         (cols.is_mapping, dict, cols.mapping_structure_factory),
         (attrs.has, dict, gen.make_dict_structure_fn),
     ):
-        converter.register_structure_hook_factory(matches, partial(_container_hook, container, make))
+        converter.register_structure_hook_factory(predicate, partial(_container_hook, container, make))
     converter.register_structure_hook_func(_reads_records, _checked(dict, lambda value, kind: kind.from_record(value)))
     return converter
 
 
 def _reads_records(kind: Any) -> bool:
-    """Tell whether a class reads the JSON objects of its records itself, such as those of earlier versions."""
+    """Return whether a class parses its own JSON objects, for example because earlier versions wrote other keys."""
     return hasattr(kind, "from_record")
 
 
@@ -279,13 +295,13 @@ def _container_hook(container: type, make: Callable[..., Hook], kind: Any, conve
     return _checked(container, make(kind, converter))
 
 
-def _checked(wanted: type, structure: Hook) -> Hook:
-    """Refuse values of other types, subclasses included: True is an int, too."""
-    accepted = (int, float) if wanted is float else (wanted,)
+def _checked(json_type: type, structure: Hook) -> Hook:
+    """Return a hook that refuses values of any other type. It refuses subclasses because True is also an int."""
+    accepted_types = (int, float) if json_type is float else (json_type,)
 
     def hook(value: Any, kind: Any) -> Any:
-        if type(value) not in accepted:
-            raise InvalidValue(Problem(found=quoted(value), expected=_WANTED[wanted]))
+        if type(value) not in accepted_types:
+            raise InvalidValue(Problem(found=quoted(value), expected=_KINDS[json_type]))
         return structure(value, kind)
 
     return hook
@@ -304,7 +320,10 @@ def _literal(value: Any, kind: Any) -> Any:
 
 
 def _scalar(value: Any, kind: Any) -> Any:
-    """Return a scalar as it is: a whole number of a float field stays one in JSON. Refuse numbers beyond arithmetic."""
+    """Return a scalar unchanged, so that an integer in a float field stays an integer when it is written as JSON again.
+
+    Numbers that are too large or too small to calculate with are refused.
+    """
     if kind in (int, float) and not is_number(value):
-        raise InvalidValue(Problem(found=quoted(value), expected=_WANTED[int] if kind is int else SIZES))
+        raise InvalidValue(Problem(found=quoted(value), expected=_KINDS[int] if kind is int else SIZES))
     return value

@@ -1,4 +1,4 @@
-"""Errors: exit statuses, reasons, and the problems with the input of a user, as data."""
+"""Errors: exit statuses, the reasons why a command ended, and problems with a user's input, as data."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +13,11 @@ EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
-EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it, in a command without checkpoints
-EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL of sysexits.h)
+EXIT_INTERRUPTED = 130  # Ctrl-C in a command without checkpoints; shells report Ctrl-C with the same number
+EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL in sysexits.h)
 
 
-# Why a command ended, for programs: `reason` in exit.json. docs/checkpoints.md says what each one means.
+# Why a command ended, for programs: this is `reason` in exit.json. docs/checkpoints.md explains each reason.
 Reason = Literal[
     "finished",
     "stopped",
@@ -40,21 +40,21 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with what a user gave, as data; `str` returns the line that the user sees.
+    """One thing that is wrong with a user's input, as data; `str` returns the line that the user sees.
 
-    Code that decides something about a problem reads these fields, never the line. The line of a wrong value is
-    "WHERE: KEY: got FOUND, wanted EXPECTED: CAUSE; ADVICE", without the parts that are empty. Where something else is
-    wrong, such as an unknown key, `text` says it in words, in the place of all parts between WHERE and ADVICE.
+    Code that makes a decision about a problem reads these fields, never the line. For a wrong value the line is
+    "WHERE: KEY: got FOUND, wanted EXPECTED: CAUSE; ADVICE", without the parts that are empty. For any other problem,
+    such as an unknown key, `text` describes it in words and replaces all parts between WHERE and ADVICE.
     """
 
     where: str = ""  # the file, option or place
     key: str = ""  # the key, option or parameter that is wrong
     found: str = ""
     expected: str = ""
-    cause: str = ""  # why that is expected
+    cause: str = ""  # why this value is expected
     text: str = ""
     advice: str = ""  # what to do next
-    other_keys: tuple[str, ...] = ()  # that contradict `key`
+    other_keys: tuple[str, ...] = ()  # the keys that contradict `key`
 
     def __str__(self) -> str:
         body = self.text
@@ -64,13 +64,16 @@ class Problem:
         return "; ".join(filter(None, (": ".join(filter(None, (self.where, body))), self.advice)))
 
     def at(self, where: object, advice: str = "") -> "Problem":
-        """Return it with a place before the one that it has, and more advice at its end."""
-        places, advices = filter(None, (str(where), self.where)), filter(None, (self.advice, advice))
-        return replace(self, where=": ".join(places), advice="; ".join(advices))
+        """Return a copy with `where` in front of its place and `advice` after its advice."""
+        places, all_advice = filter(None, (str(where), self.where)), filter(None, (self.advice, advice))
+        return replace(self, where=": ".join(places), advice="; ".join(all_advice))
 
 
 class InvalidValue(ValueError):
-    """A wrong value, found by a check that does not know where the user gave it; readers add that, as BadInput."""
+    """A value is wrong. The check that raises this does not know where the user gave the value.
+
+    The code that reads the file or command line adds the place, and raises BadInput.
+    """
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
@@ -78,17 +81,18 @@ class InvalidValue(ValueError):
 
 
 class BadInput(Exception):
-    """User error: an invalid file, option or value. The message is a line for each problem.
+    """A user error: an invalid file, option or value. The message has one line per problem.
 
-    Control characters in it, which names of files or values may contain, are escaped, and secrets in it are hidden.
-    All ranks of a job raise it together and rank 0 prints it, unless `alone`: then this rank prints it.
+    File names and values may contain control characters and secrets; in the message, control characters are escaped
+    and secrets are hidden. Normally all ranks of a job raise the error together and rank 0 prints it. With `alone`,
+    only this rank raises it, and this rank prints it.
     """
 
     def __init__(self, *problems: Problem | str, alone: bool = False, reason: Reason = "user-error"):
         by_line: dict[str, Problem] = {}
         for problem in problems:
-            as_data = problem if isinstance(problem, Problem) else Problem(text=problem)
-            by_line.setdefault(printable(redacted(str(as_data))), as_data)
+            fields = problem if isinstance(problem, Problem) else Problem(text=problem)
+            by_line.setdefault(printable(redacted(str(fields))), fields)
         self.lines, self.problems = tuple(by_line), tuple(by_line.values())
         super().__init__(*problems)
         self.alone = alone
@@ -99,17 +103,21 @@ class BadInput(Exception):
 
 
 class UsageError(Exception):
-    """A command line that is wrong. The message is one line: what is wrong, and what was wanted."""
+    """A command line is wrong. The message is one line: what is wrong, and what was expected."""
 
 
 class Diverged(Exception):
     """Training produced a loss or gradient that is not finite. The message names the step."""
 
 
-def check_all(*checks: Callable[[], Any], known: BadInput | None = None) -> list[Any]:
-    """Return the values of all checks; raise one BadInput with the known problems and those of checks that raise it."""
+def check_all(*checks: Callable[[], Any], earlier_error: BadInput | None = None) -> list[Any]:
+    """Run all checks and return what they return, in the same order.
+
+    If any check raises BadInput, or if there was an `earlier_error`, raise one BadInput with all their problems, so
+    that the user sees all of them at once.
+    """
     values: list[Any] = []
-    errors = [] if known is None else [known]
+    errors = [] if earlier_error is None else [earlier_error]
     for check in checks:
         try:
             values.append(check())
@@ -121,7 +129,7 @@ def check_all(*checks: Callable[[], Any], known: BadInput | None = None) -> list
 
 
 def joined(errors: Iterable[BadInput], *, alone: bool = False) -> BadInput:
-    """Return one error with the problems of several. Its reason is theirs if they have the same one."""
+    """Return one error with the problems of several. If they all have the same reason, it keeps that reason."""
     errors = [*errors]
     reasons = {error.reason for error in errors}
     problems = (problem for error in errors for problem in error.problems)
@@ -129,9 +137,10 @@ def joined(errors: Iterable[BadInput], *, alone: bool = False) -> BadInput:
 
 
 def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list[Value], list[Problem]]:
-    """Return `work` of each item of a list that a user gave, and the problems of those for which it raises BadInput.
+    """Apply `work` to each item of a user's list; return what it returned, and the problems of the bad items.
 
-    One bad item does not stop the others: the caller goes on with the good ones, and raises BadInput at its end.
+    An item is bad if `work` raises BadInput for it. A bad item does not stop the rest: the caller continues with the
+    good ones and raises BadInput when it has finished them.
     """
     values: list[Value] = []
     problems: list[Problem] = []
@@ -147,7 +156,7 @@ def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list
 
 @contextmanager
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
-    """Raise an error of the block, of these kinds, as BadInput: the place, the error's text, and advice."""
+    """Convert errors of these kinds, raised in the block, to BadInput with a place, the error's text and advice."""
     try:
         yield
     except kinds as error:
@@ -160,17 +169,17 @@ def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], 
 
 
 def problem_of(error: BaseException, where: object = "") -> Problem:
-    """Return what an error says is wrong: as data where it has that, else the first line of its text.
+    """Return the problem that an error describes: its own Problem if it has one, otherwise the first line of its text.
 
-    Of an OSError that is the system's reason, with the file's name unless `where` contains that.
+    For an OSError, the text is the system's reason, followed by the file's name unless `where` contains it.
     """
     if isinstance(error, InvalidValue):
         return error.problem
-    text, file = (getattr(error, name, None) for name in ("strerror", "filename"))  # of an OSError
+    text, file = (getattr(error, name, None) for name in ("strerror", "filename"))  # only an OSError has these
     text = text or str(error).partition("\n")[0] or type(error).__name__
     return Problem(text=text + (f": {file}" if file and str(file) not in str(where) else ""))
 
 
 def reason_of_system_error(error: OSError) -> Reason:
-    """Return why a command ends that could not read or write a file."""
+    """Return the reason for exit.json if a command could not read or write a file."""
     return "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "user-error"

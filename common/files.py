@@ -1,7 +1,8 @@
-"""Atomic and durable writes of files and folders, file locks, file hashes, free disk, and errors of failed writes.
+"""Atomic and durable writes of files and folders, file locks, file hashes, free disk space, and errors of writes.
 
-A lock is flock's: the system releases it however the process ends. Torch's filelock accepts a pipe at the path, refuses
-a symbolic link, and does not tell a file system without locks from a file that cannot be opened.
+Locks use flock, because the system releases such a lock however the process ends. Torch's filelock is not used: it
+accepts a pipe at the path, refuses a symbolic link, and does not distinguish a file system without locks from a file
+that cannot be opened.
 """
 
 import errno
@@ -23,19 +24,19 @@ from common.json_files import open_descriptor, open_regular, read_regular
 from common.output import note, show
 
 BLOCK_BYTES = 1 << 22
-HUB = "hf:"  # may begin a name on the hub
+HUB = "hf:"  # optional prefix of a name on the Hugging Face hub
 LOCK_POLL_SECONDS = 0.2
-PARTIAL = ".partial-"  # begins the hidden name of a file or folder that is being written
-# A folder may lie on a file system, or belong to a user, that does not let it be synced: then nothing more can be done.
+PARTIAL = ".partial-"  # prefix of the hidden name of a file or folder that is being written
+# Some file systems, and folders of other users, cannot be synced. Such an error is ignored: there is no other way.
 _UNSYNCABLE_FOLDER = (errno.EACCES, errno.EBADF, errno.EINVAL)
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
     errno.EROFS: "this file system is read-only: choose another place",
-    errno.EISDIR: "a folder has its name: move that away",
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file stands where a folder is wanted: move that away"),
-    errno.EBUSY: "it is mounted: choose a folder in it, or mount the folder around it",
-    errno.ENXIO: "it is a pipe or a device: move that away",
+    errno.EISDIR: "a folder has this name: move the folder away",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder in this path: move the file away"),
+    errno.EBUSY: "it is a mount point: choose a folder inside it, or mount its parent folder",
+    errno.ENXIO: "it is a pipe or a device: move it away",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "its folder does not exist: create it",
 }
@@ -44,17 +45,20 @@ WEB_SCHEMES = ("http", "https")
 
 
 class Locked(BadInput):
-    """User error: another process holds a lock; once it has ended, the same command would do."""
+    """User error: another process holds a lock. The same command will work when that process has ended."""
 
 
 def by_number(name: str) -> tuple[str, str]:
-    """Return a sort key of file names by which a number counts as one: shard-9 comes before shard-10."""
+    """Return a natural sort key for a file name: shard-9 sorts before shard-10."""
     return re.sub("[0-9]+", lambda digits: f"{len(digits[0].lstrip('0')):04}{digits[0].lstrip('0')}", name), name
 
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Give an OSError of the block the name of the file that it writes: the system names none when a disk is full."""
+    """Add the name of the file that the block writes to an OSError that has none.
+
+    The system names no file when a disk is full.
+    """
     try:
         yield
     except OSError as error:
@@ -64,7 +68,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the entries of a directory, to the disk."""
+    """Sync a file, or the list of files in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -73,21 +77,23 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: str | bytes, *, durable: bool = False, keep: bool = False) -> None:
-    """Replace a file atomically: on an error it stays as it was. `durable`: sync it to the disk; `keep`: one there is.
+def replace_file(path: Path, content: str | bytes, *, durable: bool = False, keep_existing: bool = False) -> None:
+    """Replace a file atomically: after an error, the old file is unchanged.
 
-    Of two processes or threads that replace one file, the second waits. A link at the path is replaced, and nothing is
-    written through a link at the partial file's name.
+    `durable` syncs the new file to the disk. With `keep_existing`, an existing file is not replaced.
+
+    If two processes or threads replace the same file, the second one waits. A symbolic link at the path is itself
+    replaced, and nothing is written through a link that has the partial file's name.
     """
-    if path.name in ("", ".."):  # a folder by its name, such as "." or "/"
+    if path.name in ("", ".."):  # such a path is always a folder: ".", ".." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".partial-{path.name}")
     with naming(path), locked_partial(partial) as file:
         try:
-            if keep and path.exists():
+            if keep_existing and path.exists():
                 partial.unlink()
                 return
-            # a name may hold what UTF-8 cannot: escaped, as in JSON
+            # A file name in the text may contain bytes that are not UTF-8; they are escaped, as in JSON.
             file.write(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
             file.flush()
             if durable:
@@ -103,11 +109,14 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 def check_replaceable(
     path: Path, sign: bytes | Callable[[bytes], bool], what: str, option: str | None = None
 ) -> int | None:
-    """Raise BadInput if a path names anything except a file that we wrote, an empty file, or nothing.
+    """Raise BadInput unless a path is free, an empty file, or a file that this program wrote and may replace.
 
-    `sign`: bytes that each of our files contains, or a function that recognizes their content. `what`: the name of our
-    files in the message. `option`: the option that chooses another path; None if there is no such option. Returns the
-    size in bytes of the file that would be replaced, or None if there is none.
+    Return the size in bytes of the file that would be replaced, or None if there is no file.
+
+    Arguments:
+        sign: bytes that each of our files contains, or a function that recognizes their content
+        what: what the message calls our files
+        option: the option with which the user can choose another path; None if there is no such option
     """
     try:
         content = read_regular(path)
@@ -115,44 +124,47 @@ def check_replaceable(
         return None
     except OSError as error:
         if option is None and is_folder(path):
-            return None  # it cannot be replaced, and the one who writes says so
+            return None  # the later write fails, with a message of its own
         advice = "move it away" if option is None else f"pass the name of a file as {option}"
         raise BadInput(f"{path}: {error.strerror or error}; {advice}") from error
     if content and not (sign(content) if callable(sign) else sign in content):
         advice = "move it away, or give it another name" if option is None else f"pass another {option}"
         size = f"{len(content):,} bytes"
-        raise BadInput(f"{path}: is not {what}, and is left as it is ({size}); {advice}")
+        raise BadInput(f"{path}: is not {what}, so it was not overwritten ({size}); {advice}")
     return len(content)
 
 
 @contextmanager
 def locked_partial(partial: Path) -> Iterator[BinaryIO]:
-    """Open an empty partial file, locked while it is written. What a kill has left there is overwritten."""
+    """Open an empty partial file that is locked while it is written.
+
+    A partial file that a killed process has left behind is overwritten.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
         if not _is_plain(partial):
             partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # the file system may have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file.fileno(), partial):  # else the process that had the lock has renamed it
+            if _is_at(file.fileno(), partial):  # otherwise the process that had the lock has renamed the file
                 file.truncate()
                 yield file
                 return
 
 
 def partial_of(path: Path) -> Path:
-    """Return the hidden name, next to its final one, under which a file or folder is written."""
+    """Return the hidden path under which a file or folder is written. It is in the same folder as the final path."""
     return path.with_name(f"{PARTIAL}{path.name}")
 
 
 @contextmanager
 def partial_directory(directory: Path, contention: str, *, wait_seconds: float = 0.0) -> Iterator[Path]:
-    """Yield an empty hidden folder to write into and then publish by `publish_folder`; otherwise it is removed.
+    """Yield an empty hidden folder. Fill it and call `publish_folder`; if it was not published, it is removed.
 
-    One process at a time has it, and what a killed process has left in it is removed first. Raises OSError, and Locked
-    with the message `contention` if another process still has it after `wait_seconds`. A process that has waited should
-    look whether the other one has published the folder.
+    Only one process at a time can have the folder, and files that a killed process has left in it are removed first.
+    Raises OSError, and Locked with the message `contention` if another process still has the folder after
+    `wait_seconds`. A process that has waited should check whether the other process has published the folder.
     """
     partial = partial_of(directory)
     descriptor = _open_locked_folder(partial, contention, time.monotonic() + wait_seconds)
@@ -173,12 +185,12 @@ def publish_folder(
     aside: Path | None = None,
     rename: Callable[[Path, Path], object] = Path.rename,
 ) -> None:
-    """Make a folder that was written under a hidden name durable, and give it its final name in one step.
+    """Sync a folder that was written under a hidden name to the disk, and give it its final name in one step.
 
-    A kill, a full disk or a power cut leaves nothing under the final name, or the complete folder. An older folder of
-    that name is first renamed to `aside`, by `rename`, and stays there for the caller to remove; without `aside` it
-    raises OSError unless it is empty. If the new name cannot be made durable, both folders get their names back before
-    the OSError is raised.
+    After a kill, a full disk or a power cut, the final name is either free or names the complete folder. An older
+    folder of that name is first renamed to `aside`, by `rename`, and the caller has to remove it. Without `aside`, an
+    older folder causes an OSError unless it is empty. If the new name cannot be synced to the disk, both folders get
+    their previous names again before the OSError is raised.
     """
     _sync_tree(partial)
     older = aside if folder.exists() else None
@@ -197,7 +209,7 @@ def publish_folder(
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it, if it exists."""
+    """Remove a file, a link, or a folder with all its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -205,7 +217,10 @@ def remove(path: Path) -> None:
 
 
 def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
-    """Open or create a regular file, and `lock` it until it is closed. Raises BadInput also for another kind."""
+    """Open or create a regular file, and `lock` it until it is closed.
+
+    Raises BadInput if that fails or if the path is not a regular file.
+    """
     with writing(path):
         file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+", errors="replace")
     lock(file, path, contention, wait_seconds=wait_seconds)
@@ -213,23 +228,27 @@ def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> Te
 
 
 def is_held(path: Path, *, absent: bool | None = None) -> bool | None:
-    """Tell whether a process holds the lock of a file; None where that cannot be known, `absent` without the file."""
+    """Return whether a process holds the lock of a file.
+
+    Return None if that cannot be determined, and `absent` if the file does not exist.
+    """
     try:
         with open_regular(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once: a job that starts would try again
+            # This lock is released immediately. A job that is starting just now tries its own lock several times.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
         return True
     except FileNotFoundError:
         return absent
-    except OSError:  # a file system without locks, for one
+    except OSError:  # for example, the file system has no locks
         return None
 
 
 def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:
-    """Lock an open file for as long as it stays open; on a file system without locks, print a note instead.
+    """Lock an open file until it is closed. On a file system without locks, print a note instead.
 
-    Raises Locked with the message `contention` when another process still holds the lock after `wait_seconds`.
+    Raises Locked with the message `contention` if another process still holds the lock after `wait_seconds`.
     """
     deadline = time.monotonic() + wait_seconds
     while True:
@@ -240,18 +259,18 @@ def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: floa
             if time.monotonic() >= deadline:
                 raise Locked(contention) from None
             time.sleep(LOCK_POLL_SECONDS)
-        except OSError as error:  # a file system without locks
+        except OSError as error:  # the file system has no locks
             show(note(f"{path}: cannot be locked ({error}); make sure that no other process uses it"))
             return
 
 
 def write_problem(path: Path | str, error: OSError) -> str:
-    """Return the reason why a file cannot be written, and the remedy."""
+    """Return why a file cannot be written, and how to solve the problem."""
     return f"{path}: cannot be written: {error.strerror or error}; {_ADVICE.get(error.errno or 0, 'fix this')}"
 
 
 def write_error(path: Path | str, error: OSError) -> BadInput:
-    """Return the user error of a file that cannot be written."""
+    """Return the user error for a file that cannot be written."""
     problem = f"{write_problem(path, error)}, then rerun the same command"
     return BadInput(problem, reason=reason_of_system_error(error))
 
@@ -262,30 +281,32 @@ def is_folder(path: Path) -> bool:
 
 
 def free_disk(directory: Path) -> tuple[Path, int]:
-    """Return the nearest folder there is of a directory that may not be there yet, and the bytes free on its disk."""
+    """Return the nearest existing folder of a directory that may not exist yet, and the free bytes on its disk."""
     existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
     return existing, shutil.disk_usage(existing).free
 
 
 def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return type and source of the file system of an absolute path; "" where the system does not tell."""
+    """Return the type and the source of an absolute path's file system; "" if the system does not report them."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
-    found, depth = "", 0
+    type_and_source, depth = "", 0
     for line in lines:
         mount, _, system = line.partition(" - ")
         point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mount.split()[4]))
-        if (point == path or point in path.parents) and len(point.parts) >= depth:  # the last one hides those before
-            found, depth = " ".join(system.split()[:2]), len(point.parts)
-    return found
+        # If several file systems are mounted at the same point, the last one hides the earlier ones.
+        if (point == path or point in path.parents) and len(point.parts) >= depth:
+            type_and_source, depth = " ".join(system.split()[:2]), len(point.parts)
+    return type_and_source
 
 
 def seconds_since_written(path: Path) -> float:
-    """Return the seconds since a file was written, by the clock of its own disk alone. Raises BadInput.
+    """Return the seconds since a file was written. Raises BadInput.
 
-    A network file system has the clock of its server, so `time.time()` minus a file's time would compare two clocks.
+    Both times come from the clock of the file's disk: a network file system uses its server's clock, so `time.time()`
+    minus the file's time would compare two clocks.
     """
     probe = path.with_name(f".now-{uuid4().hex}")
     with writing(probe):
@@ -297,14 +318,17 @@ def seconds_since_written(path: Path) -> float:
 
 
 def system_error(error: OSError) -> str:
-    """Return "FILE: REASON" of an OSError, or the reason where no file is known."""
+    """Return "FILE: REASON" for an OSError, or only the reason if it names no file."""
     reason = error.strerror or str(error)
     return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
 
 
 @contextmanager
 def writing(path: Path | str, *, names_file: bool = False) -> Iterator[None]:
-    """Raise an OSError of the block, which writes `path`, as BadInput; `names_file`: of the file that it names."""
+    """Convert an OSError of the block, which writes `path`, to BadInput.
+
+    With `names_file`, the message names the file that the OSError names, if it names one.
+    """
     try:
         yield
     except OSError as error:
@@ -321,16 +345,16 @@ def sha256(path: Path) -> str:
 
 
 def _open_locked_folder(folder: Path, contention: str, deadline: float) -> int:
-    """Make a folder if there is none, and return a descriptor by which this process has locked it.
+    """Lock a folder, creating it if necessary, and return the descriptor that holds the lock.
 
-    The process that had it may have renamed it meanwhile. Then the lock is on the renamed folder, and a new one is made
-    and locked if the deadline allows.
+    The process that had the lock before may have renamed the folder in the meantime. Then our lock is on the renamed
+    folder, and a new folder is created and locked if the deadline allows.
     """
     while True:
-        if folder.is_symlink():  # nothing is written through a link of that name
+        if folder.is_symlink():  # nothing must be written through a link of that name
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # renamed just now
+        with suppress(FileNotFoundError):  # another process has just renamed the folder
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 lock(descriptor, folder, contention, wait_seconds=max(0.0, deadline - time.monotonic()))
@@ -362,16 +386,16 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_plain(path: Path) -> bool:
-    """Tell whether there is nothing, or a file of this user that has no second name."""
+    """Return whether a path is free, or a regular file that belongs to this user and has no hard links."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return True
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file or folder still has this name."""
+    """Return whether an open file or folder still has this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
@@ -379,5 +403,5 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def is_bucket(url: str) -> bool:
-    """Tell whether a URL is of a bucket, and has no credentials in it."""
+    """Return whether a URL names a bucket and contains no credentials."""
     return re.fullmatch(rf"({'|'.join(BUCKET_SCHEMES)})://[\w.-]+(/[\w./=+-]+)?", url) is not None

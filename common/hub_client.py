@@ -1,4 +1,4 @@
-"""Hugging Face hub client: names, login, upload, and explained errors."""
+"""Client of the Hugging Face hub: names, login, uploads and downloads, and errors explained for users."""
 
 import difflib
 import functools
@@ -23,61 +23,63 @@ CARD = "README.md"
 DATASET = "dataset directory"
 MODEL = "model directory"
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # of a model: old ones have no owner
+NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # name of a model; old models have no owner
 OUR_FOLDERS = ("runs/", "token_files/")
-OUR_TAG = "lockstep"  # in the card of a model that `evaluate.py export` has written
-CARD_BYTES = 1 << 14  # of a card, in which its metadata are looked for
-CLOSE = 0.84  # likeness of two names, by difflib, from which one may be a typing error of the other
-LONGEST_CHAIN = 20  # of errors that caused each other
-DETAIL_CHARACTERS = 500  # shown of a list of the hub in an error
+OUR_TAG = "lockstep"  # in the card of every model that `evaluate.py export` writes
+CARD_BYTES = 1 << 14  # the first part of a card, which contains its metadata
+CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
+LONGEST_CHAIN = 20  # most errors that are followed from an error to its first cause
+DETAIL_CHARACTERS = 500  # maximum length of a list from the hub in an error
 
 
-def hub_name(reference: str, what: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> str:
-    """Return the name on the hub of a model or dataset that is no local folder: OWNER/NAME, a model's also NAME alone.
+def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Callable[[Path], bool]) -> str:
+    """Return the name on the hub of a model or dataset that is not a local folder.
 
-    With hf: in front a name is always one of the hub. Without it, a name that is close to a local one is refused with
-    that one, so that a typing error does not begin a download.
+    The name is OWNER/NAME; a model may also have a NAME without an owner. A reference that starts with hf: is always a
+    name on the hub. Without hf:, a name that is similar to that of a local folder is refused, and the error suggests
+    the folder, so that a misspelling does not start a download.
 
     Arguments:
-        reference: as on the command line or in a file
-        what: DATASET or MODEL
-        folders: where local ones are
-        is_one: tells whether a folder is one of these
+        reference: the name as written on the command line or in a file
+        kind: DATASET or MODEL
+        folders: where local datasets or models are
+        is_valid: returns whether a folder is a dataset or a model
 
     Raises BadInput.
     """
-    name, pattern = reference.removeprefix(HUB), REPOSITORY if what == DATASET else NAME_PATTERN
+    name, pattern = reference.removeprefix(HUB), REPOSITORY if kind == DATASET else NAME_PATTERN
     if reference.startswith(HUB) and re.fullmatch(pattern, name, re.ASCII):
         return name
-    near = nearest_folder(reference, folders, is_one)
+    near = nearest_folder(reference, folders, is_valid)
     on_hub = re.fullmatch(pattern, name, re.ASCII) is not None
     is_local = "/" in reference and is_folder(Path(reference).parent)
     if near is None and on_hub and not is_local:
         return name
-    meant = "" if near is None else f"did you mean {near}? "
-    advice = f"for a {what.rpartition(' ')[0]} of the hub write {HUB}{name}"
+    suggestion = "" if near is None else f"did you mean {near}? "
+    advice = f"for a {kind.rpartition(' ')[0]} on the hub, write {HUB}{name}"
     if not on_hub:
-        advice = f"wanted a {what}, or OWNER/NAME on the hub"
-    raise BadInput(f"{reference}: no such directory; {meant}{advice}")
+        advice = f"wanted a {kind}, or OWNER/NAME on the hub"
+    raise BadInput(f"{reference}: no such directory; {suggestion}{advice}")
 
 
 @functools.cache
-def note_local(reference: str, what: str, other: str = "") -> None:
-    """Say once that a local path is read although its name is that of a repository as well.
+def note_local(reference: str, kind: str, advice: str = "") -> None:
+    """Print a note, once, that a local path is read although its name could also be a repository on the hub.
 
-    Nobody asks the hub whether it has a repository of that name: the answer would need the network. `other` is how to
-    ask for that one. Names in the folders where our commands put runs and tokens are meant as local ones, and so is
-    a path that begins with ./. Call it only for a folder that may be somebody else's: what this program has made, and
-    a folder with a user's own texts, is what the user means day by day.
+    The hub is not asked whether it has a repository of that name, because that would need the network. `advice` states
+    how to use the repository instead. No note is printed for names in the folders where our commands put runs and
+    tokens, nor for a path that starts with ./, because those are clearly local. Call this only for a folder that may
+    have been downloaded: a folder that this program has created, or that contains a user's own texts, is certainly the
+    one that the user means.
     """
     if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
-        kind = what.rpartition(" ")[0]
-        other = other or f"write {HUB}{reference}"
-        show(note(f"{reference}: reads the local path of this name; for a {kind} of the hub {other}"), once=True)
+        noun = kind.rpartition(" ")[0]
+        advice = advice or f"write {HUB}{reference}"
+        show(note(f"{reference}: reads the local path of this name; for a {noun} on the hub, {advice}"), once=True)
 
 
 def is_own_export(directory: Path) -> bool:
-    """Tell whether `evaluate.py export` has written a model directory, by the tags of its card."""
+    """Return whether `evaluate.py export` has written a model directory; the tags in its card show this."""
     try:
         with (directory / CARD).open("rb") as file:
             head = file.read(CARD_BYTES)
@@ -87,20 +89,23 @@ def is_own_export(directory: Path) -> bool:
     return front_matter[:1] == [b"---"] and f"- {OUR_TAG}".encode() in front_matter
 
 
-def nearest_folder(reference: str, folders: Iterable[Path], is_one: Callable[[Path], bool]) -> Path | None:
-    """Return the local folder that a name is close to: the same name elsewhere, or a typing error; None without one."""
-    wanted = Path(reference)
-    places = dict.fromkeys([Path(), *folders, wanted.parent])
-    likeness: dict[Path, float] = {}
+def nearest_folder(reference: str, folders: Iterable[Path], is_valid: Callable[[Path], bool]) -> Path | None:
+    """Return the valid local folder whose name is most similar to a reference; None if no name is similar.
+
+    The folder may have the same name in another place, or the reference may be misspelled.
+    """
+    expected = Path(reference)
+    places = dict.fromkeys([Path(), *folders, expected.parent])
+    similarity: dict[Path, float] = {}
     for path in (path for place in places for path in _folders_in(place)):
-        pairs = [(path.name, wanted.name), *([(str(path), reference)] if "/" in reference else [])]
-        # The last part must be alike as well: two paths of one folder have most of their characters in common.
-        likeness[path] = min(
-            difflib.SequenceMatcher(None, spelled[-QUOTED_CHARACTERS:], given[-QUOTED_CHARACTERS:]).ratio()
-            for spelled, given in pairs
+        pairs = [(path.name, expected.name), *([(str(path), reference)] if "/" in reference else [])]
+        # The last parts must be similar, too: two paths in the same folder have most of their characters in common.
+        similarity[path] = min(
+            difflib.SequenceMatcher(None, existing[-QUOTED_CHARACTERS:], text[-QUOTED_CHARACTERS:]).ratio()
+            for existing, text in pairs
         )
-    close = sorted((path for path in likeness if likeness[path] >= CLOSE), key=lambda path: -likeness[path])
-    return next(filter(is_one, close), None)
+    close = sorted((path for path in similarity if similarity[path] >= CLOSE), key=lambda path: -similarity[path])
+    return next(filter(is_valid, close), None)
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -119,11 +124,11 @@ def check_names(repository: str, license_name: str | None) -> None:
 
 
 def check_logged_in() -> None:
-    """Raise BadInput where there is no access token."""
+    """Raise BadInput if there is no access token."""
     from huggingface_hub import get_token
 
     if get_token() is None:
-        raise BadInput("no access token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
+        raise BadInput("no access token for the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
 
 
 def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: str, message: str) -> None:
@@ -133,7 +138,7 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
     quiet()
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     for operation in operations:
-        # One by one: the hub keeps uploaded files, committed or not, and a rerun skips them.
+        # Files are uploaded one by one: the hub keeps them even if they are never committed, and a rerun skips them.
         api.preupload_lfs_files(repository, [operation], repo_type=kind, free_memory=False)
     api.create_commit(repository, operations, commit_message=message, repo_type=kind)
 
@@ -141,7 +146,10 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
 def download_snapshot(
     repository: str, kind: str, patterns: list[str], problem: str, advice: str = "", **options: Any
 ) -> Any:
-    """Download files of a "model" or "dataset"; return their folder, of a `dry_run` their list. Raises BadInput."""
+    """Download files of a "model" or "dataset"; return their folder. Raises BadInput.
+
+    With the option `dry_run`, return the list of files instead.
+    """
     from huggingface_hub import snapshot_download
 
     quiet()
@@ -150,7 +158,7 @@ def download_snapshot(
 
 
 def quiet() -> None:
-    """Silence warnings about single attempts, not the final error; show progress bars in terminals only."""
+    """Silence warnings about single failed attempts, but not the final error; show progress bars only in terminals."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     for name in ("huggingface_hub", "datasets"):
@@ -160,31 +168,34 @@ def quiet() -> None:
 
 
 @contextmanager
-def hub_errors(problem: str, wanted: str = "write to", advice: str = "") -> Iterator[None]:
-    """Turn errors of the client and its transport into BadInput; `wanted`: what the access token must allow."""
+def hub_errors(problem: str, permission: str = "write to", advice: str = "") -> Iterator[None]:
+    """Convert errors of the client and its transport to BadInput.
+
+    `permission`, "write to" or "read", is what the access token must allow.
+    """
     _bound_requests()
     try:
         yield
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"{problem}: {explained(error, wanted, advice)}") from error
+        raise BadInput(f"{problem}: {explained(error, permission, advice)}") from error
 
 
 @functools.cache
 def _bound_requests() -> None:
-    """Give the hub's client, which has no timeout of its own, the limits of `common.transports`, once."""
+    """Give the hub's client the limits of `common.transports`, because it has no timeouts. Only the first call acts."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
     set_client_factory(lambda: bounded(default_client_factory()))
 
 
-def explained(error: BaseException, wanted: str = "write to", advice: str = "") -> str:
-    """Return an error of the hub client as one line of ours, with what to do, and `advice`.
+def explained(error: BaseException, permission: str = "write to", advice: str = "") -> str:
+    """Return one line that explains an error of the hub client and what to do next, followed by `advice`.
 
-    `wanted` is what the access token must allow. The client's or the hub's own words follow in brackets if they are one
-    short line.
+    `permission` is what the access token must allow. The message of the client or the hub follows in brackets if it is
+    one short line.
     """
     from huggingface_hub import constants
 
@@ -193,44 +204,45 @@ def explained(error: BaseException, wanted: str = "write to", advice: str = "") 
     if status is None and constants.HF_HUB_OFFLINE and not isinstance(error, ValueError):
         return "HF_HUB_OFFLINE is set: unset it to reach the hub"
     text = str(error)
-    said = in_brackets(getattr(error, "server_message", None) or " ".join(text.split()))
+    original_message = in_brackets(getattr(error, "server_message", None) or " ".join(text.split()))
     if status in (401, 403):
-        name = "check the name, or " if wanted == "read" else ""
-        login = f"run `hf auth login` with a token that may {wanted} it"
-        return f"access is refused, status {status}; {name}{login}{advice}{said}"
-    # The configurations are in the text of the error alone.
-    if listed := re.search(r"(?i)available(?: configs)?: \[(.*?)\]", text, re.DOTALL):
-        names = listed[1].replace("'", "")[:DETAIL_CHARACTERS]
-        return f"wanted one of its configurations, as {HUB}OWNER/NAME:CONFIG: {names}{advice}"
-    # The client raises ValueError itself for an impossible name, and for each answer 400 of a server.
+        name = "check the name, or " if permission == "read" else ""
+        login = f"run `hf auth login` with a token that may {permission} it"
+        return f"access is refused, status {status}; {name}{login}{advice}{original_message}"
+    # The names of the configurations are only in the text of the error, not in a field.
+    if configurations := re.search(r"(?i)available(?: configs)?: \[(.*?)\]", text, re.DOTALL):
+        names = configurations[1].replace("'", "")[:DETAIL_CHARACTERS]
+        return f"choose one of its configurations, as in {HUB}OWNER/NAME:CONFIG: {names}{advice}"
+    # The client itself raises ValueError for an impossible name, and for every answer of a server with status 400.
     if status == 404 or (status is None and isinstance(error, ValueError)):
-        return f"{'not found' if status == 404 else 'the request is not accepted'}; check the name{advice}{said}"
-    return f"{_failure(error, status)}; rerun the same command to resume{advice}{said}"
+        problem = "not found" if status == 404 else "the request was not accepted"
+        return f"{problem}; check the name{advice}{original_message}"
+    return f"{_failure(error, status)}; rerun the same command to resume{advice}{original_message}"
 
 
 def _failure(error: BaseException, status: int | None) -> str:
-    """Return what went wrong at the server, on the network or on this machine."""
+    """Return what went wrong: on the server, in the network or on this machine."""
     if status is not None:
         return f"the hub answers with status {status}"
     kind = type(error).__name__
-    if isinstance(error, OSError) and error.strerror:  # a full disk, for one
+    if isinstance(error, OSError) and error.strerror:  # for example, a full disk
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if "Timeout" in kind:
-        return "no whole answer in time"
+        return "no complete answer in time"
     if "Connect" in kind or isinstance(error, ConnectionError):
         return "no connection"
     return f"the transfer failed with {kind}"
 
 
 def _origin(error: BaseException) -> BaseException:
-    """Return the answer of the server, or of the network, in the place of an error that the client made of it."""
+    """Return the original error of the server or the network if the client has wrapped it in an error of its own."""
     causes = [error]
     while causes[-1].__cause__ is not None and len(causes) < LONGEST_CHAIN:
         causes.append(causes[-1].__cause__)
-    answered = next((cause for cause in causes if _status(cause) is not None), None)
-    if answered is not None:
-        return answered
-    # These say only that something failed: "Dry run cannot be performed", "Error while uploading".
+    server_error = next((cause for cause in causes if _status(cause) is not None), None)
+    if server_error is not None:
+        return server_error
+    # These state only that something failed: "Dry run cannot be performed", "Error while uploading".
     is_wrapper = type(error) is RuntimeError or type(error).__name__ in ("DryRunError", "LocalEntryNotFoundError")
     return causes[1] if is_wrapper and len(causes) > 1 else error
 

@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON and JSON Lines within bounds on size and depth, append-only logs, record timestamps."""
+"""Parse untrusted JSON and JSON Lines, with limits on size and depth; append-only logs; timestamps of records."""
 
 import json
 import os
@@ -13,19 +13,19 @@ from common.errors import BadInput, InvalidValue, Problem, refusing
 from common.output import Notice, note, show
 from common.text import quoted
 
-DEPTH = 100  # most levels of nested arrays and objects
+DEPTH = 100  # maximum number of levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
-PENDING_BYTES = 1 << 24  # most bytes of unwritten lines kept in memory
-LEAST, LARGEST = 1e-45, 1e39  # smallest and largest size of a float, other than 0: fp32 has those between
-SIZES = f"0, or a number of size {LEAST:g} to {LARGEST:g}"
+PENDING_BYTES = 1 << 24  # most bytes of unwritten lines that are kept in memory
+LEAST, LARGEST = 1e-45, 1e39  # smallest and largest magnitude of a float other than 0; they enclose fp32's range
+SIZES = f"0, or a number of magnitude {LEAST:g} to {LARGEST:g}"
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
 def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = True) -> Any:
-    """Return a JSON value whose top level is a dict or list (`kind`; None: any).
+    """Parse a JSON text whose top level must be a `kind`, which is dict or list; None accepts any value.
 
-    Raises ValueError for bytes that are not UTF-8, a value of another kind, one nested deeper than DEPTH, or a key that
-    an object gives twice; with `unique` False the last one counts.
+    Raises ValueError for bytes that are not UTF-8, a value of another kind, a value nested deeper than DEPTH, and a key
+    that occurs twice in an object. If `unique` is False, a repeated key is no error, and its last value is used.
     """
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -44,26 +44,29 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise BadInput for a text that UTF-8 cannot hold: JSON and command lines may give half a surrogate pair."""
+    """Raise BadInput if UTF-8 cannot encode a text: JSON and command lines can contain half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = f"half a surrogate pair at character {error.start:,}"
-        raise BadInput(Problem(where=where, found=found, advice="write it in UTF-8")) from error
+        half_pair = f"half a surrogate pair at character {error.start:,}"
+        raise BadInput(Problem(where=where, found=half_pair, advice="write it in UTF-8")) from error
 
 
 def utc_now() -> str:
-    """Return date and time in UTC, ISO 8601, to the second."""
+    """Return the present date and time in UTC, in ISO 8601, to the second."""
     return utc_time(None)
 
 
 def utc_time(seconds: float | None) -> str:
-    """Return a time since the epoch in UTC, ISO 8601, to the second; None: now."""
+    """Return a time in seconds since the epoch in UTC, in ISO 8601, to the second. None means now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
-    """Return the value of a regular JSON file, as `parse_json` does. Raises BadInput with `advice` at its end."""
+    """Read a regular JSON file and return its value, as `parse_json` does.
+
+    Raises BadInput, whose message ends with `advice`.
+    """
     with refusing(path, advice):
         return parse_json(_content(path, most_bytes, advice), kind)
 
@@ -74,7 +77,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_descriptor(path: Path, flags: int) -> int:
-    """Open a regular file as os.open does. Raises OSError as `open_regular`."""
+    """Open a regular file as os.open does. Raises OSError for any other kind, as `open_regular` does."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -94,39 +97,43 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
         try:
             return file.read()
         except MemoryError as error:
-            raise OSError(f"got {size:,} bytes, more than the memory holds") from error
+            raise OSError(f"got {size:,} bytes, which do not fit in memory") from error
 
 
 class JsonLines(NamedTuple):
-    """Records of a JSON Lines file, and which lines are left out: torn by a kill, or damaged."""
+    """The records of a JSON Lines file, and the lines that were skipped because a kill cut them off or damaged them."""
 
     path: Path
-    records: list[Any]  # as parsed
-    damaged: list[int]  # numbers of the lines left out; the first line is 1
-    ends_torn: bool  # the last line is damaged and has no end: it may be in the middle of being written
+    records: list[Any]  # as returned by the parser
+    damaged: list[int]  # numbers of the skipped lines; the first line is 1
+    ends_torn: bool  # the last line is damaged and has no newline: it may be in the middle of being written
     ends_damaged: bool = False  # the last line is damaged
 
     def notes(self, *, growing: bool = False) -> list[Notice]:
-        """Return a note on the lines left out, if there are any; `growing`: the last one may be unfinished."""
+        """Return a note about the skipped lines, if there are any.
+
+        With `growing`, another process may be writing the file, so an unfinished last line is not mentioned.
+        """
         damaged = self.damaged[:-1] if growing and self.ends_torn else self.damaged
-        count = "1 line" if len(damaged) == 1 else f"{len(damaged):,} lines"
-        return [note(f"{self.path}: left out as damaged: {count}, from line {damaged[0]:,} on")] if damaged else []
+        count = "1 damaged line" if len(damaged) == 1 else f"{len(damaged):,} damaged lines"
+        return [note(f"{self.path}: skipped {count}, from line {damaged[0]:,} on")] if damaged else []
 
     def noted(self) -> list[Any]:
-        """Return the records, after notes on stderr."""
+        """Print the notes about skipped lines on stderr, and return the records."""
         for notice in self.notes():
             show(notice)
         return self.records
 
 
 def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *, containing: bytes = b"") -> JsonLines:
-    """Return the objects of an append-only file as `parse` returns them, without damaged lines; none without a file.
+    """Read an append-only JSON Lines file; each record is what `parse` returns for the object of a line.
 
-    Damaged is also a line for which `parse` returns None or raises ValueError. `containing`: of the lines with these
-    bytes only, which is quicker. Raises BadInput when the file cannot be read at all.
+    Damaged lines are skipped; a line for which `parse` returns None or raises ValueError counts as damaged. A file that
+    does not exist has no records. `containing` reads only the lines that contain these bytes, which is faster. Raises
+    BadInput if the file cannot be read at all.
     """
     exists = path.exists() or path.is_symlink()
-    content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
+    content = _content(path, LINES_BYTES, "move it away, or fix it") if exists else b""
     records, damaged, last = [], [], 0
     for number, line in _lines(content):
         if containing not in line:
@@ -146,14 +153,17 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is an int of 64 bits or a float in fp32's range, whose squares are finite; no bool."""
+    """Return whether a value is an int of at most 64 bits, or a float in fp32's range.
+
+    The squares of such numbers are finite. A bool is not a number.
+    """
     if type(value) is int:
         return abs(value) < 1 << 64
     return type(value) is float and (value == 0 or LEAST <= abs(value) <= LARGEST)
 
 
 def scalars_in(value: Any) -> Iterator[Any]:
-    """Yield the numbers, strings, booleans and nulls in a JSON value, at any depth; keys are none."""
+    """Yield the numbers, strings, booleans and nulls in a JSON value, at any depth. Keys are not included."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from scalars_in(item)
@@ -162,7 +172,10 @@ def scalars_in(value: Any) -> Iterator[Any]:
 
 
 def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
-    """Return all objects of a JSON Lines input. Raises BadInput, with `advice`, for an unreadable line or file."""
+    """Return the objects of all lines of a user's JSON Lines file.
+
+    Raises BadInput, with `advice`, if the file or any line cannot be read.
+    """
     records = []
     for number, line in _lines(_content(path, LINES_BYTES, advice)):
         with refusing(f"{path}: line {number}", advice):
@@ -171,19 +184,23 @@ def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
 
 
 class JsonLog:
-    """An append-only JSON Lines file. The record after a torn line begins on a new line."""
+    """An append-only JSON Lines file. If a kill has cut off the last line, the next record starts on a new line."""
 
     def __init__(self, path: Path):
-        """Open or create it. Raises OSError, also where the path is not a regular file."""
+        """Open or create the file. Raises OSError if that fails or if the path is not a regular file."""
         self.path = path
         descriptor = open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self.file = os.fdopen(descriptor, "wb", buffering=0)
-        last = os.pread(descriptor, 1, max(0, os.fstat(descriptor).st_size - 1))
-        self._pending = b"" if last in (b"", b"\n") else b"\n"
+        last_byte = os.pread(descriptor, 1, max(0, os.fstat(descriptor).st_size - 1))
+        self._pending = b"" if last_byte in (b"", b"\n") else b"\n"
         self._dropped = 0  # lines
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
-        """Append one object; `durable`: sync it. Raises OSError; the next call retries up to PENDING_BYTES."""
+        """Append one object. `durable` also syncs it to the disk.
+
+        Raises OSError if the line cannot be written. The line is then kept, and the next call writes it again; at most
+        PENDING_BYTES are kept.
+        """
         line = json.dumps(record).encode() + b"\n"
         if len(self._pending) + len(line) > PENDING_BYTES:
             self._dropped += 1
@@ -195,21 +212,21 @@ class JsonLog:
             os.fsync(self.file.fileno())
 
     def flush(self) -> None:
-        """Write pending lines. Raises OSError."""
+        """Write the lines that an earlier call could not write. Raises OSError."""
         try:
             while self._pending:
                 self._pending = self._pending[self.file.write(self._pending) :]
         except OSError as error:
-            error.filename = os.fspath(self.path)  # the system names none when a disk is full
+            error.filename = os.fspath(self.path)  # the system names no file when a disk is full
             raise
 
     @property
     def unwritten(self) -> int:
-        """Number of lines that are missing from the file, or incomplete."""
+        """The number of lines that are missing from the file or incomplete."""
         return self._dropped + len([line for line in self._pending.split(b"\n") if line])
 
     def close(self) -> None:
-        """Close the file; pending lines are lost."""
+        """Close the file. Lines that could not be written are lost."""
         self.file.close()
 
 
@@ -219,7 +236,7 @@ def _content(path: Path, most_bytes: int, advice: str) -> bytes:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of the lines that are not blank; the first number is 1."""
+    """Yield (number, line) for each line that is not blank. The first line of the file has the number 1."""
     return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
 
 
@@ -233,7 +250,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _UNIQUE = json.JSONDecoder(object_pairs_hook=_without_duplicates)
-_ANY = json.JSONDecoder()  # json.loads makes one a call
+_ANY = json.JSONDecoder()  # one for all calls: json.loads with options would create a decoder per call
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -1,4 +1,4 @@
-"""Launch environment: variables that torchrun, or another launcher, sets for a process."""
+"""The launch environment: the variables that torchrun, or another launcher, sets for a process."""
 
 import json
 import os
@@ -15,19 +15,20 @@ from common.json_files import parse_json
 from common.redaction import redacted
 from common.text import integer_range, quoted
 
-# Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
-# operators (for torchrun: may be a range, "1:4").
+# The number of nodes of a job, in the variables of Slurm (for a step, and for the complete job), SkyPilot, and the
+# training operators of Kubernetes (meant for torchrun, and possibly a range: "1:4").
 NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
-# Tasks that a launcher starts of one command: Slurm, Open MPI, MPICH and Intel MPI (in all, on this node), MVAPICH,
-# Flux, jsrun of LSF.
+# The number of tasks that a launcher starts for one command: Slurm, Open MPI, MPICH and Intel MPI (in total, and on
+# this node), MVAPICH, Flux, and LSF's jsrun.
 TASK_COUNTS = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
     *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
 )
-OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # reasons of a rank whose cause is another one
+OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # a rank ended because another rank failed
 JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
-SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"  # where the user of the job gives keys: on the command line, unless it is set
-SETTINGS_OF_EXPERIMENT = "experiment"  # in the file of an experiment
+# Where the user sets the keys of this job: on the command line by default, in an experiment's file with this value
+SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
+SETTINGS_OF_EXPERIMENT = "experiment"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COUNTS, SIZES, PORTS = range(1 << 20), range(1, 1 << 20), range(1, 1 << 16)
 NUMBERS = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), COUNTS)
@@ -35,30 +36,35 @@ NUMBERS |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
 
 
 def check_environment() -> None:
-    """Raise BadInput, for each process to print, where the variables of a rank are no numbers, or contradict others."""
+    """Raise BadInput if the variables of a rank are not numbers, or contradict each other.
+
+    Every process prints its own error.
+    """
     values: dict[str, int] = {}
     for name, allowed in NUMBERS.items():
         if (text := os.environ.get(name)) is None:
             continue
         if not re.fullmatch("[0-9]{1,9}", text) or int(text) not in allowed:
-            wanted = integer_range(allowed.start, allowed.stop - 1)
-            raise BadInput(f"{name} is {quoted(text)}, wanted a whole number {wanted}; torchrun sets it", alone=True)
+            bounds = integer_range(allowed.start, allowed.stop - 1)
+            raise BadInput(f"{name} is {quoted(text)}, wanted a whole number {bounds}; torchrun sets it", alone=True)
         values[name] = int(text)
     if problem := _contradiction(values):
-        raise BadInput(f"{problem}; start torchrun, which sets all, or unset them to run on one process", alone=True)
+        advice = "start torchrun, which sets all of them, or unset them to run a single process"
+        raise BadInput(f"{problem}; {advice}", alone=True)
 
 
 def without_launcher() -> dict[str, str]:
-    """Return the environment without the variables of a rank, for a job or a process of its own."""
-    ranks, prefixes = (
-        {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE, SETTINGS_VARIABLE},
-        ("TORCHELASTIC_", "ROLE_"),
-    )
-    return {name: text for name, text in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
+    """Return the environment without the variables of a rank, to start an independent job or process."""
+    names = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE, SETTINGS_VARIABLE}
+    prefixes = ("TORCHELASTIC_", "ROLE_")
+    return {name: text for name, text in os.environ.items() if name not in names and not name.startswith(prefixes)}
 
 
 def setting(**keys: Any) -> str:
-    """Return keys of train.json as whoever has started this job gives them: with --set, or in an experiment's file."""
+    """Return keys of train.json in the form in which the user of this job would set them.
+
+    This is `--set KEY=VALUE`, or an entry of an experiment's file if an experiment has started the job.
+    """
     if os.environ.get(SETTINGS_VARIABLE) == SETTINGS_OF_EXPERIMENT:
         return f'"set": {json.dumps({f"train.{key}": value for key, value in keys.items()})}'
     texts = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in keys.items())
@@ -74,7 +80,7 @@ def environment_rank() -> int:
 
 
 def is_first_on_machine() -> bool:
-    """Return True for the first rank of its machine, and without a launcher."""
+    """Return whether this is the first rank on its machine. Without a launcher, it always is."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -83,7 +89,10 @@ def environment_local_world_size() -> int:
 
 
 def environment_nodes() -> int:
-    """Return the nodes that have met, by torchrun's word; two torchruns on one machine are two nodes."""
+    """Return the number of nodes that have joined the job, as torchrun counts them.
+
+    Two torchruns on one machine are two nodes.
+    """
     if "RANK" not in os.environ:
         return 1
     groups = os.environ.get("GROUP_WORLD_SIZE")
@@ -91,54 +100,64 @@ def environment_nodes() -> int:
 
 
 def check_launcher() -> None:
-    """Raise BadInput where the launcher has more nodes, or has started more tasks, than have met: all would train."""
+    """Raise BadInput if the launcher has more nodes, or has started more tasks, than have joined this job.
+
+    Without this check, each node or task would train separately.
+    """
     nodes = environment_nodes()
     for variable in NODE_COUNTS:
-        least = os.environ.get(variable, "").partition(":")[0]
-        if not least.isdecimal():
+        minimum = os.environ.get(variable, "").partition(":")[0]
+        if not minimum.isdecimal():
             continue
-        if int(least) > nodes:
+        if int(minimum) > nodes:
+            joined = f"{nodes} {'node has' if nodes == 1 else 'nodes have'} joined"
             raise BadInput(
-                f"{variable} is {os.environ[variable]}, but {nodes} {'node has' if nodes == 1 else 'nodes have'} met; "
-                f"start torchrun on every node with --nnodes {least} and one --master-addr, or set {variable}={nodes} "
-                "if that is meant"
+                f"{variable} is {os.environ[variable]}, but only {joined}; start torchrun on every node with "
+                f"--nnodes {minimum} and the same --master-addr, or set {variable}={nodes} if that is what you want"
             )
         break
-    tasks, met = list(TASK_COUNTS), environment_world_size() if torchrun_job() is None else nodes
-    # Without a step, SLURM_NTASKS may count what a batch script, or a shell, is yet to start.
-    if tasks[0] not in os.environ and "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH":
-        tasks.append("SLURM_NTASKS")
-    for variable in tasks:
+    variables, tasks = list(TASK_COUNTS), environment_world_size() if torchrun_job() is None else nodes
+    # Outside a step, SLURM_NTASKS may count tasks that a batch script, or a shell, has not started yet.
+    if variables[0] not in os.environ and "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH":
+        variables.append("SLURM_NTASKS")
+    for variable in variables:
         count = os.environ.get(variable, "")
-        if count.isdecimal() and int(count) > met:
+        if count.isdecimal() and int(count) > tasks:
+            joined = f"{tasks} {'task has' if tasks == 1 else 'tasks have'} joined"
             raise BadInput(
-                f"{variable} is {count}, but {met} {'has' if met == 1 else 'have'} met: each task would train alone; "
-                f"start one task on each node, torchrun --nproc_per_node, or set {variable}={met} if that is meant"
+                f"{variable} is {count}, but only {joined}, so each task would train alone; start one task per node, "
+                f"which runs torchrun with --nproc_per_node, or set {variable}={tasks} if that is what you want"
             )
 
 
 def torchrun_job() -> str | None:
-    """Return torchrun's name of the job, the same for each group of ranks that it restarts; None without torchrun."""
+    """Return torchrun's name for the job, or None without torchrun.
+
+    The name stays the same when torchrun restarts the ranks.
+    """
     return os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 def restarts() -> int:
-    """Return how often torchrun --max-restarts has restarted this group of ranks."""
+    """Return how many times torchrun --max-restarts has restarted this group of ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def torchrun_process() -> int | None:
-    """Return the process of torchrun that started this one; None without, or where the system does not tell (/proc)."""
+    """Return the id of the torchrun process that started this one.
+
+    Return None without torchrun, or if the system has no /proc.
+    """
     try:
         command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:
         return None
-    named = b"torchrun" in command or b"torch.distributed.run" in command
-    return os.getppid() if named and torchrun_job() is not None else None
+    is_torchrun = b"torchrun" in command or b"torch.distributed.run" in command
+    return os.getppid() if is_torchrun and torchrun_job() is not None else None
 
 
 class Failure(NamedTuple):
-    """Why a rank ends; of another rank of this machine, as it has told torchrun."""
+    """Why a rank ended. For another rank on this machine, this is what that rank reported to torchrun."""
 
     status: int
     reason: Reason
@@ -146,7 +165,10 @@ class Failure(NamedTuple):
 
 
 def tell_torchrun(message: str, status: int, reason: Reason) -> None:
-    """Write why this rank ends for torchrun's table of failed ranks, and for the other ranks: `failure_of_another`."""
+    """Write down why this rank ends.
+
+    torchrun shows it in its table of failed ranks, and the other ranks read it by `failure_of_another`.
+    """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         record = {"message": redacted(message), "timestamp": int(time.time()), "status": status, "reason": reason}
         with suppress(OSError):
@@ -154,18 +176,19 @@ def tell_torchrun(message: str, status: int, reason: Reason) -> None:
 
 
 def failure_of_another() -> Failure | None:
-    """Return the failure of another rank of this machine that has told torchrun why it failed; None if none has.
+    """Return the failure of another rank on this machine that has reported it to torchrun; None if no rank has.
 
-    torchrun gives each rank of a group a folder next to the others' for this. A rank writes its reason before it ends,
-    so it is there before torchrun asks the other ranks to stop. A rank that failed by itself comes before those that
-    failed because of it.
+    torchrun gives each rank of a group a folder for its report, and these folders are next to each other. A rank writes
+    its report before it ends, so the report exists before torchrun asks the other ranks to stop. If several ranks have
+    failed, one that failed by itself is preferred to those that failed because of another rank.
     """
     path, failures = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull), list[Failure]()
     for file in sorted(path.parent.parent.glob(f"*/{path.name}")):
         with suppress(OSError, ValueError, KeyError, TypeError):
             record = parse_json(file.read_bytes())
             message = str(record["message"]).strip()
-            problem = message.rpartition("\n")[2] if record["reason"] == "crash" else message  # a traceback's last line
+            # The message of a crash is a traceback, whose last line is the error.
+            problem = message.rpartition("\n")[2] if record["reason"] == "crash" else message
             failure = Failure(int(record["status"]), record["reason"], problem)
             if file != path and failure.status not in (EXIT_DONE, EXIT_STOPPED) and failure.reason in REASONS:
                 failures.append(failure)
@@ -173,44 +196,49 @@ def failure_of_another() -> Failure | None:
 
 
 def torchrun_identity() -> str | None:
-    """Return the identity of the torchrun that launched this process, unique over machines; None without."""
+    """Return an identity of the torchrun that launched this process, unique across machines; None without torchrun."""
     if (job := torchrun_job()) is None:
         return None
     try:
-        began = str(_started_ticks(os.getppid()))
+        start_ticks = str(_started_ticks(os.getppid()))
     except OSError:
-        began = "unknown"
-    return f"{job} {socket.gethostname()} {os.getppid()} {began}"
+        start_ticks = "unknown"
+    return f"{job} {socket.gethostname()} {os.getppid()} {start_ticks}"
 
 
 def boot_id() -> str:
-    """Return the identity of this machine's last boot; "" if the system does not tell."""
+    """Return the identity of this machine's last boot; "" if the system does not provide it."""
     with suppress(OSError):
         return BOOT_ID.read_text().strip()
     return ""
 
 
 def machine_identity() -> str:
-    """Return a name of this machine that no other has, and that it loses when it boots: its clock may jump then."""
+    """Return a name that is unique to this machine and changes when it boots, because its clock may jump then."""
     return f"{socket.gethostname()} {boot_id()}".strip()
 
 
 def job_identity() -> str:
-    """Return the identity of the job of this process: the one that its launcher chose, its torchrun's, or its own.
+    """Return the identity of this process's job, unique across machines and over time.
 
-    It is unique over machines and times, and the same for all groups of ranks that one torchrun of a job restarts.
+    It is the identity that the launcher chose or, without one, that of torchrun or of this process. It stays the same
+    when torchrun restarts the ranks.
     """
-    if chosen := os.environ.get(JOB_VARIABLE):
-        return chosen
+    if identity := os.environ.get(JOB_VARIABLE):
+        return identity
     try:
-        began = str(_started_ticks(os.getpid()))
+        start_ticks = str(_started_ticks(os.getpid()))
     except OSError:
-        began = "unknown"
-    return torchrun_identity() or f"{socket.gethostname()} {os.getpid()} {began}"
+        start_ticks = "unknown"
+    return torchrun_identity() or f"{socket.gethostname()} {os.getpid()} {start_ticks}"
 
 
 def job_seconds() -> float:
-    """Return the age of this process, or of the torchrun that has first started it; 0.0 without Linux's /proc."""
+    """Return the age of this job in seconds; 0.0 without Linux's /proc.
+
+    The job is as old as the torchrun that started this process. Without torchrun, or after a restart by torchrun, this
+    process's own age is returned.
+    """
     launcher = torchrun_process() if restarts() == 0 else None
     try:
         ticks = _started_ticks(os.getpid() if launcher is None else launcher)
@@ -220,18 +248,22 @@ def job_seconds() -> float:
 
 
 def _started_ticks(process: int) -> int:
-    """Return when a process began, in clock ticks since the machine's start. Raises OSError without /proc."""
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[22 - 3])  # from the third field on
+    """Return the start of a process in clock ticks since the machine's boot. Raises OSError without /proc."""
+    # The start is field 22. The text after the last ")" begins with field 3.
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[22 - 3])
 
 
 def _contradiction(values: dict[str, int]) -> str | None:
-    """Return the contradiction among a rank's variables, by their values: one is missing or too large."""
+    """Return a message that a variable of a rank is missing or contradicts another one; None if all of them fit."""
     if "RANK" not in values:
-        alone = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        strays = [f"{name} is {values[name]}" for name, value in alone.items() if values.get(name, value) != value]
-        return f"{strays[0]}, but RANK is not set" if strays else None
-    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *(["LOCAL_RANK"] if values.get("WORLD_SIZE", 1) > 1 else []))
-    if missing := [name for name in needed if not os.environ.get(name)]:
+        defaults = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        settings = [
+            f"{name} is {values[name]}" for name in defaults if values.get(name, defaults[name]) != defaults[name]
+        ]
+        return f"{settings[0]}, but RANK is not set" if settings else None
+    required = ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    required += ["LOCAL_RANK"] if values.get("WORLD_SIZE", 1) > 1 else []
+    if missing := [name for name in required if not os.environ.get(name)]:
         return f"RANK is {values['RANK']}, but {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
     for name, limit in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if values.get(name, 0) >= values.get(limit, SIZES.stop):

@@ -1,4 +1,4 @@
-"""Line chart: one description, drawn as SVG with HTML labels for a page of any width, or by matplotlib as PNG."""
+"""Line charts: one description, drawn as SVG with HTML labels for a page of any width, or as a PNG by matplotlib."""
 
 import importlib.util
 import io
@@ -15,21 +15,23 @@ from typing import Any
 import attrs
 import numpy as np
 
-# Colours on white, of the CSS classes s0 to s7; page.css has those on black.
+# Colours on a white background, for the CSS classes s0 to s7. page.css has the colours on a black background.
 PALETTE = ("#0b62c4", "#c2410c", "#0f7b54", "#8e3bb8", "#8a6d00", "#c0266d", "#007c91", "#6b5b4b")
-SIZE = 10_000  # of the drawing, in its own units
-FARTHEST = 100_000 * SIZE  # from the frame that a value outside is drawn
-MARGIN = 0.04  # of the range of values, above and below
-SIDE_MARGIN = 0.01  # of the x axis: no dot or event lies on the edge
-LAST_SHARE = 0.96  # of the x axis: a label from there on ends at its place, or it would stick out
-MOST_DOTS = 40  # points of a line that are marked: more would hide the lines below
-LONGEST_JOIN = 0.7  # of the range of a line of dots: a longer one would look like values between two of them
+SIZE = 10_000  # width and height of the drawing, in its own units
+FARTHEST = 100_000 * SIZE  # values outside the frame are drawn at most at this distance from it
+MARGIN = 0.04  # above and below the values, as a share of their range
+SIDE_MARGIN = 0.01  # on both sides, as a share of the x axis, so that no dot or event is on the edge
+LAST_SHARE = 0.96  # from this share of the x axis on, a label ends at its position; otherwise it would stick out
+MOST_DOTS = 40  # a line with more points has no dots, because they would hide the lines below
+# Two dots that are farther apart are not joined, because the join would look like values between them. As a share of
+# the line's range
+LONGEST_JOIN = 0.7
 TICKS = 5
-MOST_POWERS = 8  # of ten that a logarithmic axis labels
-SOURCE = "Lockstep"  # in a PNG's text chunk of this name: the picture is ours and may be replaced
-WIDTH, HEIGHTS = 9, (5, 8)  # inches of a PNG; the heights of one chart and of several
+MOST_POWERS = 8  # maximum number of powers of ten that a logarithmic axis labels
+SOURCE = "Lockstep"  # in the text chunk "Source" of our PNG files, which may be replaced
+WIDTH, HEIGHTS = 9, (5, 8)  # of a PNG in inches: the width, and the heights with one chart and with several
 DOTS_PER_INCH = 110
-EARLIER_SIZES = ((990, 550), (990, 880))  # pixels of pictures that do not name their source, whatever is drawn now
+EARLIER_SIZES = ((990, 550), (990, 880))  # sizes in pixels of pictures by earlier versions, which had no SOURCE
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -39,10 +41,10 @@ class Line:
     name: str
     x: np.ndarray  # ascending, (n,)
     y: np.ndarray  # NaN: a gap
-    colour: int  # of PALETTE
-    weight: str = ""  # CSS class: "raw" is thin, "bold" thick
-    dotted: bool = False  # its points are marked where they are few, and joined by dashes
-    filled: bool = False  # down to 0, in a PNG
+    colour: int  # index in PALETTE
+    weight: str = ""  # CSS class: "raw" is thin, "bold" is thick
+    dotted: bool = False  # if it has few points, they are marked by dots and joined by dashes
+    filled: bool = False  # the area down to 0 is filled, only in a PNG
 
 
 @attrs.frozen(kw_only=True)
@@ -56,30 +58,33 @@ class VerticalMark:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LineChart:
-    """A chart: lines over one axis."""
+    """A chart: lines over one x axis."""
 
     title: str
     axis: str  # name of the x axis, with its unit
     lines: Sequence[Line]
-    columns: int = SIZE  # of pixels that a line is drawn in: its extremes in each are kept
+    columns: int = SIZE  # a line is reduced to its extremes in each of this many columns of pixels
     marks: Sequence[VerticalMark] = ()
     logarithmic: bool = False
     logarithmic_x: bool = False
     top: float = math.inf  # largest value to show
 
     def svg(self) -> str:
-        """Return the chart as HTML; a script may zoom, by the ranges in `data-` attributes and the viewBox."""
+        """Return the chart as HTML.
+
+        The ranges in `data-` attributes, together with the viewBox, allow a script to zoom.
+        """
         x = self._x_scale()
         y = self._y_scale()
         grid = "".join(f"M0 {round(SIZE * (1 - float(y.share(value))))}H{SIZE}" for value, _ in y.ticks())
-        drawn = [f'<path class="grid" d="{grid}"/>']
+        paths = [f'<path class="grid" d="{grid}"/>']
         for mark in self.marks:
-            place = f'd="M{round(SIZE * x.share(mark.x))} 0V{SIZE}"'
-            drawn.append(f'<path class="mark {mark.style}" {place}><title>{escape(mark.text)}</title></path>')
-        drawn += (_path(line, x, y, self.columns) for line in self.lines)
+            position = f'd="M{round(SIZE * x.share(mark.x))} 0V{SIZE}"'
+            paths.append(f'<path class="mark {mark.style}" {position}><title>{escape(mark.text)}</title></path>')
+        paths += (_path(line, x, y, self.columns) for line in self.lines)
         title = self._described_title()
         ends = [(line.name, line.y[np.isfinite(line.y)]) for line in self.lines if line.weight != "raw"]
-        told = "; ".join(f"{name} ends at {short(float(values[-1]))}" for name, values in ends if len(values))
+        summary = "; ".join(f"{name} ends at {short(float(values[-1]))}" for name, values in ends if len(values))
         ranges = " ".join(f"{value:.10g}" for value in (x.low, x.high, y.low, y.high))
         return (
             f'<figure class="chart" data-ranges="{ranges}" data-log="{int(self.logarithmic)}" '
@@ -87,7 +92,7 @@ class LineChart:
             f"<figcaption>{escape(title)}</figcaption>"
             f'<div class="y">{y.labels("bottom")}</div>'
             f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
-            f'aria-label="{escape(f"{title} over {self.axis}: {told}")}">{"".join(drawn)}</svg>'
+            f'aria-label="{escape(f"{title} over {self.axis}: {summary}")}">{"".join(paths)}</svg>'
             f'<div class="x">{x.labels("left")}</div>'
             f'<div class="axis">{escape(self.axis)}</div></figure>'
         )
@@ -100,7 +105,7 @@ class LineChart:
 
     @property
     def _shown_top(self) -> float:
-        """The largest value to show. Of each line at least the lowest value is shown: `top` hides no line."""
+        """The largest value to show. It is at least the lowest value of each line, so that `top` hides no line."""
         lowest = [float(line.y[np.isfinite(line.y)].min(initial=math.inf)) for line in self.lines]
         return max([self.top, *(value for value in lowest if math.isfinite(value))])
 
@@ -112,42 +117,42 @@ class LineChart:
         return attrs.evolve(scale, low=0.0) if any(line.filled for line in self.lines) else scale
 
     def _described_title(self) -> str:
-        """Return the title with the kind of the axis, and the values outside it."""
+        """Return the title. It mentions a logarithmic axis, and values that are too large to be shown."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
         values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}
-        highest, top = max(float(one.max(initial=-math.inf)) for one in values.values()), self._shown_top
+        highest, top = max(float(line.max(initial=-math.inf)) for line in values.values()), self._shown_top
         if highest <= top:
             return title
-        return f"{title} (values above {short(top)} lie outside, up to {short(highest)})"
+        return f"{title} (values above {short(top)} are not shown; the largest is {short(highest)})"
 
 
 @attrs.frozen
 class Scale:
-    """Scale of an axis: its two ends, and round values to label in it."""
+    """The scale of an axis: its two ends, and round values in between that are labelled."""
 
     low: float
     high: float
     logarithmic: bool = False
 
     def share(self, values: Any) -> Any:
-        """Return where values lie, as shares of the axis; NaN where a logarithmic one has no place for them."""
+        """Return the positions of values as shares of the axis; NaN for values that a logarithmic axis cannot show."""
         with np.errstate(invalid="ignore", divide="ignore"):
             if self.logarithmic:
                 return np.log(np.asarray(values, np.float64) / self.low) / math.log(self.high / self.low)
             return (np.asarray(values, np.float64) - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return round values in it, with their labels."""
+        """Return round values between the ends of the axis, with their labels."""
         powers = self._powers() if self.logarithmic else []
         return [(value, short(value)) for value in powers] if len(powers) > 1 else self._multiples()
 
     def labels(self, side: str) -> str:
-        """Return its labels as HTML, along the axis from its `side`, left or bottom."""
-        placed = [(float(self.share(value)), text) for value, text in self.ticks()]
+        """Return the labels of the axis as HTML. The axis starts at its `side`, which is left or bottom."""
+        positions = [(float(self.share(value)), text) for value, text in self.ticks()]
         return "".join(
-            f'<span{" class=last" if side == "left" and at > LAST_SHARE else ""} style="{side}:{100 * at:.2f}%">'
+            f'<span{" class=last" if side == "left" and share > LAST_SHARE else ""} style="{side}:{100 * share:.2f}%">'
             f"{escape(text)}</span>"
-            for at, text in placed
+            for share, text in positions
         )
 
     def _multiples(self) -> list[tuple[float, str]]:
@@ -167,7 +172,10 @@ class Scale:
 
 
 def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)) -> bytes:
-    """Return charts below each other over one x axis, drawn by Agg in the default style on every machine."""
+    """Return a PNG of charts below each other, with one x axis.
+
+    Every machine draws them with Agg and in the default style.
+    """
     with _default_settings():
         return _png(charts, title, heights)
 
@@ -179,7 +187,7 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
     height = HEIGHTS[len(charts) > 1]
     figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
-    # A layout that finds its margins takes as long as the drawing.
+    # The margins are fixed, because a layout that computes them takes as long as the drawing.
     figure.subplots_adjust(left=0.11, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
     rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for chart, axes in zip(charts, rows, strict=True):
@@ -195,21 +203,21 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
         axes.grid(alpha=0.25)
         if len(chart.lines) > 1:
             axes.legend(loc="upper right")
-    for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():  # each text once
+    for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():  # only the first mark with each text
         style = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 8, "color": "gray"}
         rows[0].text(mark.x, 0.97, mark.text, style, transform=rows[0].get_xaxis_transform())
-    rows[0].set_title(title, parse_math=False)  # a dollar sign is one
+    rows[0].set_title(title, parse_math=False)  # a dollar sign does not start a formula
     x = attrs.evolve(charts[-1], lines=[line for chart in charts for line in chart.lines])._x_scale()
     rows[-1].set(xscale="log" if x.logarithmic else "linear", xlim=(x.low, x.high), xlabel=charts[-1].axis)
     rows[-1].set_xticks(*zip(*x.ticks(), strict=True))
     rows[-1].minorticks_off()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=DOTS_PER_INCH, format="png", metadata={"Source": SOURCE})
-    return drawn.getvalue()
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=DOTS_PER_INCH, format="png", metadata={"Source": SOURCE})
+    return picture.getvalue()
 
 
 def is_own_png(content: bytes) -> bool:
-    """Tell whether `png` has drawn a picture.
+    """Return whether a file is a picture that `png` has drawn.
 
     Pictures of earlier versions do not name their source. They are recognized by matplotlib's name and their sizes.
     """
@@ -221,17 +229,17 @@ def is_own_png(content: bytes) -> bool:
 
 @contextmanager
 def _default_settings() -> Iterator[None]:
-    """Keep a user's settings from matplotlib, such as a notebook's MPLBACKEND or the style of a matplotlibrc."""
-    if "matplotlib" not in sys.modules:  # it reads the settings, and refuses wrong ones, when it is imported
+    """Use matplotlib without the user's settings, such as a notebook's MPLBACKEND or the style of a matplotlibrc."""
+    if "matplotlib" not in sys.modules:  # matplotlib reads the settings, and refuses wrong ones, when it is imported
         package = importlib.util.find_spec("matplotlib")
         folder = next(iter((package and package.submodule_search_locations) or [""]))
-        ours = {"MPLBACKEND": "agg", "MATPLOTLIBRC": str(Path(folder, "mpl-data", "matplotlibrc"))}
-        theirs = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
+        default_settings = {"MPLBACKEND": "agg", "MATPLOTLIBRC": str(Path(folder, "mpl-data", "matplotlibrc"))}
+        user_settings = {name: os.environ.get(name) for name in default_settings}
+        os.environ.update(default_settings)
         try:
             import matplotlib
         finally:
-            for name, value in theirs.items():
+            for name, value in user_settings.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
@@ -244,60 +252,72 @@ def _default_settings() -> Iterator[None]:
 
 
 def value_range(values: Sequence[np.ndarray], margin: float = 0.0) -> tuple[float, float]:
-    """Return the least and the greatest finite value, never equal; `margin`: share of the distance, outside both."""
-    joined = np.concatenate([np.zeros(0), *(one[np.isfinite(one)] for one in values)])
+    """Return the smallest and the largest finite value, moved apart if they are equal.
+
+    `margin` is added on both sides, as a share of the distance between them.
+    """
+    joined = np.concatenate([np.zeros(0), *(array[np.isfinite(array)] for array in values)])
     first, last = (float(joined.min()), float(joined.max())) if len(joined) else (0.0, 0.0)
     if last - first <= 1e-9 * max(abs(first), abs(last)):
         first, last = (first - 0.1 * abs(first), last + 0.1 * abs(last)) if first else (0.0, 1.0)
-    reach = (last - first) * margin
-    return first - reach, last + reach
+    width = (last - first) * margin
+    return first - width, last + width
 
 
 def short(value: float, step: float | None = None) -> str:
-    """Return a number in few characters: 1.5M, 2k, 0.004. `step`: between neighbors, which sets the digits."""
+    """Return a number in a few characters: 1.5M, 2k, 0.004.
+
+    `step` is the distance between neighboring labels; it determines the number of digits.
+    """
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * (1 if step is None else 1 - 1e-9):
             return f"{value / size:.4g}{letter}"
     if step is not None and step < 1:
         exponent = math.floor(math.log10(step) + 1e-9)
-        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # 2.5 has a digit more
+        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # 2.5 needs one more digit
         return f"{value:.{halves - exponent}f}"
     return f"{value:.4g}"
 
 
 def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most so many columns of points: of each the lowest and the highest, in their order, and gaps (NaN)."""
+    """Reduce the points of a line to those that are visible in this many columns of pixels.
+
+    From each column, the lowest and the highest point and one gap (NaN) are kept, in their order.
+    """
     if len(x) <= 2 * columns:
         return x, y
     width = (x[-1] - x[0]) / columns or 1.0
     column = np.minimum(((x - x[0]) / width).astype(int), columns - 1)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
-    kept = [0, len(x) - 1]
+    indices = [0, len(x) - 1]
     for start, end in zip(starts, [*starts[1:], len(x)], strict=True):
-        known = start + np.flatnonzero(np.isfinite(y[start:end]))
-        if len(known):
-            kept += [int(known[np.argmin(y[known])]), int(known[np.argmax(y[known])])]
-        if len(known) < end - start:
-            kept.append(int(start + np.flatnonzero(~np.isfinite(y[start:end]))[0]))
-    chosen = np.unique(kept)
-    return x[chosen], y[chosen]
+        finite = start + np.flatnonzero(np.isfinite(y[start:end]))
+        if len(finite):
+            indices += [int(finite[np.argmin(y[finite])]), int(finite[np.argmax(y[finite])])]
+        if len(finite) < end - start:
+            indices.append(int(start + np.flatnonzero(~np.isfinite(y[start:end]))[0]))
+    unique_indices = np.unique(indices)
+    return x[unique_indices], y[unique_indices]
 
 
 def _path(line: Line, x: Scale, y: Scale, columns: int) -> str:
-    """Return a line as SVG, its dots as strokes of no length: of a dotted line, and of points without neighbors."""
+    """Return a line as SVG.
+
+    A dotted line, and points without neighbors, have dots; a dot is a stroke of length zero.
+    """
     dotted, line_x, line_y = _joined(line)
     line_x, line_y = extremes(line_x, line_y, columns)
     across, down = np.rint(SIZE * x.share(line_x)).astype(int), np.rint(SIZE * (1 - y.share(line_y)))
-    known = np.isfinite(down)
-    down = np.clip(np.where(known, down, 0), -FARTHEST, FARTHEST).astype(int)
-    before, after = np.append(False, known[:-1]), np.append(known[1:], False)
-    marked = known if dotted else known & ~before & ~after
-    places = [f"{one} {two}" for one, two in zip(across.tolist(), down.tolist(), strict=True)]
-    path = "".join(("L" if before[at] else "M") + places[at] for at in np.flatnonzero(known))
-    dots = "".join(f"M{places[at]}h0" for at in np.flatnonzero(marked))
+    finite = np.isfinite(down)
+    down = np.clip(np.where(finite, down, 0), -FARTHEST, FARTHEST).astype(int)
+    before, after = np.append(False, finite[:-1]), np.append(finite[1:], False)
+    marked = finite if dotted else finite & ~before & ~after
+    points = [f"{point_x} {point_y}" for point_x, point_y in zip(across.tolist(), down.tolist(), strict=True)]
+    path = "".join(("L" if before[index] else "M") + points[index] for index in np.flatnonzero(finite))
+    dots = "".join(f"M{points[index]}h0" for index in np.flatnonzero(marked))
     weight = "joined" if dotted else line.weight
-    drawn = f'<path class="line s{line.colour} {weight}" data-name="{escape(line.name)}" d="{path}"/>'
-    return drawn + (f'<path class="dots s{line.colour}" d="{dots}"/>' if dots else "")
+    element = f'<path class="line s{line.colour} {weight}" data-name="{escape(line.name)}" d="{path}"/>'
+    return element + (f'<path class="dots s{line.colour}" d="{dots}"/>' if dots else "")
 
 
 def _draw(axes: Any, line: Line) -> None:
@@ -312,23 +332,27 @@ def _draw(axes: Any, line: Line) -> None:
         linewidth=1 + bold,
         marker="o" if dotted or np.isfinite(y).sum() == 1 else "",
         markersize=4,
-        label=f"_{line.name}" if raw else line.name.replace("$", r"\$"),  # after "_" in no legend; no mathematics
+        # A label that starts with "_" is not in the legend. An escaped dollar sign does not start a formula.
+        label=f"_{line.name}" if raw else line.name.replace("$", r"\$"),
     )
     if line.filled:
         axes.fill_between(x, y, color=PALETTE[line.colour], alpha=0.25)
 
 
 def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:
-    """Return whether a line is one of dots, and its points: those of dots with gaps (NaN) in place of long joins."""
+    """Return whether a line is drawn with dots, and its points.
+
+    For a line with dots, the points include a gap (NaN) between two points that are too far apart to be joined.
+    """
     values = line.y[np.isfinite(line.y)]
     if not line.dotted or not 0 < len(values) <= MOST_DOTS:
         return False, line.x, line.y
-    long = 1 + np.flatnonzero(np.abs(np.diff(line.y)) > LONGEST_JOIN * np.ptp(values))
-    return True, np.insert(line.x, long, line.x[long]), np.insert(line.y, long, np.nan)
+    gaps = 1 + np.flatnonzero(np.abs(np.diff(line.y)) > LONGEST_JOIN * np.ptp(values))
+    return True, np.insert(line.x, gaps, line.x[gaps]), np.insert(line.y, gaps, np.nan)
 
 
 def _powers_of(values: Sequence[np.ndarray], margin: float) -> Scale:
-    """Return the logarithmic scale of the positive ones of these values, with a factor as its margins."""
-    positive = np.concatenate([np.zeros(0), *(one[one > 0] for one in values)])
+    """Return a logarithmic scale for the positive values among these. The margin is a factor at both ends."""
+    positive = np.concatenate([np.zeros(0), *(array[array > 0] for array in values)])
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
     return Scale(low / margin, high * margin, logarithmic=True)

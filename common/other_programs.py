@@ -1,7 +1,7 @@
-"""Options and forms of other programs, and what they are here: the one table, which usage errors quote.
+"""A table of other programs' options with their counterparts in Lockstep. Usage errors quote it.
 
 The programs are gpjt/ddp-base-model-from-scratch, nanoGPT, nanochat, Levanter, and Hugging Face's Trainer with its
-example scripts. The names that they have for our keys are in the rows of the keys. docs/other-programs.md shows all.
+example scripts. Their names for our keys are in the rows of the keys. docs/other-programs.md shows everything.
 """
 
 import json
@@ -12,18 +12,18 @@ from common.checks import KeyRows
 
 
 class Meaning(NamedTuple):
-    """An answer to some options of other programs: the command or option that does the same here."""
+    """What options of other programs mean: the command that does the same in Lockstep."""
 
-    theirs: str  # names without dashes, with underscores, separated by spaces
-    here: str  # a command
+    foreign_names: str  # without leading dashes, with underscores for hyphens, separated by spaces
+    command: str
     note: str = ""
-    scripts: tuple[str, ...] = ()  # in which it is meant: scripts, some with a command; (): in all
+    scripts: tuple[str, ...] = ()  # scripts, possibly with a command, to which the row applies; empty: all
 
 
 TRAINING = ("train.py", "find_batch_size.py")
 EVALUATION, PREPARATION = ("evaluate.py",), ("prepare_data.py",)
 GENERATION = ("evaluate.py sample", "evaluate.py chat")
-# In the order in which they are looked up: the first row whose scripts fit counts.
+# The first row that has the option's name and applies to the script is used.
 OPTIONS = (
     # Generation: nanoGPT's sample.py, nanochat's chat_cli, Hugging Face's run_generation.
     Meaning("start p", "python evaluate.py sample MODEL --prompt TEXT", scripts=("evaluate.py sample",)),
@@ -53,12 +53,12 @@ OPTIONS = (
     Meaning(
         "dataset_name dataset_config_name train_file data_dir data_path data.id data.train_urls",
         "python prepare_data.py SOURCE --output DIR",
-        "SOURCE is a file, a folder, or hf:OWNER/NAME; a run trains on DIR by --token-files DIR",
+        "SOURCE is a file, a folder, or hf:OWNER/NAME; to train on DIR, use --token-files DIR",
     ),
     Meaning(
         "validation_file validation_split_percentage data.validation_urls",
         "python prepare_data.py SOURCE --output DIR --validation-fraction F",
-        "it is cut off when tokens are prepared",
+        "the validation set is split off when tokens are prepared",
     ),
     Meaning("tokenizer_name data.tokenizer", "python prepare_data.py SOURCE --output DIR --tokenizer FILE"),
     # Trackers.
@@ -66,7 +66,7 @@ OPTIONS = (
         "wandb wandb_log wandb_project wandb_run_name report_to run_name run trainer.tracker trainer.tracker.project "
         "trainer.wandb.project",
         "python report.py RUN --to wandb --watch",
-        "next to the run: it sends the metrics as they come, or those of a finished run",
+        "start it next to the run to send metrics as they arrive, or later to send those of a finished run",
     ),
     Meaning("tensorboard logging_dir", "python report.py RUN --to tensorboard --watch"),
     # Runs.
@@ -83,7 +83,7 @@ OPTIONS = (
     Meaning(
         "depth",
         "python train.py RUN --set n_layers=N --set emb_dim=C",
-        "nanochat's depth sets the width as well: C is 64 x N",
+        "nanochat's depth also sets the width: C is 64 x N",
         TRAINING,
     ),
     Meaning(
@@ -106,12 +106,16 @@ OPTIONS = (
     ),
     Meaning("no_cuda use_cpu device_type", "python train.py RUN --device cpu", scripts=TRAINING),
     Meaning("auto_find_batch_size", "python find_batch_size.py RUN --write"),
-    Meaning("eval_batch_size per_device_eval_batch_size", "python evaluate.py loss RUN", "it chooses its own batches"),
-    Meaning("core_metric_every core_metric_max_per_task", "python evaluate.py core RUN", "training measures the loss"),
+    Meaning(
+        "eval_batch_size per_device_eval_batch_size", "python evaluate.py loss RUN", "it chooses the batch size itself"
+    ),
+    Meaning(
+        "core_metric_every core_metric_max_per_task", "python evaluate.py core RUN", "training measures only the loss"
+    ),
     Meaning("sample_every", "python evaluate.py sample RUN", "report.py shows samples of the checkpoints"),
 )
 
-# Keys of other programs that have no key here: what to do instead -> their names, separated by spaces.
+# Keys of other programs that have no counterpart among our keys: what to do instead -> their names, separated by spaces
 KEYLESS = {
     "the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
     "the option --device of train.py chooses the device": "device",
@@ -120,61 +124,64 @@ KEYLESS = {
 
 
 class ForeignKey(NamedTuple):
-    """Counterpart, in this project, of a key of another program."""
+    """The counterpart in Lockstep of another program's key."""
 
-    ours: str  # such as "train.learning_rate"; "": no key
-    note: str  # how the values differ, or what to do instead; "": they mean the same
+    ours: str  # such as "train.learning_rate"; "" if there is none
+    note: str  # how the values differ, or what to do instead; "" if the values mean the same
 
 
 def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
-    """Return the keys of other programs, as the rows of our keys name them, and those without a key here."""
+    """Return a table of other programs' keys: those that the rows of our keys name, and those without a counterpart."""
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():
-            names = {
-                name: note for name, note in row.foreign_names.items() if name != key
-            }  # one may be spelled as here
+            # A name may also be our own name of the key.
+            names = {name: note for name, note in row.foreign_names.items() if name != key}
             table |= {name: ForeignKey(f"{section}.{key}", note) for name, note in names.items()}
     return table | {name: ForeignKey("", note) for note, names in KEYLESS.items() for name in names.split()}
 
 
-_CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # Python's, which --set would take for words
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # --set would read Python's constants as strings
 
 
 def option_advice(command: str, word: str, value: str, rows: KeyRows, *, sets_keys: bool) -> str:
-    """Return the end of an error about an unknown option: what it is here, or "" if no table has it.
+    """Return the end of an error about an unknown option: its counterpart in Lockstep, or "" if no table has it.
 
-    `command` is the script, and the command if it has several: "evaluate.py sample". `word` is the option, `value` its
-    value or "". `sets_keys`: the command has --set, which takes the keys of `rows`.
+    Arguments:
+        command: the script, with its command if it has several: "evaluate.py sample"
+        word: the option
+        value: the value of the option, or ""
+        rows: the rows of our keys
+        sets_keys: whether the command has --set, which accepts these keys
     """
     name = word.strip("-").replace("-", "_")
-    key = name.rpartition(".")[2]  # of model.hidden_dim, for one
+    key = name.rpartition(".")[2]  # a name may have a prefix, such as model.hidden_dim
     section = next((section for section, keys in rows.items() if key in keys), None)
     if sets_keys and section is not None:
         return f"; did you mean --set {section}.{key}={_json_value(value)}?"
     for row in OPTIONS:
-        fits = not row.scripts or any(f"{command} ".startswith(f"{place} ") for place in row.scripts)
-        if fits and name in row.theirs.split():
-            return f"; here: {row.here}" + (f" ({row.note})" if row.note else "")
-    meant = foreign_keys(rows).get(key)
-    if meant is None:
+        applies = not row.scripts or any(f"{command} ".startswith(f"{script} ") for script in row.scripts)
+        if applies and name in row.foreign_names.split():
+            return f"; use {row.command}" + (f" ({row.note})" if row.note else "")
+    counterpart = foreign_keys(rows).get(key)
+    if counterpart is None:
         return ""
-    ours, note = meant
+    ours, note = counterpart
     if not ours:
         return f"; there is no such key here: {note}"
     if sets_keys and not note:
         return f"; did you mean --set {ours}={_json_value(value)}?"
     setting = f"--set {ours}={'VALUE' if note else _json_value(value)}"
-    return f"; here: {setting if sets_keys else f'python train.py RUN {setting}'}" + (f" ({note})" if note else "")
+    return f"; use {setting if sets_keys else f'python train.py RUN {setting}'}" + (f" ({note})" if note else "")
 
 
 def argument_advice(script: str, command: str, argument: str) -> str:
-    """Return the end of an error about an argument too many: the form in which another program takes it."""
+    """Return the end of an error about an unexpected argument: the option to use if another program accepts it."""
     name, equals, value = argument.partition("=")
     if script in ("train.py", "find_batch_size.py") and equals and name.replace(".", "_").isidentifier():
         return f"; did you mean --set {name}={_json_value(value)}?"
-    if script == "train.py":  # gpjt's: RUN DATASETS
-        return f"; here: python train.py RUN --token-files {argument}"
+    if script == "train.py":  # gpjt's arguments are RUN DATASETS
+        return f"; use python train.py RUN --token-files {argument}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Output: lines for people, work whose failure ends nothing, and stdout and stderr that never fail."""
+"""Output: lines for people, work whose failure must not end the run, and stdout and stderr that never fail."""
 
 import errno
 import fcntl
@@ -17,15 +17,15 @@ from typing import Any, TextIO
 from common.redaction import redacted
 from common.text import printable
 
-READER_SECONDS = 5.0  # to wait for a log's reader that has stopped, such as a paused terminal
+READER_SECONDS = 5.0  # how long to wait for a log's reader that has stopped, such as a paused terminal
 
-_dropped: dict[str, str | None] = {}  # first problem of each kind of output or advice; None: reported
+_dropped: dict[str, str | None] = {}  # kind of work -> its first problem; None if that has already been reported
 
 
 class Severity(Enum):
-    """Importance of a line. It alone decides where the line is printed, and with which label."""
+    """The importance of a line. It determines where the line is printed and with which label."""
 
-    RESULT = "result"  # what the command was asked for: printed on stdout, all others on stderr
+    RESULT = "result"  # the command's product, printed on stdout; all other lines are printed on stderr
     PROGRESS = "progress"
     NOTE = "note"
     WARNING = "warning"
@@ -47,7 +47,7 @@ class Notice:
 
 
 def progress(text: str) -> Notice:
-    """Return a notice about the progress of a command that takes long."""
+    """Return a notice about the progress of a command that takes a long time."""
     return Notice(text, Severity.PROGRESS)
 
 
@@ -62,14 +62,14 @@ def warning(text: str) -> Notice:
 
 
 def show(*lines: str | Notice, once: bool = False) -> None:
-    """Print lines for people. This is the only way to print, and all that concerns printing is decided here.
+    """Print lines for people. This is the only way to print, and all decisions about printing are made here.
 
-    A plain text is a result, for stdout. The severity of a notice decides on its label; all notices but results are
-    printed on stderr, and secrets in them are hidden. Each argument is printed as one line: control characters, such as
-    those in names of files, are escaped. A progress bar stays below the lines. Nothing is raised for output that is
-    lost.
+    A plain string is a result and is printed on stdout. The severity of a notice determines its label. All notices
+    except results are printed on stderr, and secrets in them are hidden. Each argument is printed as one line: control
+    characters, which file names may contain, are escaped. A progress bar stays below the lines. Output that cannot be
+    written raises no error.
 
-    `once`: every rank of a job calls this, or only rank 0 does, and rank 0 prints. Otherwise this process prints.
+    With `once`, every rank of a job calls this, or only rank 0 does, and rank 0 prints. Otherwise this process prints.
     """
     if once and not is_rank_0():
         return
@@ -81,14 +81,14 @@ def show(*lines: str | Notice, once: bool = False) -> None:
 
 
 def is_rank_0() -> bool:
-    """Return whether this process is rank 0 of its job, which prints for all; without torchrun it always is."""
+    """Return whether this process is rank 0, which prints for all ranks. Without torchrun it always is."""
     rank = os.environ.get("RANK", "0")
-    return not rank.isdecimal() or int(rank) == 0  # a launcher's wrong value is an error that each rank prints
+    return not rank.isdecimal() or int(rank) == 0  # a RANK that is not a number is an error that every rank prints
 
 
 def _print(line: str, stream: TextIO) -> None:
-    """Print a line; with a progress bar, above it."""
-    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process that has no bar has not imported it
+    """Print a line, above the progress bar if there is one."""
+    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process without a progress bar has not imported tqdm
     if bar is None:
         print(line, file=stream)
     else:
@@ -98,12 +98,15 @@ def _print(line: str, stream: TextIO) -> None:
 
 @contextmanager
 def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
-    """Context, or decorator, of work that informs: its exceptions, but `fatal` ones, are noted once and end nothing."""
+    """Run work whose failure must not end the run, as a context manager or a decorator.
+
+    The first exception is reported as a warning and the rest are ignored; exceptions of the `fatal` types are raised.
+    """
     try:
         yield
     except fatal:
         raise
-    except Exception as error:  # noqa: BLE001  # of formatting, arithmetic, a drawing: training goes on without
+    except Exception as error:  # noqa: BLE001  # training continues although a format, a number or a chart is wrong
         line = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
         if drop(name, problem):
@@ -111,14 +114,17 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
 
 
 def drop(name: str, problem: str) -> bool:
-    """Note once, for the metrics, dropped work and the reason; return True the first time."""
+    """Record, for the metrics, that work was dropped and why. Only the first problem of each name is recorded.
+
+    Return whether this was the first one.
+    """
     first = name not in _dropped
     _dropped.setdefault(name, redacted(problem))
     return first
 
 
 def newly_dropped() -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of work dropped since the last call."""
+    """Yield (name, problem) for work that was dropped since the last call."""
     for name, problem in [*_dropped.items()]:
         if problem is not None:
             _dropped[name] = None
@@ -126,17 +132,17 @@ def newly_dropped() -> Iterator[tuple[str, str]]:
 
 
 class Output(io.FileIO):
-    """Bytes of stdout or stderr. Writing never raises: lost bytes are noted once."""
+    """The bytes of stdout or stderr. Writing never raises an error: the first loss of bytes is recorded."""
 
     def __init__(self, name: str, number: int):
         super().__init__(number, "w", closefd=False)
         self._name = name
-        self.problem: OSError | None = None  # the first
-        self.patience_seconds: float | None = None  # with a reader that has stopped; None: no limit
+        self.problem: OSError | None = None  # the first problem
+        self.patience_seconds: float | None = None  # how long to wait for a reader that has stopped; None: no limit
         self._waits = True
 
     def write(self, data: Any) -> int:
-        """Write all, or drop the rest."""
+        """Write the bytes. Those that cannot be written are dropped."""
         rest = memoryview(data).cast("B")
         try:
             while rest:
@@ -148,8 +154,12 @@ class Output(io.FileIO):
         return memoryview(data).nbytes
 
     def _wait_for_room(self) -> None:
-        """Wait until the reader of a pipe or terminal leaves room for PIPE_BUF bytes; once it has stopped, no more."""
-        if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:  # a file of ours, say a checkpoint, has it now
+        """Wait until a pipe or terminal has room for PIPE_BUF bytes.
+
+        If its reader has stopped, raise OSError after the patience, and without waiting from then on.
+        """
+        # If somebody has closed our descriptor, its number may now belong to a file of ours, such as a checkpoint.
+        if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         room = select.poll()
         room.register(self.fileno(), select.POLLOUT)
@@ -161,11 +171,11 @@ class Output(io.FileIO):
 
 
 class GuardedStream(io.TextIOWrapper):
-    """Text of stdout or stderr. It escapes what it cannot encode, such as a file name that is not UTF-8."""
+    """The text of stdout or stderr. Characters that cannot be encoded, as in a file name, are escaped."""
 
     def __init__(self, output: Output, replaced: Any):
         self.output = output
-        self.replaced = replaced  # which, collected, would close the descriptor
+        self.replaced = replaced  # kept, because its garbage collection would close the descriptor
         super().__init__(
             io.BufferedWriter(output),
             getattr(replaced, "encoding", "utf-8"),
@@ -178,27 +188,33 @@ class GuardedStream(io.TextIOWrapper):
 
 
 def guard_outputs() -> None:
-    """Replace stdout and stderr, once, by streams that drop what they cannot write; a closed one becomes /dev/null."""
+    """Replace stdout and stderr by streams that drop output which they cannot write. A second call changes nothing.
+
+    A standard stream that is closed is replaced by /dev/null.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open returns the lowest free number
     sys.stdout, sys.stderr = _guarded("stdout", sys.stdout, 1), _guarded("stderr", sys.stderr, 2)
 
 
 def keep_logs_only() -> None:
-    """Declare that files are this command's product: lost output is no error, and no reader is waited for long."""
+    """Declare that this command's product is files, and that its output is only a log.
+
+    Lost output is then no error, and the command does not wait long for a reader that has stopped.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, GuardedStream):
             stream.output.patience_seconds = READER_SECONDS
 
 
 def _guarded(name: str, stream: Any, number: int) -> Any:
-    """Return the guarded form of this process's own stream; any other, such as a test's, as it is."""
+    """Return a guarded stream for this process's own stdout or stderr. Any other stream, as in tests, is unchanged."""
     if isinstance(stream, GuardedStream):
         return stream
-    with suppress(OSError, ValueError):  # without a descriptor, or closed
+    with suppress(OSError, ValueError):  # the stream may have no descriptor, or be closed
         if stream is None or stream.fileno() == number:
             return GuardedStream(Output(name, number), stream)
     return stream

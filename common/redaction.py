@@ -1,9 +1,10 @@
-"""Secrets in text: the one place that decides what may not be recorded, printed or published.
+"""Secrets in text: this module alone decides what must not be recorded, printed or published.
 
-Records call it where a value enters them: the command line of a run, the name of a source, the text of an error or of a
-server. It looks for the values of the environment's own keys, for the usual forms of keys, and for the places where
-people put them: user and password of a URL, its query, headers, options and settings with a telling name. A key
-without any of these marks cannot be recognized; so the command of --then, which may hold anything, is not recorded.
+It is called when a value enters a record: the command line of a run, the name of a source, the text of an error or of a
+server. It looks for the values of secret variables in the environment, for the usual forms of keys, and for the places
+where people put keys: the user, password and query of a URL, headers, and options and settings whose names show that
+they are secret. Any other key cannot be recognized. Therefore the command of --then, which may contain anything, is not
+recorded.
 """
 
 import base64
@@ -14,22 +15,22 @@ from collections.abc import Sequence
 from typing import Any
 
 HIDDEN = "[secret]"
-SHORTEST_KEY = 8  # characters; shorter placeholders, such as EMPTY, may be words of any text
-WORDS = frozenset(  # a name that ends with one of these words has a secret as its value
+SHORTEST_KEY = 8  # characters; a shorter one may be a placeholder, such as EMPTY, and occur as a word in any text
+WORDS = frozenset(  # if a name ends with one of these words, its value is a secret
     (
         *("key", "token", "secret", "password", "passwd", "passphrase", "pwd", "pass", "credential", "credentials"),
         *("auth", "authorization", "bearer", "cookie", "jwt", "otp", "sas", "sig", "signature", "policy"),
         *("apikey", "accesskey", "secretkey", "accountkey", "authtoken", "accesstoken", "sharedaccesssignature"),
     )
 )
-# Words before "token" that make it a token of a text: start_val_token, eos_token, last-token
+# After these words, "token" means a token of a text: start_val_token, eos_token, last-token
 OF_TEXT = frozenset(
     (
         *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "special", "val", "validation", "train", "start", "end"),
         *("first", "last", "next", "per", "text", "image", "stop"),
     )
 )
-ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # wherever such a word is in a name
+ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # secret wherever the word is in a name
 HARMLESS = re.compile(r"[-+]?[\d_.,]{1,19}(e[-+]?\d+)?|true|false|null|none|yes|no|value|\[secret\]", re.IGNORECASE)
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s&;,'"<>#]+""")
 _NAME = re.compile(r"""(?<![\w-])-{0,2}([A-Za-z][\w.-]*)(["']?\s*[=:]\s*)|(?<!\S)--?([A-Za-z][\w-]*)\s+""")
@@ -56,7 +57,7 @@ _FORMS = re.compile(
 
 
 def redacted(text: str) -> str:
-    """Return a text with `[secret]` in place of what looks like a key, a password or a signature."""
+    """Return a text in which everything that looks like a key, a password or a signature is replaced by `[secret]`."""
     text = _hidden_values(text, _environment_keys())
     text = _FORMS.sub(HIDDEN, text)
     text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
@@ -69,51 +70,57 @@ def redacted(text: str) -> str:
 
 
 def redacted_name(name: str) -> str:
-    """Return the name of a source: a URL as `redacted`; a path of this machine stays, as it must be found again."""
+    """Return the name of a source without secrets.
+
+    Only a URL is changed. A path on this machine is not, because it is needed to find the file again.
+    """
     return redacted(name) if "://" in name else name
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
-    """Return a command line to record. Of the command of --then, only the name of its program remains."""
-    shown, before = [], ""
+    """Return a command line without secrets. The command of --then is reduced to the name of its program."""
+    shown, previous_word = [], ""
     for word in words:
         option, equals, value = word.partition("=")
-        if before == "--then":
+        if previous_word == "--then":
             shown.append(redacted_shell(word))
         elif option == "--then" and equals:
             shown.append(f"--then={redacted_shell(value)}")
         elif (
-            before.startswith("-")
-            and "=" not in before
-            and is_secret(before.lstrip("-"))
+            previous_word.startswith("-")
+            and "=" not in previous_word
+            and is_secret(previous_word.lstrip("-"))
             and not HARMLESS.fullmatch(word)
         ):
             shown.append(HIDDEN)
         else:
             shown.append(redacted(word))
-        before = word
+        previous_word = word
     return shown
 
 
 def redacted_shell(command: str) -> str:
-    """Return the program that a shell's command runs, in place of the command, which may hold a key anywhere."""
+    """Return only the program that a shell command runs, because a key may be anywhere in the rest."""
     program, *arguments = command.split() or [""]
     shown = program if re.fullmatch(r"[\w./-]+", program) else HIDDEN
     return redacted(f"{shown} {HIDDEN}" if arguments else shown)
 
 
 def redacted_json(value: Any) -> Any:
-    """Return a JSON value whose strings are `redacted`, keys of objects included."""
+    """Return a JSON value in which all strings, including the keys of objects, are `redacted`."""
     return _in_strings(value, redacted)
 
 
 def hidden_in(value: Any, key: str) -> Any:
-    """Return a text or a JSON value of a server without a key that it was sent, in whatever spelling it echoes it."""
+    """Return a server's text or JSON value without the key that it was sent.
+
+    The server may repeat the key in any spelling, such as an escaped or an encoded one.
+    """
     return _in_strings(value, lambda text: _hidden_values(text, (key,))) if len(key) >= SHORTEST_KEY else value
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether the value of an option, a setting, a variable or a part of a query is a secret, by its name."""
+    """Return whether an option, a setting, a variable or a parameter of a query is secret, judging by its name."""
     parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
     if parts[-1:] == ["token"] and not OF_TEXT.isdisjoint(parts[-2:-1]):
         return False
@@ -121,7 +128,7 @@ def is_secret(name: str) -> bool:
 
 
 def _without_values(text: str) -> str:
-    """Return a text without the values that follow telling names: `name=value`, `name: value` and `--name value`."""
+    """Return a text without the values of secret names: `name=value`, `name: value` and `--name value`."""
     parts, position = [], 0
     while match := _NAME.search(text, position):
         parts.append(text[position : match.end()])
@@ -140,11 +147,12 @@ def _is_secret_pair(match: re.Match[str], value: str) -> bool:
         return False
     if separator is None or "=" in separator or value[0] in "'\"":
         return True
-    return len(value) >= 16 or re.search(r"\d", value) is not None  # else prose, such as "OPENAI_API_KEY: not set"
+    # Any other value is prose, such as "OPENAI_API_KEY: not set".
+    return len(value) >= 16 or re.search(r"\d", value) is not None
 
 
 def _environment_keys() -> tuple[str, ...]:
-    """Return the values of this process's variables that hold keys, the longest first."""
+    """Return the values of this process's secret environment variables, the longest first."""
     values = {
         value.strip()
         for name, value in os.environ.items()
@@ -161,9 +169,10 @@ def _hidden_values(text: str, values: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _spellings(value: str) -> re.Pattern[str]:
-    r"""Return an expression of a value in each spelling of JSON, nested too, of URLs and HTML, in base64 and in hex.
+    r"""Return a regular expression that matches a value in the spellings of JSON, URLs, HTML, base64 and hex.
 
-    JSON may write "/" as `\/` and "+" as `\u002B`; in a JSON text within a string, backslashes are doubled.
+    JSON may write "/" as `\/` and "+" as `\u002B`. If a string contains a JSON text, the backslashes in it are doubled;
+    the expression also matches this.
     """
     backslashes = r"(?:\\(?:u005[cC])?)*"
     characters = []
@@ -179,15 +188,12 @@ def _spellings(value: str) -> re.Pattern[str]:
         characters.append(f"{backslashes}(?:{'|'.join(escapes)})")
     data = value.encode()
     encoded = [data.hex()]
-    for shift in range(3):  # a text around the value moves its beginning in the groups of three bytes
-        whole = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
-        inner = whole[-(-shift * 8 // 6) : len(whole) - (len(data) + shift) % 3 % 2 - ((len(data) + shift) % 3 > 0)]
+    for shift in range(3):  # base64 encodes groups of three bytes; the value may start at any position in a group
+        text = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
+        inner = text[-(-shift * 8 // 6) : len(text) - (len(data) + shift) % 3 % 2 - ((len(data) + shift) % 3 > 0)]
         encoded += [inner, inner.replace("+", "-").replace("/", "_")]
-    return re.compile(
-        "|".join(
-            ["".join(characters), *(f"(?i:{each})" if each == encoded[0] else re.escape(each) for each in encoded)]
-        )
-    )
+    patterns = [f"(?i:{text})" if text == encoded[0] else re.escape(text) for text in encoded]
+    return re.compile("|".join(["".join(characters), *patterns]))
 
 
 def _in_strings(value: Any, change: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Remote files: objects of a bucket, files on the web and on the Hugging Face hub, with every failure as one line."""
+"""Remote files: objects in a bucket, and files on the web and on the Hugging Face hub. Every failure is one line."""
 
 import base64
 import glob
@@ -21,51 +21,57 @@ from common.hub_client import hub_errors
 REMOTE = "://"
 HTTP = ("http://", "https://")
 HUB_FILES = "hf://"
-READ_AHEAD_BYTES = 1 << 22  # a unit of documents is some 16 MB
-MOST_LINKS = 100_000  # files and folders of a web server's listing
-THREADS = 16  # requests at once, each mostly waiting
+READ_AHEAD_BYTES = 1 << 22  # for comparison, a unit of documents is about 16 MB
+MOST_LINKS = 100_000  # most files and folders in the listing of a web server
+THREADS = 16  # simultaneous requests, which mostly wait
 
 
 @attrs.frozen
 class RemoteFile:
-    """A file of a server, as it was when it was looked up."""
+    """A file on a server, as it was when it was looked up."""
 
     url: str
     size_bytes: int
-    stamp: str  # changes with the content
+    stamp: str  # changes when the content changes
     e_tag: str | None = None
 
     def open(self) -> BinaryIO:
-        """Open the file for reading, by ranges. Raises BadInput, then and whenever it is not this file to its end."""
+        """Open the file for reading by ranges.
+
+        Opening and reading raise BadInput if the file cannot be read, or is not this version of it any more.
+        """
         return io.BufferedReader(_Ranges(self), READ_AHEAD_BYTES)
 
 
 def find_remote(name: str) -> dict[str, RemoteFile]:
-    """Return a URL's files, by URL: one, a glob's, or a folder's (on the web: a listing, URL/). Raises BadInput."""
+    """Return the files that a URL names, by their URLs. Raises BadInput.
+
+    The URL names a single file, a glob, or a folder. On the web, a folder ends with "/", and its page lists the files.
+    """
     if name.startswith(HUB_FILES):
         return _find_on_hub(name)
     bucket, inner = _locate(name)
     web = name.startswith(HTTP)
     magic = glob.has_magic(name.replace("?", "") if web else inner)  # a URL's ? begins its query
     if magic and not _is_there(bucket, inner):
-        folder, wanted = re.split(r"[^/]*[*?[]", name, maxsplit=1)[0], re.compile(_expression(name))
+        folder, pattern = re.split(r"[^/]*[*?[]", name, maxsplit=1)[0], re.compile(_expression(name))
     elif magic or (web and not name.endswith("/")):
         return {name: look_up_remote(name)}
     else:
-        folder, wanted = f"{name.rstrip('/')}/", re.compile(".*")
+        folder, pattern = f"{name.rstrip('/')}/", re.compile(".*")
     entries = {} if web else bucket.objects(folder.removeprefix(f"{bucket.url}/"))
     urls = _linked(folder) if web else [f"{bucket.url}/{path}" for path in entries]
-    found = [url for url in urls if wanted.fullmatch(url)]
-    if not found and not magic:
-        found = [name]
-    elif entries and not name.startswith("gs://"):  # whose lists tell no version
-        return {url: _remote_file(url, entries[url.removeprefix(f"{bucket.url}/")]) for url in found}
+    matches = [url for url in urls if pattern.fullmatch(url)]
+    if not matches and not magic:
+        matches = [name]
+    elif entries and not name.startswith("gs://"):  # Google's lists do not include versions
+        return {url: _remote_file(url, entries[url.removeprefix(f"{bucket.url}/")]) for url in matches}
     with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(found, threads.map(look_up_remote, found), strict=True))
+        return dict(zip(matches, threads.map(look_up_remote, matches), strict=True))
 
 
 def look_up_remote(url: str) -> RemoteFile:
-    """Return a file as it is now. Raises BadInput."""
+    """Return the present state of a file. Raises BadInput."""
     if url.startswith(HUB_FILES):
         with hub_errors(f"{url}: cannot be read", "read"):
             return _hub_file(url, _hub().info(url))
@@ -75,14 +81,14 @@ def look_up_remote(url: str) -> RemoteFile:
 
 def read_web_file(url: str) -> bytes:
     """Return the content of a small file on the web. Raises BadInput."""
-    found = Bucket(url).read("")
-    if found is None:
+    version = Bucket(url).read("")
+    if version is None:
         raise BadInput(f"{url}: cannot be read: not found")
-    return found.content
+    return version.content
 
 
 class _Ranges(io.RawIOBase):
-    """A remote file whose errors cannot be taken for those of a damaged file."""
+    """A remote file as a file object. Its errors are BadInput, so that they are not mistaken for a damaged file."""
 
     def __init__(self, file: RemoteFile):
         self._file, self._position = file, 0
@@ -110,7 +116,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _locate(url: str) -> tuple[Bucket, str]:
-    """Return a bucket and the name of an object in it."""
+    """Return the bucket of a URL, and the name of the object in it."""
     scheme, _, rest = url.partition(REMOTE)
     if scheme in BUCKET_SCHEMES:
         name, _, inner = rest.partition("/")
@@ -119,8 +125,8 @@ def _locate(url: str) -> tuple[Bucket, str]:
         from huggingface_hub import get_token
 
         token = get_token()
-        with hub_errors(f"{url}: cannot be read", "read"):  # which asks the hub for the commit of a revision
-            address = _hub().url(url)
+        with hub_errors(f"{url}: cannot be read", "read"):
+            address = _hub().url(url)  # this asks the hub for the commit of a revision
         return Bucket(address, {} if token is None else {"authorization": f"Bearer {token}"}), ""
     return Bucket(url), ""
 
@@ -135,19 +141,22 @@ def _is_there(bucket: Bucket, name: str) -> bool:
     return True
 
 
-def _remote_file(url: str, found: StoredObject) -> RemoteFile:
-    """Return a file with the stamp that plans have had since fsspec's clients read them."""
-    if url.startswith("gs://") and found.version is not None:
-        return RemoteFile(url, found.size_bytes, f"etag {_google_tag(int(found.version))}", found.e_tag)
-    if found.e_tag is not None:
-        tag = found.e_tag.replace('"', "")
-        return RemoteFile(url, found.size_bytes, f"{'etag' if url.startswith('az://') else 'ETag'} {tag}", found.e_tag)
-    when = format_datetime(datetime.fromtimestamp(found.written_at, timezone.utc), usegmt=True)
-    return RemoteFile(url, found.size_bytes, f"Last-Modified {when}" if found.written_at else "no tag")
+def _remote_file(url: str, entry: StoredObject) -> RemoteFile:
+    """Return a file with its stamp.
+
+    The form of the stamp is that of fsspec's clients, which earlier versions used, because existing plans contain it.
+    """
+    if url.startswith("gs://") and entry.version is not None:
+        return RemoteFile(url, entry.size_bytes, f"etag {_google_tag(int(entry.version))}", entry.e_tag)
+    if entry.e_tag is not None:
+        tag = entry.e_tag.replace('"', "")
+        return RemoteFile(url, entry.size_bytes, f"{'etag' if url.startswith('az://') else 'ETag'} {tag}", entry.e_tag)
+    written_at = format_datetime(datetime.fromtimestamp(entry.written_at, timezone.utc), usegmt=True)
+    return RemoteFile(url, entry.size_bytes, f"Last-Modified {written_at}" if entry.written_at else "no tag")
 
 
 def _google_tag(generation: int) -> str:
-    """Return the tag of Google's JSON interface: generation and metageneration (1) as a protocol buffer."""
+    """Return the tag of Google's JSON interface: the generation and the metageneration (1) as a protocol buffer."""
     digits = []
     while generation > 127:
         digits.append(generation & 127 | 128)
@@ -156,20 +165,20 @@ def _google_tag(generation: int) -> str:
 
 
 def _linked(top: str) -> Iterator[str]:
-    """Yield the URLs of the files that a web server's page lists, and those in its folders. Raises BadInput.
+    """Yield the URLs of the files that a web server's page links to, and of the files in its folders. Raises BadInput.
 
-    A page may link to the same folder many times, and a server may make up folders without an end.
+    A page may link to the same folder many times, and a server may generate an endless number of folders.
     """
-    folders, seen = [top], {top}
+    folders, visited = [top], {top}
     while folders:
         folder = folders.pop()
         text = read_web_file(folder).decode(errors="replace")
         for link in re.findall(r"""<a\s[^>]*href=["']([^"'?#]+)["']""", text, re.IGNORECASE):
             url = urljoin(folder, link)
-            if not url.startswith(folder) or url in seen:
+            if not url.startswith(folder) or url in visited:
                 continue
-            seen.add(url)
-            if len(seen) > MOST_LINKS:
+            visited.add(url)
+            if len(visited) > MOST_LINKS:
                 raise BadInput(
                     f"{top}: its pages link to more than {MOST_LINKS:,} files and folders; name a folder below it"
                 )
@@ -180,10 +189,12 @@ def _linked(top: str) -> Iterator[str]:
 
 
 def _expression(pattern: str) -> str:
-    """Return a glob as a regular expression: `*` and `?` stay in a folder, `**/` is any folders."""
-    of = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    """Convert a glob to a regular expression. `*` and `?` do not match "/", and `**/` matches any number of folders."""
+    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.findall(r"\*\*/|\*\*|\[!?[^]]+\]|.", pattern)
-    return "".join(of.get(part) or (part.replace("[!", "[^") if len(part) > 1 else re.escape(part)) for part in parts)
+    return "".join(
+        wildcards.get(part) or (part.replace("[!", "[^") if len(part) > 1 else re.escape(part)) for part in parts
+    )
 
 
 def _hub() -> Any:
@@ -196,10 +207,10 @@ def _find_on_hub(name: str) -> dict[str, RemoteFile]:
     with hub_errors(f"{name}: cannot be read", "read"):
         hub, inner = _hub(), name.removeprefix(HUB_FILES)
         if glob.has_magic(inner) and not hub.isfile(inner):
-            found = hub.glob(inner, detail=True)
+            entries = hub.glob(inner, detail=True)
         else:
-            found = hub.find(inner, detail=True) if hub.isdir(inner) else {inner: hub.info(inner)}
-        files = {f"{HUB_FILES}{path}": entry for path, entry in found.items() if entry["type"] == "file"}
+            entries = hub.find(inner, detail=True) if hub.isdir(inner) else {inner: hub.info(inner)}
+        files = {f"{HUB_FILES}{path}": entry for path, entry in entries.items() if entry["type"] == "file"}
         return {url: _hub_file(url, entry) for url, entry in files.items()}
 
 

@@ -1,8 +1,8 @@
-"""Text for people: untrusted text on one line, values and lists in errors; sizes, dollars and durations.
+"""Text for people: untrusted text on one line, values and lists in errors, sizes, dollars and durations.
 
-An amount is never shown as zero unless it is zero, and amounts that differ are never shown by one text. Dollars are
-counted here as well: a machine's price per hour times its hours. An unknown price is None, and so is what depends on
-it.
+An amount is never shown as zero unless it is zero, and different amounts are never shown as the same text. This module
+also calculates costs: a machine's price per hour times its hours. An unknown price is None, and so are all amounts that
+depend on it.
 """
 
 import difflib
@@ -12,51 +12,55 @@ from typing import Any
 
 from common.redaction import redacted
 
-LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
-QUOTED_CHARACTERS = 100  # shown of a value in an error
-BRACKET_CHARACTERS = 120  # most of a library's words in an error
+LARGEST_INTEGER = 1 << 53  # limit of options and keys, because every JSON parser is exact up to it
+QUOTED_CHARACTERS = 100  # maximum length of a value in an error
+BRACKET_CHARACTERS = 120  # maximum length of a library's message in an error
 DECIMAL, BINARY = ("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-MOST_DIGITS = 15  # that a float has
-SMALLEST = 0.005  # that two decimals show
+MOST_DIGITS = 15  # precision of a float in decimal digits
+SMALLEST = 0.005  # smallest number that does not become zero when it is rounded to two decimals
 
 
 def printable(text: str) -> str:
-    """Return untrusted text as one line: line ends, control and invisible characters and surrogates are escaped."""
+    """Return untrusted text as one line. Line ends, control characters, invisible ones and surrogates are escaped."""
     if text.isprintable():
         return text
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
 def quoted(value: Any) -> str:
-    """Return the repr of a value for an error, cut to QUOTED_CHARACTERS."""
+    """Return the repr of a value for an error, shortened to QUOTED_CHARACTERS."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply; an integer of more than 4,300 digits
+    except (RecursionError, ValueError):  # too deeply nested, or an integer of more than 4,300 digits
         return f"a {type(value).__name__} that is too large to print"
     return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}... ({len(text):,} characters)"
 
 
 def in_brackets(words: object) -> str:
-    """Return the words of a library, or of somebody's server, as " (...)" that may end an error of ours.
+    """Return the message of a library or a server as " (...)", to be appended to an error of ours.
 
-    "" unless they are one short line that needs no redaction: an error says in our words what is wrong and what to do.
+    Return "" unless the message is one short line without secrets. Our own part of the error already states what is
+    wrong and what to do.
     """
     text = str(words).strip().rstrip(".")
     is_fit = 0 < len(text) <= BRACKET_CHARACTERS and "\n" not in text and redacted(text) == text
     return f" ({printable(text)})" if is_fit else ""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return advice for an unknown word, to follow a semicolon: the closest known word, or all known words."""
-    names = sorted(known)
+def nearest(word: str, known_words: Iterable[str]) -> str:
+    """Return advice for an unknown word: the closest known word or, if none is close, all known words.
+
+    The advice is meant to follow a semicolon.
+    """
+    names = sorted(known_words)
     close = difflib.get_close_matches(word[:QUOTED_CHARACTERS], names, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
 
 
 def either(words: Iterable[str]) -> str:
     """Return "a, b or c"."""
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def integer_range(minimum: int, maximum: int) -> str:
@@ -64,19 +68,19 @@ def integer_range(minimum: int, maximum: int) -> str:
 
 
 def readable_bytes(count: float, *, binary: bool = False, digits: int = 3) -> str:
-    """Return a number of bytes in its own unit, with this many digits at least: "1.23 GB", "35.5 KB", "12 B"."""
+    """Return a number of bytes in a suitable unit, with at least this many digits: "1.23 GB", "35.5 KB", "12 B"."""
     base, units = (1024, BINARY) if binary else (1000, DECIMAL)
     value, unit = float(count), 0
     while unit < len(units) - 1 and abs(value) >= base:
         value, unit = value / base, unit + 1
     if unit == 0:
         return f"{value:,.0f} B"
-    whole = len(f"{abs(value):.0f}")
-    return f"{value:,.{max(0, digits - whole)}f} {units[unit]}"
+    integer_digits = len(f"{abs(value):.0f}")
+    return f"{value:,.{max(0, digits - integer_digits)}f} {units[unit]}"
 
 
 def distinct_bytes(*counts: float) -> list[str]:
-    """Return numbers of bytes that are compared in a message: those that differ also differ as text."""
+    """Return numbers of bytes that a message compares, with enough digits to distinguish different numbers."""
     for digits in range(3, MOST_DIGITS):
         texts = [readable_bytes(count, digits=digits) for count in counts]
         if len({*texts}) == len({*counts}):
@@ -85,12 +89,15 @@ def distinct_bytes(*counts: float) -> list[str]:
 
 
 def dollars(amount: float) -> str:
-    """Return an amount with its sign: "$1,234.50", and "$0.0042" for less than a cent."""
+    """Return an amount with a dollar sign: "$1,234.50", or "$0.0042" for less than a cent."""
     return f"${small_number(amount)}"
 
 
 def small_number(value: float) -> str:
-    """Return a number with two decimals, or if that would be zero with two digits: "12.50", "0.0042"."""
+    """Return a number with two decimals, or with two significant digits if it would be rounded to zero.
+
+    Examples: "12.50", "0.0042".
+    """
     if value == 0 or abs(value) >= SMALLEST:
         return f"{value:,.2f}"
     return f"{value:.2g}"
@@ -98,12 +105,12 @@ def small_number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a duration for people: 42s, 3m05s, 2h10m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m{total % 60:02d}s"
+    return f"{total // 3600}h{total % 3600 // 60:02d}m"
 
 
 def time_cost(seconds: float, price_per_hour: float | None) -> float | None:
@@ -112,20 +119,23 @@ def time_cost(seconds: float, price_per_hour: float | None) -> float | None:
 
 
 def paid_seconds(usd: float, price_per_hour: float) -> float:
-    """Return the seconds of a machine's time that an amount pays for: the inverse of `time_cost`."""
+    """Return how many seconds of a machine's time an amount pays for. This is the inverse of `time_cost`."""
     return usd / price_per_hour * 3600
 
 
 def dollars_of_total(amount: float, total: float) -> str:
-    """Return a part of a total for a column of parts, all with the same decimals: more for a total below a dollar."""
+    """Return an amount for a column of amounts with the same number of decimals.
+
+    There are two decimals, or four if their total is below a dollar.
+    """
     return f"${amount:,.{2 if total >= 1 else 4}f}"
 
 
 def dollars_at_most(amount: float) -> str:
-    """Return an amount rounded up: no printed cost is below the bill."""
+    """Return an amount rounded up, so that a printed cost is never below the bill."""
     return f"${math.ceil(amount * 1e4 - 1e-6) / 1e4:.4f}"
 
 
 def rough_number(value: float) -> str:
-    """Return hours or dollars of an estimate, without more digits than it deserves: "1.89", "18.9", "189"."""
+    """Return hours or dollars of an estimate with three digits, because estimates are rough: "1.89", "18.9", "189"."""
     return f"{value:,.{2 if value < 10 else int(value < 100)}f}"

@@ -1,4 +1,7 @@
-"""Web pages: templates with everything escaped; `templates/page.html` is the frame of a page that opens offline."""
+"""Web pages from templates in which everything is escaped.
+
+`templates/page.html` is the frame of a page that can be opened offline.
+"""
 
 import functools
 import math
@@ -12,13 +15,17 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 ROOT = Path(__file__).parents[1]
-# Heat map of tokens (heat.css): least nats, the negative log-probability, of the classes p1 to p8; with probabilities.
+# The heat map of tokens (heat.css) has the classes p1 to p8. These are their smallest losses in nats (negative
+# log-probabilities).
 HEAT_NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
-HEAT_LEGEND = [(bound, math.exp(-bound)) for bound in HEAT_NATS]
+HEAT_LEGEND = [(bound, math.exp(-bound)) for bound in HEAT_NATS]  # (nats, probability)
 
 
 def render(template: str, **values: Any) -> "Markup":
-    """Return a template, by its path from the root, with these values: HTML that another template takes as it is."""
+    """Render a template with these values. The template's path is relative to the repository's root.
+
+    The HTML is marked as safe, so that another template includes it without escaping it again.
+    """
     from markupsafe import Markup
 
     return Markup(_environment().get_template(template).render(**values))

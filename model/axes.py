@@ -1,8 +1,8 @@
-"""Named axes of the network's parameters: the dimensions that rows and columns stand for.
+"""Named axes of the network's parameters: what the rows and columns of each parameter stand for.
 
-A layer's weight has its outputs as rows and its inputs as columns, an embedding the other way round. From the names
-follow padded rows, first weights, weight decay, learning rates by group, and the matrices that an optimizer takes.
-Tensor shards divide some axes (TENSOR_AXES, docs/parallel.md). FSDP shards rows, whichever axis they are.
+A linear layer's weight has its outputs as rows and its inputs as columns; an embedding has it the other way round. The
+names of the axes determine padded rows, initial weights, weight decay, learning rates by group, and which matrices Muon
+trains. Tensor shards divide some axes (TENSOR_AXES, docs/parallel.md). FSDP shards rows, whatever their axis is.
 """
 
 import functools
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
-# Axes of rows, then of columns, by the last word of a layer's name. `heads`, `kv_heads`: of queries, of keys or values,
-# each as wide as `head`.
+# The axes of the rows, then of the columns, by the last word of a layer's name. `heads` are those of queries, and
+# `kv_heads` those of keys or values; every head is as wide as `head`.
 LAYERS = {
     "token_embedding": ("vocab", "embed"),
     "position_embedding": ("position", "embed"),
@@ -29,25 +29,25 @@ LAYERS = {
     **dict.fromkeys(("embedding_norm", "attention_norm", "mlp_norm", "final_norm"), ("embed",)),
 }
 EMBEDDINGS = ("token_embedding", "position_embedding")
-SHARDS = "shards."  # begins the name of a shard's parameter: its place in the process, and its plain name follow
-TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")  # that tensor shards divide; each has all of any other axis
+SHARDS = "shards."  # prefix of a shard's parameter; the shard's index in the process and the plain name follow
+TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")  # tensor shards divide these and have a full copy of all others
 
 
 class Axis(NamedTuple):
-    """Dimension of the network, and its size in a parameter."""
+    """A dimension of the network, and its size in a parameter."""
 
     name: str
     size: int
-    parts: int | None = None  # of which tensor shards have as many each: heads; None: any
+    parts: int | None = None  # units that are never split between tensor shards, such as heads; None: single rows
 
 
 @attrs.frozen(kw_only=True)
 class Axes:
-    """Axes of a parameter, whole and with the vocabulary's padding."""
+    """The axes of a complete parameter, including the padding of the vocabulary."""
 
-    rows: tuple[Axis, ...]  # several of a fused matrix, one after the other
-    columns: Axis | None  # none of a vector
-    embedding: bool  # rows are looked up
+    rows: tuple[Axis, ...]  # a fused matrix has several axes, one below the other
+    columns: Axis | None  # None for a vector
+    embedding: bool  # rows are looked up by their index
 
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Axes:
 
 
 def axes_of(name: str, config: ModelConfig) -> Axes:
-    """Return the axes of a parameter by its name in the network. Raises KeyError for a layer without a row above."""
+    """Return the axes of a parameter by its name in the network. Raises KeyError if LAYERS does not have its layer."""
     path, _, kind = name.rpartition(".")
     layer = path.rpartition(".")[2]
     rows, *columns = LAYERS[layer]
@@ -82,22 +82,26 @@ def axes_of(name: str, config: ModelConfig) -> Axes:
 
 
 class ShardRows(NamedTuple):
-    """Consecutive rows of a parameter that a tensor shard has."""
+    """Consecutive rows of a parameter in a tensor shard."""
 
-    rows: range  # of the whole parameter
-    holders: int  # consecutive shards that have the same elements
+    rows: range  # row numbers in the complete parameter
+    holders: int  # number of consecutive shards that have a copy of these rows
 
 
 @attrs.frozen(kw_only=True)
 class ShardCut:
-    """A tensor shard's part of a parameter: its rows one after the other, and of each these columns."""
+    """A tensor shard's part of a parameter: some ranges of rows, one below the other, and of each row some columns."""
 
     rows: tuple[ShardRows, ...]
     columns: range | None  # None: all
     shape: tuple[int, ...]
 
     def whole_rows(self, first: int, count: int) -> Iterator[tuple[slice, ShardRows]]:
-        """Yield each run of some of the rows: its place among these, and its rows of the whole parameter."""
+        """Map `count` rows of the shard, from `first` on, to rows of the complete parameter.
+
+        Yields a pair for each range of consecutive rows: its position within the `count` rows, and its rows in the
+        complete parameter.
+        """
         begin = 0
         for part in self.rows:
             start, stop = max(first, begin), min(first + count, begin + len(part.rows))
@@ -108,11 +112,11 @@ class ShardCut:
 
 @functools.cache
 def shard_cut(axes: Axes, shards: int, shard: int) -> ShardCut:
-    """Return the part of a parameter that one of the tensor shards has."""
-    columns, cut = None, axes.columns
+    """Return the part of a parameter that tensor shard number `shard` has."""
+    columns, column_axis = None, axes.columns
     shape = list(axes.shape)
     rows: list[ShardRows] = []
-    if cut is not None and cut.name in TENSOR_AXES and shards > 1:
+    if column_axis is not None and column_axis.name in TENSOR_AXES and shards > 1:
         shape[1] //= shards
         columns = range(shard * shape[1], (shard + 1) * shape[1])
         rows = [ShardRows(range(shape[0]), 1)]
@@ -131,15 +135,15 @@ def shard_cut(axes: Axes, shards: int, shard: int) -> ShardCut:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name in the network from that of its shard; any other name as it is."""
+    """Return a parameter's name in the unsharded network. A name without a shard's prefix is returned unchanged."""
     return name.split(".", 2)[2] if name.startswith(SHARDS) else name
 
 
 def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
-    """Return the number of a parameter's rows that a checkpoint stores: all but the vocabulary padding."""
+    """Return the number of a parameter's rows that a checkpoint stores, which is without the vocabulary's padding."""
     return config.vocab_size if axes_of(name, config).row_names == ["vocab"] else rows
 
 
 def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Cut the padding rows off a parameter: a view, of the shape that a checkpoint stores."""
+    """Return a view of a parameter without padding rows, in the shape that a checkpoint stores."""
     return value[: stored_rows(name, len(value), config)]

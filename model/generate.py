@@ -12,25 +12,26 @@ from torch import Tensor, nn
 from model.gpt import GPT, Cache, CacheGroup, KeyValueCache, ScoringCache
 from model.loss import check_finite
 
-LOGITS = "the model's logits are"  # the subject of an error
-Finish = Literal["stop", "length"]  # a token that ends texts; the most tokens
+LOGITS = "the model's logits are"  # the beginning of an error
+Finish = Literal["stop", "length"]  # a token ended the text, or the text reached its maximum length
 
 
 @attrs.frozen(kw_only=True)
 class Sampling:
     """Sampling options: how the next token is drawn from the logits."""
 
-    temperature: float = 1.0  # 0 takes the most likely token
-    top_k: int | None = None  # candidates kept; None keeps all
-    top_p: float = 1.0  # probability that the likeliest candidates have to reach; 1 keeps all
+    temperature: float = 1.0  # 0 always chooses the most likely token
+    top_k: int | None = None  # number of candidates to keep; None keeps all
+    top_p: float = 1.0  # keep the most likely candidates until their probabilities add up to this; 1 keeps all
     seed: int = 0
 
 
 def lay_out_for_generation(model: GPT) -> None:
-    """Store the wide matrices of a model on a CPU in column-major order, in place; names, shapes and values stay.
+    """Store the wide matrices of a model on a CPU in column-major order, in place.
 
-    Generating one token is a matrix-vector product, bound by memory reads, which are 1.3 times as fast this way (GPT-2
-    124M, one core of an AMD EPYC). For inference only: the order of additions changes.
+    Names, shapes and values do not change. Generating one token multiplies matrices by a vector, which is limited by
+    memory reads; they are 1.3 times as fast in this order (GPT-2 124M, one core of an AMD EPYC). Use it only for
+    inference, because it changes the order of additions.
     """
     if model.token_embedding.weight.device.type != "cpu":
         return
@@ -41,7 +42,7 @@ def lay_out_for_generation(model: GPT) -> None:
 
 
 class Prefix:
-    """Tokens of one text with their keys and values, kept between calls of `draw`, interrupted ones too."""
+    """The tokens of one text with their keys and values, kept between calls of `draw` even if one is interrupted."""
 
     def __init__(self, model: GPT):
         self.model = model
@@ -49,37 +50,42 @@ class Prefix:
         self.tokens: list[int] = []  # the first `cache.length` have keys and values
 
     def shared(self, tokens: list[int]) -> int:
-        """Return how many of the first `tokens` have keys and values here."""
-        known = zip(self.tokens[: self.cache.length], tokens, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], known))
+        """Return the number of tokens at the beginning of `tokens` whose keys and values are stored here."""
+        pairs = zip(self.tokens[: self.cache.length], tokens, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def reuse(self, tokens: list[int]) -> list[int]:
-        """Keep the longest common beginning with `tokens`, but their last one; return the rest, to be computed."""
+        """Keep what this text has in common with the beginning of `tokens`, and return the tokens still to compute.
+
+        The last token is always computed, because its logits are needed.
+        """
         self.cache.length = self.shared(tokens[:-1])
         self.tokens = [*tokens]
         return tokens[self.cache.length :]
 
 
-class Drawn(NamedTuple):
+class DrawnToken(NamedTuple):
     """A new token, and the logits that it was drawn from."""
 
     token: int
     logits: Float[Tensor, "V"]  # fp32, before temperature, top-k and top-p; on the model's device
-    finish: Finish | None  # why the text ends here; the token of a "stop" is no part of the text
+    finish: Finish | None  # why the text ends here, or None; the token of a "stop" is not part of the text
 
 
 class Drawing:
     """A text that is drawn token by token, from logits that `advance` computes.
 
-    The network sees the last `context_length` tokens, as in nanoGPT: beyond that, each token computes all of them.
+    The network sees the last `context_length` tokens, as in nanoGPT. Once the text is longer, every new token requires
+    computing all of them again.
     """
 
     def __init__(
         self, prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
     ) -> None:
-        """Begin a text of at most `count` new tokens, which a token of `stop` ends. Raises ValueError without a prompt.
+        """Start a text of at most `count` new tokens, which any token of `stop` ends.
 
-        With a used prefix, logits equal those of a new one up to rounding, as sums are taken in another order.
+        If the prefix already has tokens, the logits equal those with a new prefix except for rounding, because sums are
+        added in a different order. Raises ValueError if the prompt is empty.
         """
         if not prompt:
             raise ValueError("the prompt has no tokens")
@@ -88,25 +94,29 @@ class Drawing:
         self.generator = torch.Generator(prefix.cache.memory.device).manual_seed(sampling.seed)
         self.new = prefix.reuse(prompt[-self.context :])  # tokens to compute next
 
-    def take(self, logits: Float[Tensor, "1 V"]) -> Drawn:
-        """Return the token after `new`, whose last one has these logits. Raises ValueError as `choose`."""
+    def take(self, logits: Float[Tensor, "1 V"]) -> DrawnToken:
+        """Draw the next token from these logits, add it to the text, and return it.
+
+        `logits` are those after the last token of `new`. Raises ValueError as `choose` does.
+        """
         token, tokens = int(choose(logits.float(), self.sampling, self.generator)), self.prefix.tokens
         tokens.append(token)
         self.new = [token]
         if len(tokens) > self.context:
-            self.prefix.cache.length = 0  # each token has another position now
+            self.prefix.cache.length = 0  # every token's position has changed
             self.new = self.prefix.reuse(tokens[-self.context :])
         self.remaining -= 1
         finish: Finish | None = "stop" if token in self.stop else "length" if self.remaining == 0 else None
-        return Drawn(token, logits[0].float(), finish)
+        return DrawnToken(token, logits[0].float(), finish)
 
 
 def advance(
     drawings: Sequence[Drawing], *, most: int | None = None, all_positions: bool = False
 ) -> Float[Tensor, "N V"]:
-    """Compute new tokens of several texts in one forward pass, `most` of each; return logits after the last of each.
+    """Run one forward pass over the new tokens of several texts, and return the logits after the last token of each.
 
-    `all_positions`: of one text, the logits after each of the tokens, (T, V).
+    At most `most` tokens of each text are computed. With `all_positions`, which allows only one text, the logits after
+    each of its tokens are returned, (T, V).
     """
     parts = [drawing.new[:most] for drawing in drawings]
     caches = [drawing.prefix.cache for drawing in drawings]
@@ -121,32 +131,32 @@ def advance(
 @torch.inference_mode()
 def draw(
     prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
-) -> Iterator[Drawn]:
-    """Yield the new tokens of one text, the one that ends it as well; the arguments are those of `Drawing`.
+) -> Iterator[DrawnToken]:
+    """Yield the new tokens of one text, including a token of `stop` that ends it. `Drawing` explains the arguments.
 
-    Raises ValueError when the prompt is empty, or the logits are not finite.
+    Raises ValueError if the prompt is empty or a logit is not finite.
     """
     prefix.model.eval()
     drawing = Drawing(prefix, prompt, count, sampling, stop)
     while drawing.remaining:
-        drawn = drawing.take(advance([drawing]))
-        yield drawn
-        if drawn.finish == "stop":
+        token = drawing.take(advance([drawing]))
+        yield token
+        if token.finish == "stop":
             return
 
 
 def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "B 1"]:
-    """Return one token id for each row of logits. Raises ValueError when a logit is not finite."""
+    """Return one token id for each row of logits. Raises ValueError if a logit is not finite."""
     check_finite(logits, LOGITS)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if sampling.top_k is not None:
-        kept = min(sampling.top_k, logits.shape[-1])
-        threshold = logits.topk(kept, dim=-1).values[:, -1:]
+        candidates = min(sampling.top_k, logits.shape[-1])
+        threshold = logits.topk(candidates, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
     if sampling.top_p < 1:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        spare = ordered.cumsum(dim=-1) - ordered >= sampling.top_p  # likelier ones reach it already
-        probabilities = probabilities.masked_fill(spare.scatter(1, order, spare), 0.0)
+        removed = ordered.cumsum(dim=-1) - ordered >= sampling.top_p  # more likely tokens already add up to top_p
+        probabilities = probabilities.masked_fill(removed.scatter(1, order, removed), 0.0)
     return torch.multinomial(probabilities, num_samples=1, generator=generator)

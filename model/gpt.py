@@ -1,12 +1,14 @@
 """Decoder-only transformer: token ids in, next-token logits out.
 
-Pre-norm blocks with fused queries, keys and values. By default GPT-2 (Radford et al. 2019, OpenAI's released code); the
-options of ModelConfig choose other parts, once, at construction.
+The network has pre-norm blocks with fused queries, keys and values. By default it is GPT-2 (Radford et al. 2019,
+OpenAI's released code); the options of ModelConfig replace parts of it when it is constructed.
+
 `Block.forward` and `GPT.hidden` are the only description of the network's computation. Tensor shards (model/shards.py)
 run the same two functions on layers that exchange their results. Therefore these functions only call layers, and add
 or multiply the results.
-B micro-batch, T tokens, C embedding width, H heads, K heads of keys and values, D head width (C = H * D), V vocabulary,
-S tokens seen so far.
+
+B micro-batch, T tokens, C embedding width, H heads, K key-value heads, D head width (C = H * D), V vocabulary, S tokens
+seen so far.
 """
 
 import math
@@ -29,27 +31,27 @@ INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
 
 
 class HeadOptions(NamedTuple):
-    """Options of the output head: from its products to logits."""
+    """Options of the output head: how its matrix product becomes logits."""
 
-    vocabulary_size: int  # rows of its weight beyond are padding
-    softcap: float | None = None  # c: logits are c tanh(z / c)
+    vocabulary_size: int  # further rows of the weight are padding
+    softcap: float | None = None  # a number c: each logit z becomes c tanh(z / c)
 
 
 class Pieces(NamedTuple):
     """The residual stream in tensor shards (model/shards.py): a piece of each sequence for each shard of this process.
 
-    Pieces are added and multiplied as tensors are, so that `Block.forward` and `GPT.hidden` describe both. They are a
-    tuple because PyTorch looks into tuples for the tensors that a module takes and returns, as FSDP does for its hooks.
+    Pieces can be added and multiplied like tensors, so `Block.forward` and `GPT.hidden` work with both. They are a
+    tuple because PyTorch, for example in FSDP's hooks, looks into tuples for a module's input and output tensors.
     """
 
     tensors: tuple[Float[Tensor, "B _ C"], ...]
-    first_seed: int = 0  # from which the dropout masks of this pass follow
+    first_seed: int = 0  # determines the dropout masks of this pass
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Pieces":
         return Pieces(tuple(function(tensor) for tensor in self.tensors), self.first_seed)
 
-    def __add__(self, other: "Pieces") -> "Pieces":  # type: ignore[override]  # a tuple's own would append
-        pairs = zip(self.tensors, other.tensors, strict=True)
+    def __add__(self, addends: "Pieces") -> "Pieces":  # type: ignore[override]  # a tuple's __add__ would append
+        pairs = zip(self.tensors, addends.tensors, strict=True)
         return Pieces(tuple(piece + addend for piece, addend in pairs), self.first_seed)
 
     def __mul__(self, factor: float | Tensor) -> "Pieces":  # type: ignore[override]
@@ -64,12 +66,12 @@ class Pieces(NamedTuple):
 
 
 class KeyValueCache:
-    """Keys and values of the tokens seen so far: generation computes each token once."""
+    """Keys and values of the tokens seen so far, so that generation computes each token only once."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device):
         shape = (2, config.n_layers, batch_size, config.kv_heads, config.context_length, config.head_width)
         self.memory = torch.empty(shape, device=device)  # (2, L, B, K, T, D)
-        self.length = 0  # tokens seen; advanced by `finish`, after the last block
+        self.length = 0  # number of tokens seen; `finish` advances it after the last block
 
     def positions(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "T"]:
         return torch.arange(self.length, self.length + tokens.shape[1], device=tokens.device)
@@ -77,21 +79,21 @@ class KeyValueCache:
     def attend(
         self, layer: int, queries: Float[Tensor, "B H T D"], keys: Float[Tensor, "B K T D"], values: Tensor
     ) -> Float[Tensor, "B H T D"]:
-        """Append a layer's new keys and values; return the attention of the new queries to all of them."""
+        """Append a layer's new keys and values, and return the attention of the new queries to all tokens."""
         end = self.length + keys.shape[2]
         self.memory[0, layer, :, :, self.length : end] = keys
         self.memory[1, layer, :, :, self.length : end] = values
         keys, values = self.memory[0, layer, :, :, :end], self.memory[1, layer, :, :, :end]
-        return attend(queries, keys, values, seen=self.length)
+        return attend(queries, keys, values, past_length=self.length)
 
     def finish(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B 1 C"]:
-        """Count new tokens as seen; return the last one of `x`: the others have their next token already."""
+        """Count the new tokens as seen. Return the last position of `x`, the only one whose next token is unknown."""
         self.length += x.shape[1]
         return x[:, -1:]
 
 
 class CacheGroup:
-    """Caches of T texts, each of batch size 1, that each get one new token: together these are a batch of one row."""
+    """The caches of T texts, each of batch size 1. Each text gets one new token; together these form one row."""
 
     def __init__(self, caches: list[KeyValueCache]):
         self.caches = caches
@@ -102,25 +104,25 @@ class CacheGroup:
     def attend(
         self, layer: int, queries: Float[Tensor, "1 H T D"], keys: Float[Tensor, "1 K T D"], values: Tensor
     ) -> Float[Tensor, "1 H T D"]:
-        """Append a new key and value to each text; return the attention of each query to its own text."""
-        new = zip(self.caches, *(part.split(1, dim=2) for part in (queries, keys, values)), strict=True)
-        return torch.cat([cache.attend(layer, *parts) for cache, *parts in new], dim=2)
+        """Append a new key and value to each text, and return the attention of each query to its text."""
+        texts = zip(self.caches, *(part.split(1, dim=2) for part in (queries, keys, values)), strict=True)
+        return torch.cat([cache.attend(layer, *parts) for cache, *parts in texts], dim=2)
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Count the new tokens as seen; return `x` as it is."""
+        """Count the new tokens as seen, and return `x` unchanged."""
         for cache in self.caches:
             cache.length += 1
         return x
 
 
 class ScoringCache:
-    """One text's cache, with which the logits after each new token are computed, not only those after the last."""
+    """The cache of one text that is scored: logits are computed after every new token, not only after the last one."""
 
     def __init__(self, cache: KeyValueCache):
         self.positions, self.attend, self.finish_last = cache.positions, cache.attend, cache.finish
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Count the new tokens as seen; return `x` as it is."""
+        """Count the new tokens as seen, and return `x` unchanged."""
         self.finish_last(x)
         return x
 
@@ -142,7 +144,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.emb_dim, config.qkv_width, bias=config.qkv_bias)
         self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
-        # A number of Python would be a constant of the compiled block: one graph a layer.
+        # A Python number would be a constant of the compiled block, so every layer would need its own graph.
         inverse_layer = torch.tensor(1 / (layer + 1), device="cpu") if config.scale_attention_by_inverse_layer else None
         self.register_buffer("inverse_layer", inverse_layer, persistent=False)
         self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
@@ -158,7 +160,7 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
 
     def split(self, fused: Float[Tensor, "B T _"], rotation: Rotation) -> list[Float[Tensor, "B _ T D"]]:
-        """Return queries (B, H, T, D), keys and values (B, K, T, D), normed and rotated as configured."""
+        """Return queries (B, H, T, D), keys and values (B, K, T, D), normalized and rotated as configured."""
         width = fused.shape[-1] // sum(self.heads)
         parts = fused.split([count * width for count in self.heads], dim=-1)
         queries, keys, values = [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]  # views, no copies
@@ -171,7 +173,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward layer: linear, activation, linear. A gate is activated, and multiplied with the first."""
+    """Feed-forward layer: linear, activation, linear. With a gate, the activated gate multiplies the first product."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -188,7 +190,7 @@ class MLP(nn.Module):
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each head's queries or keys: in fp32, returned in their precision."""
+    """RMSNorm of the queries or keys of each head, computed in fp32 and returned in the input's precision."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.head_width, config.norm_eps, config.norm_gain)
@@ -198,7 +200,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then MLP, each behind a norm and added to the residual stream."""
+    """Transformer block: attention, then MLP. Each has a norm before it and is added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -215,7 +217,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token embedding and positions, blocks, final norm, output head. Embedding rows from `vocab_size` on stay zero."""
+    """The network: token embedding and positions, blocks, final norm, output head.
+
+    Rows of the embedding from `vocab_size` on are padding, and stay zero.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -231,9 +236,10 @@ class GPT(nn.Module):
         self.head = None if config.tie_weights else nn.Linear(config.emb_dim, config.padded_vocab_size, bias=False)
 
     def forward(self, tokens: Int[Tensor, "B T"], cache: Cache | None = None) -> Float[Tensor, "B _ V"]:
-        """Return logits of the token after each of `tokens`, (B, T, V).
+        """Return the logits of the next token after each of `tokens`, (B, T, V).
 
-        With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
+        With a cache, `tokens` continue the tokens that it has seen, and only the logits after the last token are
+        computed, (B, 1, V).
         """
         hidden: Any = self.hidden(tokens, cache)
         return output_logits(hidden, self.output_weight(), self.head_options)
@@ -241,7 +247,10 @@ class GPT(nn.Module):
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
     ) -> Stream:
-        """Return the head's input (B, T, C), of the last token with a cache; `recompute`: how to run a block."""
+        """Return the input of the output head, (B, T, C); with a cache, only that of the last token, (B, 1, C).
+
+        `recompute` runs a block with activation checkpointing. Without it, blocks are simply called.
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
         if self.position_embedding is None:
@@ -256,14 +265,14 @@ class GPT(nn.Module):
         return self.final_norm(x)
 
     def output_weight(self) -> Float[Tensor, "_ C"]:
-        """Return the output head's weight (padded V, C): its own, or the token embedding where they are tied."""
+        """Return the output head's weight, (padded V, C), which is the token embedding if they are tied."""
         return self.token_embedding.weight if self.head is None else self.head.weight
 
 
 def output_logits(
     hidden: Float[Tensor, "*B C"], weight: Float[Tensor, "_ C"], options: HeadOptions
 ) -> Float[Tensor, "*B V"]:
-    """Return the output head's logits, (..., V); those of a softcap in fp32."""
+    """Return the output head's logits, (..., V). With a softcap, they are in fp32."""
     logits = F.linear(hidden, weight)[..., : options.vocabulary_size]
     return logits if options.softcap is None else options.softcap * torch.tanh(logits.float() / options.softcap)
 
@@ -280,40 +289,43 @@ def attend(
     keys: Float[Tensor, "B K S D"],
     values: Tensor,
     drop_rate: float = 0.0,
-    seen: int = 0,
+    past_length: int = 0,
 ) -> Float[Tensor, "B H T D"]:
-    """Return causal attention; the first query is that of the token after `seen` others."""
+    """Return causal attention. `past_length` is the number of tokens before the first query."""
     keys, values = repeat_heads(keys, queries.shape[1]), repeat_heads(values, queries.shape[1])
-    if not seen:
+    if not past_length:
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)
-    mask = None  # is_causal would have the first new token see the first one alone
+    mask = None  # with is_causal, the first new token would see only the first token of the text
     if queries.shape[2] > 1:
-        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(seen)
+        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(past_length)
     return F.scaled_dot_product_attention(queries, keys, values, mask)
 
 
 def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:
-    """Return keys or values for H query heads, (B, H, S, D): copied, as few fused kernels take grouped heads."""
+    """Return keys or values for H query heads, (B, H, S, D): copies, because few fused kernels take grouped heads."""
     times = heads // x.shape[1]
     return x if times == 1 else x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 
 def rotation_at(positions: Int[Tensor, "T"], config: ModelConfig) -> Float[Tensor, "2 T _"]:
-    """Return the rotation of some positions in fp32: one angle for each pair of a head's elements."""
+    """Return the rotation at some positions, in fp32: one angle for each pair of a head's elements."""
     pairs = torch.arange(0, config.head_width, 2, device=positions.device).float() / config.head_width  # (D / 2,)
     angles = torch.outer(positions.float(), 1.0 / config.rope_base**pairs)  # (T, D / 2)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def rotate(x: Float[Tensor, "B H T D"], rotation: Float[Tensor, "2 T _"]) -> Float[Tensor, "B H T D"]:
-    """Return queries or keys rotated by +angle, as Llama does: element i and i + D / 2 are a pair. In fp32 inside."""
+    """Return queries or keys rotated by the positive angle; elements i and i + D / 2 are a pair, as in Llama.
+
+    The rotation is computed in fp32 and returned in the input's precision.
+    """
     cosine, sine = rotation
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Set the weights of a network in the memory of one device to their initial values."""
+    """Set the weights of a network to their initial values. The network must be on one device, without shards."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, values in initial_weights(model, seed):
@@ -321,12 +333,13 @@ def initialize(model: GPT, seed: int) -> None:
 
 
 def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the initial values of each parameter, whole, on the CPU, one at a time; of the model only shapes are used.
+    """Yield the name and the complete initial value of each parameter, one at a time, on the CPU.
 
-    As in GPT-2: normal, residual projections scaled by 1/sqrt(2 L), biases zero. `zero_init_projections` and
-    `zero_init_head` set residual projections and the head to zero.
+    The initialization is GPT-2's: normally distributed, residual projections scaled by 1/sqrt(2 L), biases zero.
+    `zero_init_projections` and `zero_init_head` set residual projections and the head to zero instead.
 
-    Draws from a generator of its own in this order: the values are the same on every machine and rank.
+    Only the shapes of the model's parameters are used. All values come from one separate generator in this order, so
+    they are the same on every machine and rank.
     """
     generator, config = torch.Generator().manual_seed(seed), model.config
     for name, parameter in model.named_parameters():
@@ -334,14 +347,14 @@ def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
         if values.dim() > 1:
             nn.init.normal_(values, std=_initial_std(name, config), generator=generator)
         else:
-            values.fill_(0.0 if name.endswith("bias") else 1.0)  # else a norm's gain
+            values.fill_(0.0 if name.endswith("bias") else 1.0)  # a vector that is not a bias is a norm's gain
         values[len(unpadded(name, values, config)) :] = 0.0
         yield name, values
 
 
 def _initial_std(name: str, config: ModelConfig) -> float:
     axes = axes_of(name, config)
-    if axes.row_names == ["embed"]:  # back to the residual stream
+    if axes.row_names == ["embed"]:  # this layer's output is added to the residual stream
         return 0.0 if config.zero_init_projections else INITIAL_STD / math.sqrt(2 * config.n_layers)
     if axes.row_names == ["vocab"] and not axes.embedding and config.zero_init_head:
         return 0.0

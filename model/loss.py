@@ -1,6 +1,6 @@
-"""Training loss: cross-entropy of the next token, in nats per token, fp32 whatever the precision.
+"""Training loss: cross-entropy of the next token in nats per token, always in fp32.
 
-B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the output weight, V or more.
+B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the output weight (V or more).
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from model.gpt import GPT, HeadOptions, output_logits
 
 
 class NextTokenLoss(nn.Module):
-    """Network and loss as one module: DDP or FSDP wraps it, a training step calls it.
+    """The network and its loss as one module, which DDP or FSDP wraps and a training step calls.
 
-    `recompute_blocks`: activation checkpointing, block by block: in training only the input of each block is kept.
-    `chunks`: above 1, logits of one chunk of the tokens at a time, recomputed in the backward pass.
+    `recompute_blocks` turns on activation checkpointing: in training, only the input of each block is kept. If `chunks`
+    is above 1, logits are computed for one chunk of the tokens at a time, and again in the backward pass.
     """
 
     def __init__(self, network: Any, *, recompute_blocks: bool = False, chunks: int = 1):
         super().__init__()
-        self.network: GPT = network  # or one with its interface, in tensor shards
+        self.network: GPT = network  # or a ShardedGPT, which has the same interface
         keep_rng = network.config.drop_rate > 0
         recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=keep_rng)
         self.recompute_blocks = recompute_blocks
@@ -35,9 +35,10 @@ class NextTokenLoss(nn.Module):
         self._sequence_losses = sequence_losses
 
     def compile_head(self, **options: Any) -> None:
-        """Compile output head and loss as one graph, in place, as nn.Module.compile does with a module.
+        """Compile the output head and the loss as one graph, in place, as nn.Module.compile does with a module.
 
-        The graph never has fp32 logits in memory, nor their gradient twice, with and without the vocabulary's padding.
+        The compiled graph never stores fp32 logits, and it does not store their gradient twice (with and without the
+        vocabulary's padding).
         """
         self._head_loss = torch.compile(self._head_loss, **options)
         self._sequence_losses = torch.compile(self._sequence_losses, **options)
@@ -50,7 +51,10 @@ class NextTokenLoss(nn.Module):
         *,
         by_sequence: bool = False,
     ) -> Float[Tensor, "*B"]:
-        """Return the mean loss over B * T targets, each times its weight; or by sequence, (B,), not for training."""
+        """Return the mean loss over B * T targets, each multiplied by its weight.
+
+        With `by_sequence`, return the mean loss of each sequence, (B,); this is not meant for training.
+        """
         hidden: Any = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
         if by_sequence:
             return self._loss_by_sequence(hidden, targets, token_weights)
@@ -69,7 +73,7 @@ class NextTokenLoss(nn.Module):
     def _loss_in_chunks(
         self, hidden: Float[Tensor, "N C"], targets: Int[Tensor, "N"], factors: Float[Tensor, "N"] | None
     ) -> Float[Tensor, ""]:
-        """Return the mean loss; only one chunk's logits are in memory, and the backward pass computes them again."""
+        """Return the mean loss, with the logits of only one chunk in memory; the backward pass computes them again."""
         total, chunks = torch.zeros((), device=hidden.device), hidden.chunk(self.chunks)
         chunks_of_factors = [None] * len(chunks) if factors is None else factors.chunk(self.chunks)
         for part, ids, weights in zip(chunks, targets.chunk(self.chunks), chunks_of_factors, strict=True):
@@ -81,7 +85,7 @@ class NextTokenLoss(nn.Module):
     def _loss_by_sequence(
         self, hidden: Float[Tensor, "B T C"], targets: Int[Tensor, "B T"], factors: Float[Tensor, "B T"] | None
     ) -> Float[Tensor, "B"]:
-        """Return the mean loss of each sequence; only the logits of one chunk of the sequences are in memory."""
+        """Return the mean loss of each sequence, with the logits of only one chunk of the sequences in memory."""
         weight, options = self.network.output_weight(), self.network.head_options
         rows = [None] * targets.shape[0] if factors is None else factors.chunk(self.chunks)
         parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), rows, strict=False)
@@ -95,7 +99,10 @@ def head_loss(
     options: HeadOptions,
     reduction: str,
 ) -> Float[Tensor, "*N"]:
-    """Return the cross-entropy from the output head's input; `reduction` as torch.nn.functional.cross_entropy's."""
+    """Return the cross-entropy from the input of the output head.
+
+    `reduction` is that of torch.nn.functional.cross_entropy.
+    """
     return token_losses(output_logits(hidden, weight, options), targets, reduction)
 
 
@@ -106,7 +113,7 @@ def sequence_losses(
     options: HeadOptions,
     factors: Float[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B"]:
-    """Return the mean loss of each sequence, that of each target times its factor."""
+    """Return the mean loss of each sequence. The loss of each target is multiplied by its factor."""
     losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), options, "none").view(targets.shape)
     return (losses if factors is None else losses * factors).mean(dim=1)
 
@@ -114,14 +121,14 @@ def sequence_losses(
 def token_losses(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], reduction: str = "none"
 ) -> Float[Tensor, "*N"]:
-    """Return the loss of each target under its row of logits, in nats and fp32, or their mean or sum.
+    """Return the loss of each target, given its row of logits, in nats and fp32; or the mean or sum of these losses.
 
-    Training and every measurement of a model's loss compute it here; `reduction` is that of cross_entropy in torch.
+    Training and every measurement of a model's loss use this function. `reduction` is that of torch's cross_entropy.
     """
     return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
 
 def check_finite(values: Tensor, subject: str) -> None:
-    """Raise ValueError if a loss or logit is not finite. `subject`: what the values are, with its verb."""
+    """Raise ValueError if a loss or logit is not finite. The error begins with `subject`, such as "the loss is"."""
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"{subject} not finite: the weights are damaged, or training diverged")

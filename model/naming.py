@@ -1,7 +1,8 @@
-"""Plain state dicts, under our names: from other programs' GPT-2 state dicts, and into a network.
+"""Convert other programs' GPT-2 state dicts to plain ones, which use our names, and load plain ones into a network.
 
-Reads the names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch (those of
-Raschka's book), with any prefix of a wrapper (DDP, torch.compile, a model class).
+The names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch (those of Raschka's
+book) are recognized, with any prefix that a wrapper adds (DDP, torch.compile, a model class).
+
 C embedding width, L layers, T context length, V vocabulary size.
 """
 
@@ -19,45 +20,45 @@ PARAMETER = re.compile(
     r"(?:(?:h|trf_blocks|blocks)\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<leaf>weight|bias|scale|shift|[gbw]))?"
 )
 LEAVES = {"scale": "weight", "g": "weight", "w": "weight", "shift": "bias", "b": "bias", None: "weight"}
-# Our module -> its name in Hugging Face, nanoGPT and, with slashes for dots, OpenAI.
+# Our module -> its name in Hugging Face, nanoGPT and, with slashes instead of dots, OpenAI
 HUGGING_FACE = {
     **{"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.output": "attn.c_proj"},
     **{"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
     **{"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f", "head": "lm_head"},
 }
-# Another program's module -> ours.
+# Another program's module -> our module
 MODULES = {
     **{theirs: ours for ours, theirs in HUGGING_FACE.items()},
     **{"norm1": "attention_norm", "att.out_proj": "attention.output"},
     **{"norm2": "mlp_norm", "ff.layers.0": "mlp.up", "ff.layers.2": "mlp.down"},
     **{"tok_emb": "token_embedding", "pos_emb": "position_embedding", "out_head": "head"},
 }
-BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; of the first, the leaf is called bias
+BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; the first one's full name is attn.bias
 GPJT_QKV = ("att.W_query", "att.W_key", "att.W_value")  # in the order of attention.qkv
 BLOCK_PARTS = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.up", "mlp.down")
 PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 
 
 def is_nanogpt(state: dict[str, Tensor]) -> bool:
-    """Tell whether weights are nanoGPT's: Hugging Face's names, but the layout of nn.Linear."""
+    """Return whether weights are nanoGPT's, which have Hugging Face's names but the layout of nn.Linear."""
     return any(
         name.endswith("attn.c_attn.weight") and value.shape[0] > value.shape[-1] for name, value in state.items()
     )
 
 
 def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tensor]:
-    """Convert a state dict under any of these names to a plain one, in fp32.
+    """Convert a state dict with any of these names to a plain one, in fp32.
 
-    A head that is `tied`, or equals the token embedding, is dropped; if only the head is stored, as by nanoGPT, which
-    always ties them, it becomes the embedding. Raises ValueError naming an unknown or missing parameter, and for a
-    `tied` head that differs from the embedding.
+    The output head is dropped if it is `tied` or equals the token embedding. If only the head is stored, as nanoGPT
+    does, which always ties them, it becomes the embedding. Raises ValueError if a parameter is unknown or missing, and
+    if a `tied` head differs from the embedding.
     """
     plain: dict[str, Tensor] = {}
     for name, value in state.items():
-        place = _place(name)
-        if place is not None:
+        our_name = _our_name(name)
+        if our_name is not None:
             # OpenAI's projections are convolutions of width 1: (1, in, out)
-            plain[place] = (value[0] if value.dim() == 3 and value.shape[0] == 1 else value).float()
+            plain[our_name] = (value[0] if value.dim() == 3 and value.shape[0] == 1 else value).float()
     for layer in range(_layers(plain)):
         _join(plain, f"blocks.{layer}")
     _transpose(plain)
@@ -65,7 +66,7 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
     stored_once = embedding is None and is_nanogpt(state)
     same = head is not None and embedding is not None and torch.equal(head, embedding)
     if tied and not same and head is not None and embedding is not None:
-        raise ValueError("its configuration ties head and token embedding, but its weights have two that differ")
+        raise ValueError("its configuration ties the output head to the token embedding, but their weights differ")
     if head is not None and (tied or stored_once or same):
         plain.setdefault("token_embedding.weight", plain.pop("head.weight"))
     _complete(plain)
@@ -73,7 +74,7 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
 
 
 def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh") -> ModelConfig:
-    """Return the configuration of a plain state dict's network. Raises ValueError where `heads` does not divide C."""
+    """Return the configuration of the network of a plain state dict. Raises ValueError if `heads` does not divide C."""
     vocabulary, width = plain["token_embedding.weight"].shape
     return ModelConfig(
         vocab_size=vocabulary,
@@ -89,51 +90,58 @@ def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh
 
 
 def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
-    """Load a plain state dict into a model on one device. Raises ValueError for a parameter that does not fit."""
+    """Load a plain state dict into a model on one device. Raises ValueError if a parameter does not fit."""
     parameters = dict(model.named_parameters())
     for name in sorted(parameters.keys() ^ state.keys()):
         raise ValueError(f"parameter {name} is {'missing' if name in parameters else 'unknown'}")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            stored, given = unpadded(name, parameter, model.config), state[name]
-            if given.shape != stored.shape:
-                raise ValueError(f"parameter {name}: got shape {tuple(given.shape)}, wanted {tuple(stored.shape)}")
-            parameter.zero_()  # the vocabulary padding
-            stored.copy_(given)
+            target, source = unpadded(name, parameter, model.config), state[name]
+            if source.shape != target.shape:
+                raise ValueError(f"parameter {name}: got shape {tuple(source.shape)}, wanted {tuple(target.shape)}")
+            parameter.zero_()  # for the padding of the vocabulary
+            target.copy_(source)
 
 
-def _place(name: str) -> str | None:
-    """Return our name of a parameter (before _join); None for a buffer. Raises ValueError for an unknown one."""
+def _our_name(name: str) -> str | None:
+    """Return our name of a parameter, with gpjt's separate queries, keys and values; None for a buffer.
+
+    Raises ValueError if the parameter is unknown.
+    """
     wrapper = WRAPPERS.match(name)
     inner = name[wrapper.end() :] if wrapper else name
-    found = PARAMETER.fullmatch(re.sub(r"^h(\d)", r"h.\1", inner.replace("/", ".")))
-    assert found is not None  # its module takes anything
-    module = found["module"]
+    match = PARAMETER.fullmatch(re.sub(r"^h(\d)", r"h.\1", inner.replace("/", ".")))
+    assert match is not None  # the group `module` matches any text
+    module = match["module"]
     if module in BUFFERS:
         return None
-    known = MODULES.get(module, module)
-    if known not in (*HUGGING_FACE, *GPJT_QKV):
-        raise ValueError(f"parameter {name} is none of GPT-2's")
-    prefix = "" if found["layer"] is None else f"blocks.{found['layer']}."
-    return f"{prefix}{known}.{LEAVES.get(found['leaf'], found['leaf'])}"
+    our_module = MODULES.get(module, module)
+    if our_module not in (*HUGGING_FACE, *GPJT_QKV):
+        raise ValueError(f"parameter {name} does not belong to a GPT-2")
+    prefix = "" if match["layer"] is None else f"blocks.{match['layer']}."
+    return f"{prefix}{our_module}.{LEAVES.get(match['leaf'], match['leaf'])}"
 
 
 def _layers(plain: dict[str, Tensor]) -> int:
-    numbers = {int(found[1]) for name in plain if (found := re.match(r"blocks\.(\d+)\.", name))}
+    numbers = {int(match[1]) for name in plain if (match := re.match(r"blocks\.(\d+)\.", name))}
     return max(numbers) + 1 if numbers else 0
 
 
 def _join(plain: dict[str, Tensor], block: str) -> None:
+    """Join gpjt's queries, keys and values of a block to one parameter, in place."""
     for leaf in ("weight", "bias"):
         parts = [plain.pop(f"{block}.{name}.{leaf}") for name in GPJT_QKV if f"{block}.{name}.{leaf}" in plain]
         if len(parts) == len(GPJT_QKV):
             plain[f"{block}.attention.qkv.{leaf}"] = torch.cat(parts)
         elif parts:
-            raise ValueError(f"{block}: got {len(parts)} of the three {leaf}s of queries, keys and values")
+            raise ValueError(f"{block}: got only {len(parts)} of the three {leaf} tensors of queries, keys and values")
 
 
 def _transpose(plain: dict[str, Tensor]) -> None:
-    """Transpose projections stored as (in, out) to nn.Linear's layout, detected by the shape of the widest one."""
+    """Transpose projections that are stored as (in, out) to nn.Linear's layout.
+
+    The shape of queries, keys and values, the widest projection, shows how they are stored.
+    """
     widest = plain.get("blocks.0.attention.qkv.weight")
     if widest is None or widest.dim() != 2 or widest.shape[0] > widest.shape[1]:
         return
@@ -143,12 +151,12 @@ def _transpose(plain: dict[str, Tensor]) -> None:
 
 
 def _complete(plain: dict[str, Tensor]) -> None:
-    """Add zeros for biases that nanoGPT may omit; raise ValueError for a missing weight."""
-    wanted = [f"blocks.{layer}.{part}" for layer in range(_layers(plain)) for part in BLOCK_PARTS]
-    for module in ("token_embedding", "position_embedding", *wanted, "final_norm"):
+    """Add zeros for biases that nanoGPT may omit. Raises ValueError if a weight is missing."""
+    block_modules = [f"blocks.{layer}.{part}" for layer in range(_layers(plain)) for part in BLOCK_PARTS]
+    for module in ("token_embedding", "position_embedding", *block_modules, "final_norm"):
         if f"{module}.weight" not in plain:
             raise ValueError(f"parameter {module}.weight is missing")
         if not module.endswith(("embedding", "attention.qkv")) and f"{module}.bias" not in plain:
             plain[f"{module}.bias"] = torch.zeros(plain[f"{module}.weight"].shape[0])
-    if not wanted:
-        raise ValueError("it has no block")
+    if not block_modules:
+        raise ValueError("the network has no blocks")

@@ -1,6 +1,6 @@
 """Training loss of a network in tensor shards, each of which has some rows of the output head's weight.
 
-N tokens of a chunk, S shards, L of them in this process, C width, V vocabulary, R = V / S with its padding.
+N tokens of a chunk, S shards, L of them in this process, C width, V vocabulary, R = V / S including padding.
 """
 
 from functools import partial
@@ -17,15 +17,15 @@ from model.gpt import HeadOptions, Pieces, output_logits
 from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardExchange, ordered_sum
 
-PADDING_LOGIT = -1e30  # of rows beyond the vocabulary: no probability, and no NaN where a shard has no others
-IGNORED = -100  # target that another shard has
-SHARDED_HEAD_OPTIONS = ("vocabulary_size", "softcap")  # those of HeadOptions that shard_losses computes
+PADDING_LOGIT = -1e30  # of rows beyond the vocabulary: no probability, and no NaN if a shard has only padding
+IGNORED = -100  # stands for a target that another shard has
+SHARDED_HEAD_OPTIONS = ("vocabulary_size", "softcap")  # the HeadOptions that shard_losses can compute
 
 
 class ShardedLoss(NextTokenLoss):
-    """Network in shards, and loss, as one module; each process returns the loss of all shards.
+    """A network in shards and its loss as one module. Every process returns the loss over all shards.
 
-    Chunks are of tokens, whose losses are joined before their mean is taken.
+    A chunk is a part of the tokens. The losses of all chunks are joined before the mean is computed.
     """
 
     network: Any
@@ -37,7 +37,7 @@ class ShardedLoss(NextTokenLoss):
             if name not in SHARDED_HEAD_OPTIONS and value != HeadOptions._field_defaults.get(name):
                 raise BadInput(
                     f"tensor_parallel: got {network.exchange.shards} shards of a network whose head has {name} "
-                    f"{value!r}, which shard_losses in model/sharded_loss.py does not compute: set tensor_parallel to 1"
+                    f"{value!r}, which shard_losses in model/sharded_loss.py does not compute; set tensor_parallel to 1"
                 )
 
     def _loss(self, hidden: Any, targets: Int[Tensor, "N"], reduction: str) -> Float[Tensor, "*N"]:
@@ -57,7 +57,7 @@ class ShardedLoss(NextTokenLoss):
         return (losses if factors is None else losses * factors).mean(dim=1)
 
     def _losses_in_chunks(self, hidden: Pieces, targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Return the loss of each token. In training, the backward pass computes a chunk's logits again."""
+        """Return the loss of each token. In training, the backward pass computes the logits of each chunk again."""
         parts = zip(*(x.chunk(self.chunks) for x in hidden.tensors), strict=True)
         run: Any = self._losses_of_chunk
         if self.chunks > 1 and self.training:
@@ -66,7 +66,7 @@ class ShardedLoss(NextTokenLoss):
 
     def _losses_of_chunk(self, targets: Int[Tensor, "N"], *hidden: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
         exchange, sums = self.network.exchange, []
-        for shard, part, x in zip(exchange.own, self.network.shards, hidden, strict=True):
+        for shard, part, x in zip(exchange.local_shards, self.network.shards, hidden, strict=True):
             weight, options = part.output_weight(), part.head_options
             rows = len(weight)
             local = options._replace(vocabulary_size=min(max(options.vocabulary_size - shard * rows, 0), rows))
@@ -78,9 +78,10 @@ class ShardedLoss(NextTokenLoss):
 def shard_losses(
     hidden: Float[Tensor, "N C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "N"], options: HeadOptions
 ) -> Float[Tensor, "2 N"]:
-    """Return the log-sum of exponentials of a shard's logits, and the logit of each target that it has, else 0.
+    """Return two rows: the log-sum of exponentials of a shard's logits, and the logit of each target.
 
-    Targets count from its first row; `options.vocabulary_size`: its rows that are not padding.
+    The logit of a target that another shard has is 0. Targets are relative to the first row of the shard, and
+    `options.vocabulary_size` is the number of its rows that are not padding.
     """
     rows = len(weight)
     logits = output_logits(hidden, weight, options._replace(vocabulary_size=rows)).float()
@@ -92,17 +93,17 @@ def shard_losses(
 
 
 class JoinLosses(torch.autograd.Function):
-    """Log-sums of exponentials of each shard's logits, and logits of targets, (L, 2, N) -> losses (N,)."""
+    """Compute the losses (N,) from what `shard_losses` returns for each shard of this process, (L, 2, N)."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: ShardExchange, own: Float[Tensor, "L 2 N"]) -> Float[Tensor, "N"]:
-        every = exchange.all_gather(own)  # (S, 2, N)
-        log_sums, top = every[:, 0], every[:, 0].amax(0)
+    def forward(ctx: Any, exchange: ShardExchange, local_sums: Float[Tensor, "L 2 N"]) -> Float[Tensor, "N"]:
+        sums = exchange.all_gather(local_sums)  # (S, 2, N)
+        log_sums, top = sums[:, 0], sums[:, 0].amax(0)
         log_sum = top + ordered_sum((log_sums - top).exp()).log()
-        ctx.save_for_backward((own[:, 0] - log_sum).exp())
-        return log_sum - ordered_sum(every[:, 1])
+        ctx.save_for_backward((local_sums[:, 0] - log_sum).exp())
+        return log_sum - ordered_sum(sums[:, 1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Float[Tensor, "N"]) -> tuple[Any, ...]:
-        [shares] = ctx.saved_tensors  # of the probability, (L, N)
+        [shares] = ctx.saved_tensors  # each shard's share of the probability, (L, N)
         return None, torch.stack((shares * gradient, -gradient.expand_as(shares)), dim=1)

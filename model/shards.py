@@ -1,11 +1,12 @@
-"""Tensor parallelism: a network in shards, each with a part of the heads, MLP columns and vocabulary.
+"""Tensor parallelism: a network in shards, each with a part of the heads, the MLP columns and the vocabulary.
 
-Each shard computes attention and MLP with its part of the weights, on all tokens; all else, between them, on a piece of
-the sequence (Korthikanti et al., arXiv 2205.05198). Sums over shards are added one after the other, in fp32, so that
-the bits depend on the number of shards alone, not on the processes that they lie on. A shard has a copy of its own of
-each element that several hold; their gradients are parts of a sum (training/parallel/tensor_shards.py).
-B micro-batch, T tokens, S shards, t = T / S, C width, P processes, L = S / P shards of each, N tokens of a chunk, V
-vocabulary, R = V / S with its padding.
+Each shard computes attention and MLP for all tokens, with its part of the weights. Everything between them is computed
+for only a piece of the sequence (Korthikanti et al., arXiv 2205.05198). Sums over shards are added in order, in fp32,
+so the bits depend only on the number of shards and not on the processes that hold them. If several shards need an
+element, each has its own copy, and the gradients of the copies are added (training/parallel/tensor_shards.py).
+
+B micro-batch, T tokens, S shards, t = T / S, C width, P processes, L = S / P shards per process, N tokens of a chunk,
+V vocabulary, R = V / S including padding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,12 +26,13 @@ from model.gpt import GPT, Block, Pieces
 
 @attrs.frozen(kw_only=True)
 class ShardExchange:
-    """Shards of this process, and how it exchanges tensors with those that have the others."""
+    """The shards of this process, and how it exchanges tensors with the processes that have the other shards."""
 
     shards: int
-    own: range  # of this process, neighbors
-    all_gather: Callable[[Tensor], Tensor] = lambda own: own  # (L, ...) -> (S, ...)
-    all_to_all: Callable[[Tensor], Tensor] = lambda parts: parts  # (P, ...), one for each process -> one of each
+    local_shards: range  # consecutive shards that this process has
+    all_gather: Callable[[Tensor], Tensor] = lambda local: local  # (L, ...) -> (S, ...)
+    # (P, ...), a part for each process -> (P, ...), a part from each process
+    all_to_all: Callable[[Tensor], Tensor] = lambda parts: parts
 
     def sequence(self, pieces: Iterable[Tensor]) -> Float[Tensor, "B T C"]:
         """Return all pieces of the sequence as one tensor."""
@@ -38,13 +40,15 @@ class ShardExchange:
 
     def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> tuple[Tensor, ...]:
         """Return this process's pieces of the sum of all shards' tensors, in fp32."""
-        parts = _stacked(partials).unflatten(2, (self.shards // len(self.own), len(self.own), -1))
-        parts = parts.permute(2, 0, 3, 1, 4, 5).contiguous()  # (P, L, L, B, t, C): to each process, of each, for each
+        local = len(self.local_shards)
+        parts = _stacked(partials).unflatten(2, (self.shards // local, local, -1))
+        # (P, L, L, B, t, C): by receiving process, by shard that sends, by shard that receives
+        parts = parts.permute(2, 0, 3, 1, 4, 5).contiguous()
         return ordered_sum(self.all_to_all(parts).flatten(0, 1)).unbind()
 
 
 def ordered_sum(parts: Float[Tensor, "S *N"]) -> Float[Tensor, "*N"]:
-    """Return the sum over the first dimension, added one after the other, in fp32."""
+    """Return the sum over the first dimension, in fp32. The parts are added in order."""
     total = parts[0].float() + parts[1]
     for part in parts[2:]:
         total += part
@@ -52,14 +56,14 @@ def ordered_sum(parts: Float[Tensor, "S *N"]) -> Float[Tensor, "*N"]:
 
 
 class Gather(torch.autograd.Function):
-    """Pieces of a sequence -> the sequence, once for each shard: gradients of shards are added in order."""
+    """Join pieces to the complete sequence, once for each shard. The gradients of shards are added in order."""
 
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> tuple[Tensor, ...]:
         ctx.exchange, ctx.dtype, kind = exchange, pieces[0].dtype, pieces[0].device.type
         dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else ctx.dtype
-        whole = exchange.sequence(piece.to(dtype) for piece in pieces)
-        return tuple(whole.view_as(whole) for _ in pieces)
+        sequence = exchange.sequence(piece.to(dtype) for piece in pieces)
+        return tuple(sequence.view_as(sequence) for _ in pieces)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -67,7 +71,7 @@ class Gather(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """A tensor of each shard -> pieces of their sum, in fp32."""
+    """Add the tensors of all shards, and return this process's pieces of the sum, in fp32."""
 
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, *partials: Tensor) -> tuple[Tensor, ...]:
@@ -76,19 +80,19 @@ class Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        whole = ctx.exchange.sequence(gradient.to(ctx.dtype) for gradient in gradients)
-        return None, *(whole for _ in gradients)
+        sequence = ctx.exchange.sequence(gradient.to(ctx.dtype) for gradient in gradients)
+        return None, *(sequence for _ in gradients)
 
 
 class PartialLinear(nn.Linear):
-    """Linear layer of one shard's inputs: its bias is added to the sum over shards."""
+    """A linear layer of one shard's part of the inputs, without its bias, which is added to the sum over shards."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
 
 
 class LayerOfShards(nn.Module):
-    """The same layer of each shard of this process: takes pieces and returns pieces."""
+    """The same layer of each shard of this process, as one module that takes and returns pieces."""
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange):
         super().__init__()
@@ -97,7 +101,7 @@ class LayerOfShards(nn.Module):
 
 
 class PieceLayer(LayerOfShards):
-    """A layer that treats each token alone, such as a norm: each shard applies its copy to its piece."""
+    """A layer that treats every token separately, such as a norm. Each shard applies its copy to its piece."""
 
     def forward(self, pieces: Pieces) -> Pieces:
         layers = zip(self.shards, pieces.tensors, strict=True)
@@ -105,45 +109,46 @@ class PieceLayer(LayerOfShards):
 
 
 class GatheredLayer(PieceLayer):
-    """The same, followed by the exchange: returns the whole sequence (B, T, C), once for each shard."""
+    """A PieceLayer followed by the exchange: it returns the complete sequence (B, T, C), once for each shard."""
 
     def forward(self, pieces: Pieces) -> Pieces:
-        normed = super().forward(pieces)
-        return Pieces(Gather.apply(self.exchange, *normed.tensors), normed.first_seed)
+        normalized = super().forward(pieces)
+        return Pieces(Gather.apply(self.exchange, *normalized.tensors), normalized.first_seed)
 
 
 class SummedLayer(LayerOfShards):
-    """A layer of which each shard has some heads or columns: takes whole sequences, returns pieces of the shards' sum.
+    """A layer of which each shard has some heads or columns.
 
-    The last matrix of each shard is a PartialLinear, whose bias is added once, to the sum.
-    `place`: of the layer's own dropout, as attention has.
+    It takes complete sequences and returns pieces of the sum over shards. The last matrix of each shard is a
+    PartialLinear, whose bias is added once, to the sum. `place` is the place of the dropout inside the layer, such as
+    that in attention.
     """
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float, place: int):
         super().__init__(layers, exchange)
         self.dropout = ShardDropout(rate, place, exchange)
         last = [[part for part in layer.modules() if isinstance(part, PartialLinear)] for layer in self.shards]
-        assert all(len(parts) == 1 for parts in last), "the bias of a sum over shards belongs to one matrix"
+        assert all(len(parts) == 1 for parts in last), "the bias of a sum over shards must belong to a single matrix"
         self._biased = [part for [part] in last]
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile what a shard computes between exchanges: each shard is the same graph on any process."""
+        """Compile what a shard computes between exchanges, so that a shard has the same graph on every process."""
         for layer in self.shards:
             layer.compile(*args, **options)
 
-    def forward(self, whole: Pieces, *more: Any) -> Pieces:
+    def forward(self, sequences: Pieces, *arguments: Any) -> Pieces:
         partials = []
-        for shard, layer, x in zip(self.exchange.own, self.shards, whole.tensors, strict=True):
-            self.dropout.seed(whole.first_seed, shard)
-            partials.append(layer(x, *more))
+        for shard, layer, x in zip(self.exchange.local_shards, self.shards, sequences.tensors, strict=True):
+            self.dropout.seed(sequences.first_seed, shard)
+            partials.append(layer(x, *arguments))
         totals = zip(Sum.apply(self.exchange, *partials), self._biased, strict=True)
         return Pieces(
-            tuple(total if part.bias is None else total + part.bias for total, part in totals), whole.first_seed
+            tuple(total if part.bias is None else total + part.bias for total, part in totals), sequences.first_seed
         )
 
 
 class TokenEmbedding(LayerOfShards):
-    """Token embedding whose rows are divided: token ids (B, T) -> pieces of the shards' sum."""
+    """A token embedding whose rows are divided. It takes token ids (B, T) and returns pieces of the sum over shards."""
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float):
         super().__init__(layers, exchange)
@@ -151,35 +156,36 @@ class TokenEmbedding(LayerOfShards):
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Pieces:
         first_seed = torch.initial_seed() if self.training and self._rate > 0 else 0
-        layers = zip(self.exchange.own, self.shards, strict=True)
+        layers = zip(self.exchange.local_shards, self.shards, strict=True)
         embedded = [self._embed(layer, tokens, shard) for shard, layer in layers]
         return Pieces(Sum.apply(self.exchange, *embedded), first_seed)
 
     def _embed(self, layer: nn.Embedding, tokens: Int[Tensor, "B T"], shard: int) -> Float[Tensor, "B T C"]:
-        """Return the token embedding where this shard has it, else zeros."""
+        """Return the embeddings of the tokens that this shard has, and zeros for all other tokens."""
         rows = len(layer.weight)
-        local = tokens - shard * rows  # ids
+        local = tokens - shard * rows  # rows of this shard
         elsewhere = (local < 0) | (local >= rows)
         return layer(local.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
 
 
 class PositionEmbedding(LayerOfShards):
-    """Position embedding: each shard looks up the positions of its piece."""
+    """A position embedding. Each shard looks up the positions of its piece."""
 
     def forward(self, positions: Int[Tensor, "T"]) -> Pieces:
         chunks = positions.chunk(self.exchange.shards)
-        return Pieces(tuple(layer(chunks[shard]) for shard, layer in zip(self.exchange.own, self.shards, strict=True)))
+        layers = zip(self.exchange.local_shards, self.shards, strict=True)
+        return Pieces(tuple(layer(chunks[shard]) for shard, layer in layers))
 
 
 class ShardDropout(nn.Module):
-    """Dropout whose masks follow from a micro-batch's seed, a place in the network, and the shard alone."""
+    """Dropout whose masks depend only on the micro-batch's seed, the place in the network, and the shard."""
 
     def __init__(self, rate: float, place: int, exchange: ShardExchange):
         super().__init__()
         self.rate, self.place, self.exchange = rate, place, exchange
 
     def seed(self, first_seed: int, shard: int) -> None:
-        """Set the seed of a shard's next mask at this place; in validation, and without dropout, do nothing."""
+        """Set the seed of a shard's next mask at this place. Does nothing in validation, or without dropout."""
         if self.training and self.rate > 0:
             torch.manual_seed((first_seed + self.place * self.exchange.shards + shard) % (1 << 63))
 
@@ -187,14 +193,14 @@ class ShardDropout(nn.Module):
         if not self.training or self.rate == 0:
             return pieces
         outputs = []
-        for shard, x in zip(self.exchange.own, pieces.tensors, strict=True):
+        for shard, x in zip(self.exchange.local_shards, pieces.tensors, strict=True):
             self.seed(pieces.first_seed, shard)
             outputs.append(F.dropout(x, self.rate))
         return Pieces(tuple(outputs), pieces.first_seed)
 
 
 class ShardedBlock(Block):
-    """Transformer block in shards: `Block.forward` on layers that exchange their results."""
+    """A transformer block in shards: `Block.forward` with layers that exchange their results."""
 
     attention: Any  # these layers take and return Pieces
     attention_dropout: Any
@@ -204,7 +210,8 @@ class ShardedBlock(Block):
     def __init__(self, blocks: Sequence[Block], exchange: ShardExchange, config: ModelConfig, layer: int):
         nn.Module.__init__(self)
         layers = ShardedParts(blocks, f"blocks.{layer}", exchange)
-        # Places of dropout: 0 follows the embedding. Those inside MLPs, where no option has dropout yet, come last.
+        # Places of dropout: 0 is after the embedding. Places inside MLPs, which have no dropout yet, have the last
+        # numbers.
         rate, place, place_in_mlp = config.drop_rate, 3 * layer + 1, 3 * config.n_layers + 1 + layer
         self.attention_norm = GatheredLayer(layers.take("attention_norm"), exchange)
         self.attention = SummedLayer(layers.take("attention"), exchange, rate, place)
@@ -221,10 +228,10 @@ class ShardedBlock(Block):
 
 
 class ShardedGPT(GPT):
-    """A process's shards of a network: `GPT.hidden` on layers that exchange their results.
+    """The shards of a network that one process has: `GPT.hidden` with layers that exchange their results.
 
-    Names of parameters: SHARDS, the shard's place in the process, the plain name. The head's weight is in `shards`
-    alone: each has some of its rows (ShardedLoss).
+    A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The weight of the
+    output head exists only in `shards`, each of which has some of its rows (ShardedLoss).
     """
 
     token_embedding: Any
@@ -234,7 +241,9 @@ class ShardedGPT(GPT):
     def __init__(self, config: ModelConfig, exchange: ShardExchange):
         nn.Module.__init__(self)
         self.exchange = exchange
-        self.shards: Any = nn.ModuleList(_network_of(config, exchange.shards, shard) for shard in exchange.own)
+        self.shards: Any = nn.ModuleList(
+            _network_of_shard(config, exchange.shards, shard) for shard in exchange.local_shards
+        )
         layers = ShardedParts(self.shards, "the network", exchange)
         self.token_embedding = TokenEmbedding(layers.take("token_embedding"), exchange, config.drop_rate)
         self.embedding_norm = PieceLayer(layers.take("embedding_norm"), exchange)
@@ -250,19 +259,22 @@ class ShardedGPT(GPT):
         layers.finish(self)
 
     def output_weight(self) -> Tensor:
-        raise TypeError("each tensor shard has rows of the head's weight: use those of `shards`")
+        raise TypeError("the output head's weight is divided over tensor shards; use those of the modules in `shards`")
 
 
 class ShardedParts:
-    """The same plain module of each shard of this process. Its layers are taken one by one; none is forgotten."""
+    """The same plain module of each shard of this process.
+
+    Its layers are taken one by one, and `finish` checks that all of them were taken.
+    """
 
     def __init__(self, modules: Iterable[Any], name: str, exchange: ShardExchange):
         self._modules, self._name, self._exchange = list(modules), name, exchange
-        self._taken: set[str] = set()
+        self._used_names: set[str] = set()
 
     def take(self, name: str) -> list[Any]:
         """Return this layer of each shard."""
-        self._taken.add(name)
+        self._used_names.add(name)
         return [getattr(module, name) for module in self._modules]
 
     def take_rate(self, name: str) -> float:
@@ -271,17 +283,17 @@ class ShardedParts:
         return rate
 
     def finish(self, sharded: nn.Module) -> None:
-        """Copy the plain module's other attributes, such as flags that its `forward` reads, to the sharded one.
+        """Copy the remaining attributes of the plain module, such as flags that its `forward` reads, to `sharded`.
 
-        Raises BadInput if the plain module has a layer, a parameter or a buffer that was not taken: its forward pass
-        uses it, and nothing in this file says how shards compute it.
+        Raises BadInput if the plain module has a layer, a parameter or a buffer that was not taken, because its forward
+        pass uses it, and nothing in this file says how shards compute it.
         """
         plain = vars(self._modules[0])
         for name, value in (plain["_modules"] | plain["_parameters"] | plain["_buffers"]).items():
-            if value is not None and name not in self._taken:
+            if value is not None and name not in self._used_names:
                 raise BadInput(
                     f"tensor_parallel: got {self._exchange.shards} shards of a network with {self._name}.{name}, which "
-                    "model/shards.py does not compute: set tensor_parallel to 1, or add the layer there"
+                    "model/shards.py does not compute; set tensor_parallel to 1, or add the layer there"
                 )
         for name, value in plain.items():
             if not name.startswith("_") and name not in vars(sharded):
@@ -292,8 +304,8 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
 
 
-def _network_of(config: ModelConfig, shards: int, shard: int) -> GPT:
-    """Return a network with one shard's parameters, without memory."""
+def _network_of_shard(config: ModelConfig, shards: int, shard: int) -> GPT:
+    """Return a network with the parameters of one shard, on the meta device."""
     with torch.device("meta"):
         network = GPT(config)
         blocks: Any = network.blocks
@@ -303,7 +315,8 @@ def _network_of(config: ModelConfig, shards: int, shard: int) -> GPT:
             path, _, kind = name.rpartition(".")
             axes = axes_of(name, config)
             module: Any = network.get_submodule(path)
-            if axes.columns is not None and axes.columns.name in TENSOR_AXES:  # a sum over what shards divide
+            # The output of such a layer is a sum over an axis that shards divide.
+            if axes.columns is not None and axes.columns.name in TENSOR_AXES:
                 module = PartialLinear(module.in_features, module.out_features, module.bias is not None)
                 network.set_submodule(path, module)
             setattr(module, kind, nn.Parameter(torch.empty(shard_cut(axes, shards, shard).shape)))

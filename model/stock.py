@@ -1,7 +1,7 @@
-"""Stock classes of Hugging Face's transformers: the one that computes a configuration's network, or why none does.
+"""Stock classes of Hugging Face transformers: find the class that computes a network, or say why no class does.
 
-An option that a class lacks is refused in training and in export, by name, and so is a field of ModelConfig that has no
-row (model/config.py). `stock_weights.py` has the weights.
+If no class has an option, training and export refuse it by name. They also refuse a field of ModelConfig that has no
+row (model/config.py). The weights are converted in `stock_weights.py`.
 """
 
 import json
@@ -32,7 +32,7 @@ CLASSES = {
     QWEN3: "Qwen3ForCausalLM",
     NANOCHAT: "NanoChatForCausalLM",
 }
-# Where config.json has no epsilon of the norms
+# The epsilon of the norms if config.json has none
 DEFAULT_EPS = {LLAMA: 1e-6, QWEN3: 1e-6, NANOCHAT: 1e-6, ARCEE: 1e-5}
 
 
@@ -41,7 +41,7 @@ class StockClass:
     """A model class of transformers and the values of its configuration."""
 
     model_type: str
-    config: dict[str, Any]  # config.json
+    config: dict[str, Any]  # the content of config.json
 
     @property
     def name(self) -> str:
@@ -49,80 +49,84 @@ class StockClass:
 
 
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
-    """Return the class that computes the same network. Raises BadInput, beginning with `where`, if there is none."""
+    """Return the class that computes the same network. Raises BadInput, which begins with `where`, if there is none."""
     kind = stock_kind(config, where)
     values: dict[str, Any] = {"architectures": [CLASSES[kind]], "model_type": kind}
     for name, row in rows(type(config)).items():
-        value = getattr(config, name) if row.says is None else row.says(config, kind)
+        value = getattr(config, name) if row.stock_value is None else row.stock_value(config, kind)
         values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)
     if kind in ROTARY:
-        # The base is stated here and, for loaders before version 5, by its own key.
+        # The base is written here and, for transformers before version 5, also under its own key.
         rope = {"rope_type": "default", stock_keys(kind)["rope_base"]: config.rope_base}
         values |= {"head_dim": config.head_width, "rope_parameters": rope}
     return StockClass(kind, values | {"initializer_range": INITIAL_STD, "torch_dtype": "float32", "use_cache": True})
 
 
 def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
-    """Return the `model_type` of the class. Raises BadInput naming options that no class has together."""
+    """Return the `model_type` of the class. Raises BadInput with the options that no class can combine."""
     table, values = rows(type(config)), attrs.asdict(config)
     for field in values.keys() - table.keys():
         raise BadInput(
-            f"{where}: {field}: got {quoted(values[field])}, but no class of Hugging Face's transformers has such an "
+            f"{where}: {field}: got {quoted(values[field])}, but no class of Hugging Face transformers has this "
             "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
     defaults = attrs.fields_dict(type(config))
-    computed = {  # values of each option that a class computes; None: all
+    computed = {  # the values of each option that a class can compute; None: all
         kind: {field: row.stock.get(kind, (defaults[field].default,)) for field, row in table.items()}
         for kind in CLASSES
     }
     misfits = {
-        kind: [field for field, known in fields.items() if known is not None and values[field] not in known]
+        kind: [field for field, choices in fields.items() if choices is not None and values[field] not in choices]
         for kind, fields in computed.items()
     }
-    least = min(map(len, misfits.values()))
-    nearest = [kind for kind in CLASSES if len(misfits[kind]) == least]
-    if least == 0:
+    fewest = min(map(len, misfits.values()))
+    nearest = [kind for kind in CLASSES if len(misfits[kind]) == fewest]
+    if fewest == 0:
         return nearest[0]
     wrong = dict.fromkeys(field for kind in nearest for field in misfits[kind])
     got = ", ".join(f"{field} {json.dumps(values[field])}" for field in wrong)
-    wants = {
-        kind: " and ".join(f"{field} {either(map(json.dumps, computed[kind][field] or ()))}" for field in misfits[kind])
+    requirements = [
+        f"{CLASSES[kind]} requires "
+        + " and ".join(f"{field} {either(map(json.dumps, computed[kind][field] or ()))}" for field in misfits[kind])
         for kind in nearest
-    }
+    ]
     raise BadInput(
-        f"{where}: got {got}, but no class of Hugging Face's transformers computes this network, so the trained model "
-        f"could not be exported; {'; '.join(f'{CLASSES[kind]} wants {wanted}' for kind, wanted in wants.items())}"
+        f"{where}: got {got}, but no class of Hugging Face transformers computes this network, so the trained model "
+        f"could not be exported; {'; '.join(requirements)}"
     )
 
 
 def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
-    """Return the configuration by config.json of a class with RoPE. Raises ValueError, "KEY: got ..., wanted ..."."""
+    """Return the configuration of a network from config.json of a class with RoPE.
+
+    Raises ValueError, "KEY: got ..., wanted ...", for a value that our network cannot have.
+    """
     table, keys = rows(ModelConfig), stock_keys(kind)
     for name in ("vocab_size", "context_length", "emb_dim", "n_layers", "n_heads"):
         value = values.get(keys[name])
         if type(value) is not int or value < 1:
             raise ValueError(f"{keys[name]}: got {quoted(value)}, wanted an integer of at least 1")
     rope = _rope(values, keys["rope_base"])
-    computed = table["activation"].stock[kind] or ()
-    wanted: dict[str, tuple[Any, ...]] = {
+    activations = table["activation"].stock[kind] or ()
+    choices: dict[str, tuple[Any, ...]] = {
         "head_dim": (None, values[keys["emb_dim"]] // values[keys["n_heads"]]),
-        keys["activation"]: tuple(theirs for theirs, name in OUR_ACTIVATIONS.items() if name in computed),
+        keys["activation"]: tuple(stock_name for stock_name, name in OUR_ACTIVATIONS.items() if name in activations),
         "use_sliding_window": (False, None),
         "quantization_config": (None,),
         "partial_rotary_factor": (1.0, None),
     }
-    for key, known in wanted.items():
-        if key in values and values[key] not in known:
-            raise ValueError(f"{key}: got {quoted(values[key])}, wanted {either(map(repr, known))}")
-    activation = "swiglu" if kind in (LLAMA, QWEN3) else "relu2"  # the classes' own defaults
+    for key, accepted in choices.items():
+        if key in values and values[key] not in accepted:
+            raise ValueError(f"{key}: got {quoted(values[key])}, wanted {either(map(repr, accepted))}")
+    activation = "swiglu" if kind in (LLAMA, QWEN3) else "relu2"  # the defaults of the classes
     if keys["activation"] in values:
         activation = OUR_ACTIVATIONS[values[keys["activation"]]]
     attention_bias = values.get(keys["qkv_bias"], False)
-    read = {name: values[key] for name, key in keys.items() if key in values and name != "drop_rate"}
+    stated = {name: values[key] for name, key in keys.items() if key in values and name != "drop_rate"}
     fixed = {name: row.stock[kind][0] for name, row in table.items() if len(row.stock.get(kind) or ()) == 1}  # type: ignore[index]
     return ModelConfig(
         **{"norm_eps": DEFAULT_EPS[kind], "logit_softcap": 15.0 if kind == NANOCHAT else None}
-        | read
+        | stated
         | {"activation": activation, "rope_base": rope}
         | {"biases": attention_bias or values.get(keys.get("biases", ""), False)}
         | fixed
@@ -130,13 +134,13 @@ def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
 
 
 def _rope(values: dict[str, Any], base_key: str) -> float:
-    """Return RoPE's base. Raises ValueError for angles that are scaled."""
-    found = [name for name in ("rope_parameters", "rope_scaling") if values.get(name) is not None]
-    key, parameters = (found[0], values[found[0]]) if found else ("rope_parameters", {})
+    """Return RoPE's base. Raises ValueError if the angles are scaled."""
+    names = [name for name in ("rope_parameters", "rope_scaling") if values.get(name) is not None]
+    key, parameters = (names[0], values[names[0]]) if names else ("rope_parameters", {})
     if not isinstance(parameters, dict):
         raise ValueError(f"{key}: got {quoted(parameters)}, wanted an object")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind != "default":
-        raise ValueError(f"rope_type: got {quoted(kind)}, wanted 'default': angles without scaling")
+        raise ValueError(f"rope_type: got {quoted(kind)}, wanted 'default', because scaled angles are not supported")
     base: float = parameters.get(base_key, values.get(base_key, 10_000.0))
     return base

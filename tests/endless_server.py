@@ -1,4 +1,4 @@
-"""Servers on loopback that never end: each drips, streams or redirects for as long as its client stays."""
+"""Servers on loopback whose responses never end: they drip, stream or redirect as long as the client is connected."""
 
 import functools
 import gzip
@@ -13,7 +13,7 @@ Misbehaviour = Callable[["EndlessHandler"], None]
 
 
 class EndlessHandler(QuietHandler):
-    """A handler that answers each request by one misbehaviour."""
+    """A handler that responds to each request with one kind of misbehaviour."""
 
     def __init__(self, misbehaviour: Misbehaviour, released: threading.Event, *arguments: object):
         self.misbehaviour, self.released = misbehaviour, released
@@ -31,7 +31,7 @@ class EndlessHandler(QuietHandler):
         self.wfile.flush()
 
     def drip(self) -> None:
-        """Send a byte now and then, until the client or the test leaves."""
+        """Send single bytes with pauses, until the client disconnects or the test ends."""
         while not self.released.wait(DRIP_SECONDS):
             self.write(b" ")
 
@@ -42,13 +42,13 @@ def dripped_headers(handler: EndlessHandler) -> None:
 
 
 def endless_interim_replies(handler: EndlessHandler) -> None:
-    """Send 103 Early Hints for ever, each a whole reply that is not the last one."""
+    """Send 103 Early Hints without end. Each is a complete response, but not the final one."""
     while not handler.released.is_set():
         handler.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10)
 
 
 def dripped_chunk_frame(handler: EndlessHandler) -> None:
-    """Drip the extension of a chunk, which belongs to no content."""
+    """Drip the extension of a chunk, which is not part of the content."""
     handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1;")
     while not handler.released.wait(DRIP_SECONDS):
         handler.write(b"a")
@@ -60,7 +60,7 @@ def dripped_body(handler: EndlessHandler) -> None:
 
 
 def chunks(handler: EndlessHandler) -> None:
-    """Send large chunks without an end."""
+    """Send large chunks without end."""
     handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
     while not handler.released.is_set():
         handler.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
@@ -77,14 +77,14 @@ def redirects(handler: EndlessHandler) -> None:
 
 
 def large_body(handler: EndlessHandler) -> None:
-    """Announce a terabyte, and send it."""
+    """Announce a terabyte of content, and send it."""
     handler.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000000000\r\n\r\n")
     while not handler.released.is_set():
         handler.write(b" " * 65536)
 
 
 def gzip_bomb(handler: EndlessHandler) -> None:
-    """Send 20 MB that are packed into 20 kB."""
+    """Send 20 MB that are compressed to 20 kB."""
     handler.send_content(packed_zeros(), 200, {"Content-Encoding": "gzip"})
 
 
@@ -97,7 +97,7 @@ def packed_zeros() -> bytes:
 def serve(misbehaviour: Misbehaviour) -> Iterator[str]:
     """Serve the misbehaviour while the context lasts; yield the server's URL."""
     released = threading.Event()
-    packed_zeros()  # now, not while a client's time runs
+    packed_zeros()  # computed now, so that it does not count towards a client's timeout
     with serving(functools.partial(EndlessHandler, misbehaviour, released)) as server:
         try:
             yield server.url

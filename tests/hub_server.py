@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: enough of its HTTP interface for the real client libraries."""
+"""A small Hugging Face hub on loopback, with enough of its HTTP interface for the real client libraries."""
 
 import base64
 import hashlib
@@ -11,28 +11,28 @@ from urllib.parse import unquote, urlparse
 from tests.loopback import QuietHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = (".safetensors", ".png")  # what a new dataset's .gitattributes says
-TOKEN = "hf_write"  # the only one that may write, and only below OWNER
+LARGE = (".safetensors", ".png")  # suffixes of large files, as in the .gitattributes of a new dataset
+TOKEN = "hf_write"  # the only token that may write, and only below OWNER
 OWNER = "owner"
 
 
 class Hub:
-    """Datasets and models by "OWNER/NAME", each a folder, and what was asked of them."""
+    """Folders of datasets and models by "OWNER/NAME", and the requests so far."""
 
     def __init__(self, datasets: dict[str, Path]):
         self.datasets = datasets
         self.requests: list[str] = []
-        self.cut_after_bytes: int | None = None  # the next file transfer breaks off there
+        self.cut_after_bytes: int | None = None  # the next file transfer breaks off there; None: never
         self.url = ""
         self.new: Path | None = None  # the folder of datasets that clients create
         self.private: set[str] = set()
-        self.objects: dict[str, bytes] = {}  # large files that have arrived, by sha256, committed or not
-        self.commits: list[list[str]] = []  # names of their files
-        self.before_upload: Callable[[int], bool] = lambda size: True  # False: the server is out of order
+        self.objects: dict[str, bytes] = {}  # uploaded large files by sha256, committed or not
+        self.commits: list[list[str]] = []  # names of the files in each commit
+        self.before_upload: Callable[[int], bool] = lambda size: True  # called with the size; False: the upload fails
 
 
 class Handler(QuietHandler):
-    """Answers for the hub of its server."""
+    """Handles requests for the hub of its server."""
 
     @property
     def hub(self) -> Hub:
@@ -66,7 +66,7 @@ class Handler(QuietHandler):
         return self.reply({})
 
     def write(self, path: str, posted: bytes) -> None:
-        """Answer what only a writer may ask: creating a dataset, and the three steps of an upload."""
+        """Handle requests that need the right to write: creating a dataset, and the three steps of an upload."""
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.reply({"error": "Invalid username or password."}, 401)
         if path == "/api/repos/create":
@@ -89,27 +89,27 @@ class Handler(QuietHandler):
                 if entry["oid"] not in self.hub.objects:
                     entry["actions"] = {"upload": {"href": f"{self.hub.url}/objects/{entry['oid']}"}}
             return self.reply({"transfer": "basic", "objects": objects})
-        written = []
+        committed = []
         for line in map(json.loads, posted.splitlines()):
             if line["key"] in ("file", "lfsFile"):
-                value, large = line["value"], line["key"] == "lfsFile"
-                content = self.hub.objects[value["oid"]] if large else base64.b64decode(value["content"])
-                (folder / value["path"]).write_bytes(content)
-                written.append(value["path"])
-        self.hub.commits.append(sorted(written))
+                file, large = line["value"], line["key"] == "lfsFile"
+                content = self.hub.objects[file["oid"]] if large else base64.b64decode(file["content"])
+                (folder / file["path"]).write_bytes(content)
+                committed.append(file["path"])
+        self.hub.commits.append(sorted(committed))
         return self.reply({"commitUrl": f"{self.hub.url}/datasets/{name}/commit/{COMMIT}", "commitOid": COMMIT})
 
-    def create(self, wanted: dict[str, str]) -> None:
-        name, kind = f"{wanted['organization']}/{wanted['name']}", "datasets/" * (wanted.get("type") == "dataset")
-        if wanted["organization"] != OWNER:
-            said = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
-            return self.reply({"error": said}, 403)
+    def create(self, repo: dict[str, str]) -> None:
+        name, kind = f"{repo['organization']}/{repo['name']}", "datasets/" * (repo.get("type") == "dataset")
+        if repo["organization"] != OWNER:
+            message = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
+            return self.reply({"error": message}, 403)
         status = 409 if name in self.hub.datasets else 200
         if status == 200:
             assert self.hub.new is not None
             self.hub.datasets[name] = self.hub.new / name
             self.hub.datasets[name].mkdir(parents=True)
-            self.hub.private |= {name} if wanted.get("visibility") == "private" else set()
+            self.hub.private |= {name} if repo.get("visibility") == "private" else set()
         return self.reply({"url": f"{self.hub.url}/{kind}{name}"}, status)
 
     def describe(self, rest: str, name: str, folder: Path, posted: bytes) -> None:
@@ -122,8 +122,8 @@ class Handler(QuietHandler):
             under = rest.split("/", 3)[3] if rest.count("/") > 2 else ""
             return self.reply(tree(entries, under, recursive="recursive=true" in self.path.lower()))
         if rest.startswith("/paths-info/"):
-            wanted = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
-            return self.reply([entry for entry in entries if entry["path"] in wanted])
+            paths = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
+            return self.reply([entry for entry in entries if entry["path"] in paths])
         siblings: list[dict[str, object]] = [{"rfilename": entry["path"]} for entry in entries]
         for path, sibling in zip(files, siblings, strict=True):
             if "blobs" in self.path and path.name.endswith(LARGE):
@@ -135,7 +135,7 @@ class Handler(QuietHandler):
     def file(self, path: Path) -> None:
         if not path.is_file():
             return self.send_content(b"", 404, {"X-Error-Code": "EntryNotFound"})
-        part, status, headers = self.asked_part(path.read_bytes())
+        part, status, headers = self.requested_part(path.read_bytes())
         headers |= {"ETag": f'"{etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         cut = self.hub.cut_after_bytes
         if self.command == "HEAD" or cut is None or len(part) <= cut:
@@ -158,7 +158,7 @@ def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
 
 
 def tree(entries: list[dict[str, object]], under: str, *, recursive: bool) -> list[dict[str, object]]:
-    """Return the files below a folder; unless recursive, those in it and the folders in it."""
+    """Return all files below a folder if `recursive`; otherwise, the files and folders directly in it."""
     prefix = f"{under}/" if under else ""
     below = [entry for entry in entries if str(entry["path"]).startswith(prefix)]
     if recursive:
@@ -175,16 +175,16 @@ def etag(path: Path) -> str:
 
 
 def oid(path: Path) -> str | None:
-    """Return a file's object id as the hub tells it to a client that may upload another."""
+    """Return a file's object id, which the hub tells a client so that it need not upload the same file again."""
     if not path.is_file():
         return None
     data = path.read_bytes()
     if path.name.endswith(LARGE):
         return hashlib.sha256(data).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # as git does
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # git's id of a blob
 
 
 def environment(hub: Hub, token: str | None = TOKEN) -> dict[str, str]:
     cache = str(hub.new)
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}
-    return own | ({"HF_TOKEN": token} if token else {})
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}
+    return variables | ({"HF_TOKEN": token} if token else {})

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server on loopback whose model is a function, and whose faults are scripted.
 
-It keeps its own bill, by the id of each request, and answers a repeated Idempotency-Key with the reply that it has
-billed, unless it is told not to know that header.
+It keeps a bill by the id of each request. If a request repeats an Idempotency-Key, the server returns the reply that it
+has billed already, unless it is configured to ignore that header.
 """
 
 import json
@@ -15,10 +15,10 @@ import attrs
 
 from tests.loopback import QuietHandler, serving
 
-Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
-API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses, with the API's error object: not billed
-GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # billed by what is behind the gateway, which answers with a page
-WRONG_USAGES: dict[str, Any] = {  # what is said of the tokens, whatever is billed
+Scorer = Callable[[dict[str, Any]], dict[str, int]]  # returns a score for each label in a request
+API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses with the API's error object; not billed
+GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses of a gateway with an HTML page; billed by its server
+WRONG_USAGES: dict[str, Any] = {  # reported token counts, which are wrong whatever is billed
     "no usage": None,
     "usage of text": {"prompt_tokens": "many"},
     "negative usage": {"prompt_tokens": -5, "completion_tokens": -7},
@@ -26,7 +26,7 @@ WRONG_USAGES: dict[str, Any] = {  # what is said of the tokens, whatever is bill
     "huge usage": {"prompt_tokens": 10**30, "completion_tokens": 1},
     "usage a list": [1, 2],
 }
-# Of every request by chance: fault, and how many in 1000. The others are answered as they should be.
+# Faults that happen at random, and their number per 1000 requests. All other requests get a correct reply.
 MIXTURE = {
     **dict.fromkeys(("429", "500", "503", "dropped"), 20),
     **dict.fromkeys(("408", "425", "499", "slow"), 10),
@@ -40,37 +40,37 @@ COMMENT = "follows the instruction closely, but one of the facts that it names i
 
 @attrs.frozen(kw_only=True)
 class Billed:
-    """One request, as billed."""
+    """The billed tokens of a request."""
 
     input: int
     cached: int
     output: int
 
     def usd(self, prices: dict[str, float]) -> float:
-        """Return what it costs."""
+        """Return the cost in dollars."""
         usd = (self.input - self.cached) * prices["input"] + self.cached * prices["cached_input"]
         return (usd + self.output * prices["output"]) / 1e6
 
 
 class Judge:
-    """What the server is, has been asked, and has billed."""
+    """The configuration of the server, the requests so far, and the bill."""
 
     def __init__(self, scorer: Scorer):
         self.scorer = scorer
         self.url = ""
-        self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
-        self.every: str | None = None  # the fault of all requests
-        self.chance: random.Random | None = None  # draws a fault of `mixture` for each request
+        self.faults: dict[int, str] = {}  # fault of the first request for a prompt, by the prompt's number from 0
+        self.every: str | None = None  # fault of all requests
+        self.chance: random.Random | None = None  # if set, chooses a fault of `mixture` for each request
         self.mixture = MIXTURE
         self.idempotent = True
-        self.wrong_again = False  # what a prompt has once been answered it is answered again
-        self.said: dict[str, str | None] = {}  # the fault of each prompt, by its key, as they came
-        self.snapshot = "scripted"  # what it calls its model
+        self.wrong_again = False  # whether repeated requests for a prompt get the same fault again
+        self.said: dict[str, str | None] = {}  # the fault of each prompt by its key, in the order of arrival
+        self.snapshot = "scripted"  # the name of the model in replies
         self.bill: dict[str, Billed] = {}  # by X-Client-Request-Id
         self.slow_seconds = 1.0
-        self.retry_after = "0.05"  # seconds, with each fault that has a status
-        self.released = threading.Event()  # nothing is slow any more
-        self.requests: list[dict[str, Any]] = []  # bodies
+        self.retry_after = "0.05"  # seconds, sent with each fault that has a status
+        self.released = threading.Event()  # once it is set, no reply is slow
+        self.requests: list[dict[str, Any]] = []  # their bodies
         self.replies: dict[str, dict[str, Any]] = {}  # by Idempotency-Key
         self.lock = threading.Lock()
 
@@ -79,7 +79,7 @@ class Judge:
         return len(self.bill)
 
     def fault_of(self, key: str, body: dict[str, Any]) -> str | None:
-        """Note a request and return what goes wrong with it."""
+        """Record a request and return its fault, or None."""
         with self.lock:
             self.requests.append(body)
             if self.chance is not None:
@@ -91,26 +91,30 @@ class Judge:
             return self.every or self.said[key]
 
     def usd(self, prices: dict[str, Any]) -> float:
-        """Return the whole bill, by a file of prices with one model."""
-        (of_model,) = prices["usd_per_million_tokens"].values()
-        return sum(one.usd(of_model) for one in self.bill.values())
+        """Return the total of the bill in dollars; `prices` is a price file with one model."""
+        (model_prices,) = prices["usd_per_million_tokens"].values()
+        return sum(billed.usd(model_prices) for billed in self.bill.values())
 
     def reply(self, asking: dict[str, Any], fault: str | None, id: str) -> dict[str, Any]:
-        """Bill a request and return what a model says to it."""
+        """Bill a request and return the reply of the model."""
         scores = self.scorer(json.loads(asking["messages"][1]["content"]))
         grades = [{"label": label, "comment": COMMENT, "score": value} for label, value in scores.items()]
         text, refusal = spoil(json.dumps({"grades": grades}), grades, fault), None
         if fault == "refusal":
             text, refusal = "", "I cannot grade this."
         limit = asking["max_completion_tokens"]
-        read, said = len(json.dumps(asking)) // 4, 20_000 if fault == "long" else len(text) // 4 + 1
-        cut = fault == "cut off" or said > limit
+        input_tokens = len(json.dumps(asking)) // 4
+        output_tokens = 20_000 if fault == "long" else len(text) // 4 + 1
+        cut = fault == "cut off" or output_tokens > limit
         if cut:
-            text, said = text[: len(text) // 2], min(said, limit)
+            text, output_tokens = text[: len(text) // 2], min(output_tokens, limit)
+        cached_tokens = input_tokens // 2
         with self.lock:
-            self.bill[id] = Billed(input=read, cached=read // 2, output=said)
-        usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
-        usage["prompt_tokens_details"] = {"cached_tokens": 10 * read if fault == "more cached than read" else read // 2}
+            self.bill[id] = Billed(input=input_tokens, cached=cached_tokens, output=output_tokens)
+        usage = {"prompt_tokens": input_tokens, "completion_tokens": output_tokens}
+        usage |= {"total_tokens": input_tokens + output_tokens}
+        reported_cached = 10 * input_tokens if fault == "more cached than read" else cached_tokens
+        usage["prompt_tokens_details"] = {"cached_tokens": reported_cached}
         usage = WRONG_USAGES.get(fault or "", usage)
         if fault == "error in 200":
             return {"error": {"message": "scripted overload", "code": 529}, "usage": None}
@@ -127,7 +131,7 @@ class Judge:
 
 
 def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
-    """Return a verdict that is wrong in one way."""
+    """Return a verdict that has the fault."""
     first, *rest = grades
     wrong = {
         "wrong labels": [{**first, "label": "Z"}, *rest],
@@ -146,7 +150,7 @@ def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
 
 
 class Handler(QuietHandler):
-    """Answers for the judge of its server."""
+    """Handles requests for the judge of its server."""
 
     def do_POST(self) -> None:
         data = self.received()
@@ -172,16 +176,16 @@ class Handler(QuietHandler):
             return self.send_content(*((b"", 307, elsewhere) if fault == "redirect" else (content, 200)))
         if fault == "dropped":
             return self.drop()
-        kept = key if judge.idempotent else id
-        if kept not in judge.replies:
-            judge.replies[kept] = judge.reply(body, fault, id)
+        reply_key = key if judge.idempotent else id
+        if reply_key not in judge.replies:
+            judge.replies[reply_key] = judge.reply(body, fault, id)
         if fault == "slow":
             judge.released.wait(judge.slow_seconds)
         if fault == "billed and dropped":
             return self.drop()
         if fault in GATEWAY_FAULTS:
             return self.send_content(b"<html>Bad gateway</html>", int(fault), {"Content-Type": "text/html"})
-        content = json.dumps(judge.replies[kept]).encode()
+        content = json.dumps(judge.replies[reply_key]).encode()
         if fault == "repeated key":
             content = b'{"tier": 1, "tier": 2, ' + content[1:]
         if fault == "half a body":
@@ -189,25 +193,25 @@ class Handler(QuietHandler):
         return self.send_content(content, sent=100 if fault == "less than a body" else None)
 
     def drop(self) -> None:
-        """End the connection without a word."""
+        """Close the connection without a response."""
         self.close_connection = True
         self.connection.shutdown(2)
 
 
 def echoed_reply(key: str) -> bytes:
-    """Return an answer that has its client's key in many spellings of JSON."""
+    """Return a reply that contains its client's key in many JSON spellings."""
     escaped = "".join(f"\\u{ord(character):04x}" for character in key)
     nested = json.dumps(key.replace("/", "\\/"))[1:-1]
     spellings = (key, key.replace("/", "\\/"), key.replace("+", "\\u002B"), escaped, nested, json.dumps(escaped)[1:-1])
-    said = " ".join(spellings)
-    choice = f'{{"index": 0, "finish_reason": "stop", "message": {{"content": "{said}", "refusal": null}}}}'
+    text = " ".join(spellings)
+    choice = f'{{"index": 0, "finish_reason": "stop", "message": {{"content": "{text}", "refusal": null}}}}'
     usage = '{"prompt_tokens": 10, "completion_tokens": 10}'
-    return f'{{"id": "{escaped}", "model": "{said}", "choices": [{choice}], "usage": {usage}}}'.encode()
+    return f'{{"id": "{escaped}", "model": "{text}", "choices": [{choice}], "usage": {usage}}}'.encode()
 
 
 @contextmanager
 def serve(scorer: Scorer) -> Iterator[Judge]:
-    """Run the server in a thread for as long as the context lasts; yield what it is."""
+    """Run the server in a thread while the context lasts; yield its judge."""
     judge = Judge(scorer)
     with serving(Handler) as server:
         server.judge = judge  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""A Python script that is killed before it renames a folder to its final name: SCRIPT ARGUMENTS...
+"""Run a Python script and kill it before it renames a folder to its final name: SCRIPT ARGUMENTS...
 
-KILL_AT     the folder's final name
+The environment variable KILL_AT is the final name of the folder.
 """
 
 import os

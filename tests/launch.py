@@ -1,9 +1,9 @@
-"""Start scripts, alone or under torchrun, as forks of a process that has imported torch: in a tenth of a second each.
+"""Start scripts, alone or under torchrun, as forks of a process that has imported torch, each within 0.1 s.
 
-Everything after the imports is real: the script runs as `__main__`, torchrun's own agent starts, watches and ends the
-ranks, each rank is a process in a session of its own, with gloo between them; signals and kills reach these processes
-as any others. What a fork cannot show, such as imports on a fresh interpreter, another hash seed per rank or torchrun's
-command line, is left to the tests that start commands as a user does.
+Everything after the imports is real: the script runs as `__main__`; torchrun's agent starts, watches and ends the
+ranks; each rank is a process in a separate session, and the ranks communicate over gloo; signals and kills reach these
+processes like any others. A fork cannot show imports in a fresh interpreter, a different hash seed for each rank, or
+torchrun's command line. Tests that start commands as a user does cover these.
 """
 
 import fcntl
@@ -44,24 +44,25 @@ sacrebleu.metrics.chrf xxhash
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
-DRAW_CHART = "DRAW_CHART"  # variable of the environment: without it runs say so and draw none, which halves their work
+# Environment variable: without it, runs draw no chart and say so, which halves their work
+DRAW_CHART = "DRAW_CHART"
 
-_address = ""  # of the server's socket, in the server and in all that it forks
+_address = ""  # address of the server's socket, in the server and in all its forks
 
 
 def run(
     script: Path, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script from the repository's root to its end; `options` as of `start`."""
+    """Run a Python script in the repository's root to its end; `options` are those of `start`."""
     return finish(start(script, *arguments, ranks=ranks, environment=environment, **options))
 
 
 def finish(process: Any, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Return what a process, first of its session, has said at its end; a hang is killed and fails the test."""
+    """Wait for a process, which is the first of its session, and return its output. A hang fails the test."""
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):  # it has ended, another process has its streams
+        with suppress(ProcessLookupError):  # it has ended, but another process still has its streams
             os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode is not None
@@ -75,21 +76,21 @@ def start(
     environment: dict[str, str] | None = None,
     file_bytes: int | None = None,
 ) -> "Process":
-    """Start a Python script from the repository's root; under torchrun for more than one rank.
+    """Start a Python script in the repository's root; under torchrun for more than one rank.
 
-    `file_bytes`: a full disk, the most that any file may have.
+    `file_bytes` emulates a full disk: it is the largest size that any file may have.
     """
     return Process([str(script), *arguments], {**os.environ, **(environment or {})}, ranks, file_bytes)
 
 
 def execute(*command: str | Path, cwd: Path = ROOT, seconds: float | None = None, **environment: str) -> Any:
-    """Run a command as a user does, to its end, with more or other variables in its environment."""
+    """Run a command to its end as a user does, with additional or changed environment variables."""
     words, variables = [*map(str, command)], os.environ | environment
     return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=seconds)
 
 
 def wait_until(reached: Callable[[], object], process: Any = None, seconds: float = 230) -> None:
-    """Wait until something is so; a hang, or a process that has ended before, fails the test."""
+    """Wait until a condition is true. A hang fails the test, and so does a process that ends before."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert process is None or process.poll() is None, process.communicate()
@@ -98,12 +99,13 @@ def wait_until(reached: Callable[[], object], process: Any = None, seconds: floa
 
 
 class Fork:
-    """A process that the server forks; looks like a subprocess.Popen of `python COMMAND`, in a session of its own."""
+    """A process that the server forks. It behaves like a subprocess.Popen of `python COMMAND` in a separate session."""
 
     def __init__(self, address: str, request: dict[str, Any], streams: tuple[int, int]):
-        # `request`: keywords of _become; `streams`: file descriptors of its output and errors
+        # `request` has the keyword arguments of _become; `streams` has the file descriptors of its output and errors.
         self._command = request["command"]
-        request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request  # a child inherits it
+        # A child inherits this limit.
+        request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(address)
         socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
@@ -111,7 +113,7 @@ class Fork:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal, or None while the process lives."""
+        """Return the exit status, which is negative for a signal, or None while the process runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
@@ -129,12 +131,12 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, and its status is on the way
+            with suppress(ProcessLookupError):  # it has ended, but its status has not arrived yet
                 os.kill(self.pid, number)
 
 
 class Process(Fork):
-    """What a test has started: with its streams, and the processes that it started itself."""
+    """A process that a test has started, with its streams and its child processes."""
 
     def __init__(self, command: list[str], environment: dict[str, str], ranks: int, file_bytes: int | None):
         request = {"command": command, "environment": environment, "ranks": ranks}
@@ -149,7 +151,7 @@ class Process(Fork):
         self.stdout, self.stderr = (os.fdopen(reader) for reader, _ in pipes)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return what was said, as output and errors, when no process is left that could say more.
+        """Return output and errors, once no process is left that could write more.
 
         Raises subprocess.TimeoutExpired.
         """
@@ -170,7 +172,7 @@ class Process(Fork):
         return texts[0], texts[1]
 
     def children(self) -> list[int]:
-        """Return the pids of those that it started and that live, in order: of torchrun the ranks."""
+        """Return the pids of the running processes that it has started, in order, such as the ranks of torchrun."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(_start_server())
             connection.send(json.dumps({"children_of": self.pid}).encode())
@@ -179,7 +181,7 @@ class Process(Fork):
 
 @cache
 def _start_server() -> str:
-    """Return the server's address; the first of pytest's workers to come here starts it, for all of them."""
+    """Return the server's address. The first of pytest's workers that calls this starts the server for all of them."""
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     folder = Path(tempfile.gettempdir(), f"launch-{os.environ.get('PYTEST_XDIST_TESTRUNUID', uuid.uuid4().hex)}")
     folder.mkdir(exist_ok=True)
@@ -194,30 +196,30 @@ def _start_server() -> str:
 
 
 def serve(address: str, owner: int) -> NoReturn:
-    """Fork a process for each request, and answer with its pid and later its exit status, until the owner ends.
+    """Fork a process for each request, and respond with its pid and later its exit status, until the owner ends.
 
-    No other thread runs here, so no lock is held when a process is forked.
+    No other thread runs here, so that no lock is held when a process is forked.
     """
-    global _address  # noqa: PLW0603  # for what is forked here, and from there again
+    global _address  # noqa: PLW0603  # read by forks, and by their forks
     _address = address
     for name in IMPORTED_ONCE.split():
         importlib.import_module(name)
     _fill_caches()
     gc.collect()
-    gc.freeze()  # what is here already: a collection would make each fork copy all of it
+    gc.freeze()  # a collection of the existing objects would make each fork copy all of them
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen()
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
-    ended = os.pidfd_open(owner)
-    selector.register(ended, selectors.EVENT_READ)
-    parents: dict[int, int] = {}  # of each living process, the one that asked for it
-    bound: set[int] = set()  # those that get SIGTERM when it ends
+    owner_end = os.pidfd_open(owner)
+    selector.register(owner_end, selectors.EVENT_READ)
+    parents: dict[int, int] = {}  # for each running process, the process that requested it
+    bound: set[int] = set()  # processes that get SIGTERM when their parent ends
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
-            if key.fileobj == ended:
+            if key.fileobj == owner_end:
                 shutil.rmtree(Path(address).parent)
                 os._exit(0)
             if key.fileobj is listener:
@@ -236,11 +238,11 @@ def serve(address: str, owner: int) -> NoReturn:
                     try:
                         connection.send(str(status).encode())
                     except ConnectionError:
-                        continue  # nobody asks
+                        continue  # the parent no longer waits for the status
 
 
 def _fill_caches() -> None:
-    """Fill the caches of matplotlib, git's answer and cattrs; else every run would do it again."""
+    """Fill the caches of matplotlib, cattrs and git's commit, so that runs do not have to do it again."""
     from common.checks import structured
     from tokens.format.manifest import Manifest
     from training.hardware.environment import git_commit
@@ -263,17 +265,17 @@ def _answer(
         text, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
     except ConnectionError:
         text, streams = b"", []
-    if not text:  # killed before it could ask
+    if not text:  # the process was killed before it could send a request
         connection.close()
         return
     request = json.loads(text)
     if "children_of" in request:
         with connection, suppress(ConnectionError):
-            children = [pid for pid, parent in parents.items() if parent == request["children_of"]]
+            children = [pid for pid, parent_pid in parents.items() if parent_pid == request["children_of"]]
             connection.send(json.dumps(children).encode())
         return
     stops_with_parent = request.pop("stops_with_parent", False)
-    asker = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    parent = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     in_session, entering = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -284,8 +286,8 @@ def _answer(
         selector.close()
         listener.close()
         connection.close()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number, stream in enumerate([nothing, *streams]):
+        null = os.open(os.devnull, os.O_RDWR)
+        for number, stream in enumerate([null, *streams]):
             os.dup2(stream, number)
             os.close(stream)
         os.setsid()
@@ -294,33 +296,35 @@ def _answer(
         _become(**request)
     for stream in [entering, *streams]:
         os.close(stream)
-    os.read(in_session, 1)  # its end: a killpg before setsid would reach nobody, and the caller wait for ever
+    # Wait until the pipe is closed, after setsid. An earlier killpg would reach no process, and its caller would wait
+    # for ever.
+    os.read(in_session, 1)
     os.close(in_session)
-    parents[pid] = asker
+    parents[pid] = parent
     if stops_with_parent:
         bound.add(pid)
-        if asker not in parents:  # it has ended already
+        if parent not in parents:  # the parent has ended already
             os.kill(pid, signal.SIGTERM)
-    with suppress(ConnectionError):  # killed meanwhile
+    with suppress(ConnectionError):  # the parent was killed in the meantime
         connection.send(str(pid).encode())
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
 
 
 def _become(command: list[str], environment: dict[str, str], file_bytes: int, ranks: int = 1) -> NoReturn:
-    """Run a script, or torchrun with it, as Python would from its start, and end this process."""
+    """Run a script, or torchrun with the script, as a newly started Python would do it, and end this process."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
-    from training.planning import batch_probe as team
+    from training.planning import batch_probe
     from training.supervision import training_process
     from training.telemetry import chart
 
-    team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
-    drawn = SimpleNamespace(poll=lambda: 0, wait=lambda _: 0)
+    batch_probe.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
+    finished_drawing = SimpleNamespace(poll=lambda: 0, wait=lambda _: 0)
     chart.subprocess = SimpleNamespace(
-        Popen=lambda args, env, **_: _fork_again(args[1:], env) if DRAW_CHART in env else drawn,
+        Popen=lambda args, env, **_: _fork_again(args[1:], env) if DRAW_CHART in env else finished_drawing,
         TimeoutExpired=subprocess.TimeoutExpired,
         DEVNULL=None,
     )
@@ -346,7 +350,7 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
         if isinstance(status, str):
             print(status, file=sys.stderr)
             status = 1
-    except BaseException:  # noqa: BLE001  # as the interpreter would
+    except BaseException:  # noqa: BLE001  # the interpreter also prints the traceback of any exception
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
@@ -361,28 +365,30 @@ def _fork_again(
     *,
     stops_with_parent: bool = False,
 ) -> Fork:
-    """Have the server fork a process of what runs here, with its streams or others.
+    """Let the server fork another process, with the streams of this process or other ones.
 
-    `stops_with_parent`: it gets SIGTERM when this process ends; from the server, as it is the server's child.
+    `stops_with_parent`: the new process gets SIGTERM when this process ends. The server sends it, because the new
+    process is a child of the server.
     """
     request = {"command": command, "environment": environment, "stops_with_parent": stops_with_parent}
     return Fork(_address, request, streams)
 
 
 def _torchrun(command: list[str], ranks: int) -> None:
-    """Run torchrun's agent; what it starts as `python -u SCRIPT ...` is forked by the server, too."""
+    """Run torchrun's agent. The server also forks the processes that the agent starts as `python -u SCRIPT ...`."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    # For records that nobody reads it looks up the source of all callers, which takes longer than all else.
+    # For records that are never read, it looks up the source of all callers, which takes longer than everything else.
     dynamic_rendezvous.get_method_name = lambda _=0: ""
     SubprocessHandler._popen = lambda _, args, environment: _fork_again(list(args[2:]), environment)
     kill_group = os.killpg
 
-    def kill_what_is_left(group: int, number: int) -> None:
-        with suppress(ProcessLookupError):  # the server has waited for it, where a Popen would leave a zombie
+    def kill_existing_group(group: int, number: int) -> None:
+        # A process that has ended does not exist, because the server has waited for it; a Popen would leave a zombie.
+        with suppress(ProcessLookupError):
             kill_group(group, number)
 
-    os.killpg = kill_what_is_left
+    os.killpg = kill_existing_group
     torchrun.main(["--standalone", f"--nproc_per_node={ranks}", *command])

@@ -1,4 +1,4 @@
-"""HTTP servers on loopback, each in a thread of this process; one of a folder's files that can fail now and then."""
+"""HTTP servers on loopback, each in a thread of this process; one of them serves files and can fail regularly."""
 
 import functools
 import sys
@@ -13,21 +13,21 @@ import attrs
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """A server whose clients may be killed, or hang up when they have seen enough."""
+    """A server whose clients may be killed or disconnect early."""
 
-    request_queue_size = 256  # connections that come at the same time
+    request_queue_size = 256  # connections that may arrive at the same time
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # connections that were reset, by either side
+        if not isinstance(sys.exc_info()[1], OSError):  # an OSError means that either side reset the connection
             super().handle_error(request, client_address)
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """A handler of HTTP/1.1 that writes no log."""
+    """A handler for HTTP/1.1 that writes no log."""
 
     protocol_version = "HTTP/1.1"
 
@@ -35,15 +35,15 @@ class QuietHandler(BaseHTTPRequestHandler):
         pass
 
     def received(self) -> bytes:
-        """Return the request's content."""
+        """Return the content of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def asked_part(self, data: bytes) -> tuple[bytes, int, dict[str, str]]:
-        """Return the range of a file that is asked for, or all of it, with a status and headers."""
-        asked = self.headers.get("Range")
-        if not asked:
+    def requested_part(self, data: bytes) -> tuple[bytes, int, dict[str, str]]:
+        """Return the requested range of a file, or all of it, with the status and headers of the response."""
+        requested = self.headers.get("Range")
+        if not requested:
             return data, 200, {}
-        begin, _, end = asked.removeprefix("bytes=").partition("-")
+        begin, _, end = requested.removeprefix("bytes=").partition("-")
         first = int(begin or 0)
         part = data[first : int(end) + 1 if end else None]
         return part, 206, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
@@ -51,7 +51,10 @@ class QuietHandler(BaseHTTPRequestHandler):
     def send_content(
         self, content: bytes, status: int = 200, headers: dict[str, str] | None = None, sent: int | None = None
     ) -> None:
-        """Send a response; JSON, unless its headers say otherwise. `sent`: bytes before the connection breaks off."""
+        """Send a response, which is JSON unless its headers say otherwise.
+
+        `sent`: number of bytes after which the connection breaks off.
+        """
         fixed = {"Content-Length": str(len(content)), "Content-Type": "application/json"}
         try:
             self.send_response_only(status)
@@ -60,14 +63,14 @@ class QuietHandler(BaseHTTPRequestHandler):
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content[:sent])
-        except OSError:  # the client has not waited
+        except OSError:  # the client has disconnected
             self.close_connection = True
         self.close_connection |= sent is not None
 
 
 @contextmanager
 def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[LoopbackServer]:
-    """Answer requests by the handler at a free port while the context lasts."""
+    """Handle requests at a free port while the context lasts."""
     server = LoopbackServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -81,13 +84,13 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[Loopback
 
 @attrs.define
 class FileServer:
-    """A server of files, and its ailments."""
+    """A server of files, and the ways in which it fails."""
 
     url: str = ""
     requests: list[str] = attrs.field(factory=list)
-    ranges: bool = True
-    busy_every: int = 0  # this many requests; 0: never
-    drop_every: int = 0  # the connection, after half of what was asked for
+    ranges: bool = True  # whether it supports requests for ranges
+    busy_every: int = 0  # respond with status 503 to every N-th request; 0: never
+    drop_every: int = 0  # break off every N-th response with a range after half of it; 0: never
 
 
 @contextmanager
@@ -97,15 +100,15 @@ def serve_files(folder: Path) -> Iterator[FileServer]:
 
     class Handler(QuietHandler, SimpleHTTPRequestHandler):
         def answer(self) -> None:
-            asked = self.headers.get("Range", "")
-            files.requests.append(f"{self.command} {self.path} {asked}".strip())
+            requested = self.headers.get("Range", "")
+            files.requests.append(f"{self.command} {self.path} {requested}".strip())
             number = len(files.requests)
             if files.busy_every and number % files.busy_every == 0:
                 return self.send_error(503)
             path = Path(self.translate_path(self.path))
-            if not (files.ranges and asked and path.is_file()):
+            if not (files.ranges and requested and path.is_file()):
                 return super().do_GET() if self.command == "GET" else super().do_HEAD()
-            part, status, headers = self.asked_part(path.read_bytes())
+            part, status, headers = self.requested_part(path.read_bytes())
             dropped = files.drop_every and number % files.drop_every == 0
             return self.send_content(part, status, headers, len(part) // 2 if dropped else None)
 

@@ -1,4 +1,7 @@
-"""Two machines on this one: a network, host name, processes and /etc/hosts each, joined by a cable. Linux, as root."""
+"""Two emulated machines, each with its network, host name, processes and /etc/hosts, joined by a cable.
+
+This works only on Linux and as root.
+"""
 
 import ctypes
 import os
@@ -17,10 +20,11 @@ import pytest
 
 from tests.launch import ROOT
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # a rank, unless it is told otherwise
-CLONE_NEWNET = 0x40000000  # of setns
-Hosts = Literal["good", "own name", "nothing"]  # which names /etc/hosts knows; "own name": as 127.0.1.1, as on Debian
-# Becomes a machine, then runs its arguments: mounts are its own, and all its processes die with it.
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # starts one rank by default
+CLONE_NEWNET = 0x40000000  # a flag of setns
+# The names in /etc/hosts. "own name": only the machine's own name, as 127.0.1.1, as Debian does it
+Hosts = Literal["good", "own name", "nothing"]
+# Becomes a machine, and then runs its arguments. It has its own mounts, and all its processes die with it.
 SCRIPT = """
 mount --make-rprivate / && mount -t proc proc /proc && hostname "$1" && mount --bind "$2" /etc/hosts || exit 98
 if [ -n "$3" ]; then mount --bind "$3" "$4" || exit 98; fi
@@ -31,17 +35,17 @@ exec "$@"
 
 @attrs.frozen
 class Machine:
-    """A machine; `address` in the network of both."""
+    """An emulated machine."""
 
     name: str
-    address: str
+    address: str  # in the network of both machines
     namespace: str
-    cable: str  # its network interface
-    folder: Path  # for its /etc/hosts
+    cable: str  # the network interface
+    folder: Path  # for the files of the machine
 
     @property
     def disk(self) -> Path:
-        """The folder that lies in the place of `own_disk` there."""
+        """The folder that the machine has at the path of `own_disk`."""
         return self.folder / f"disk-{self.name}"
 
     def start(
@@ -51,7 +55,7 @@ class Machine:
         own_disk: Path | None = None,
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command from the repository's root; `own_disk`: a run directory that is another one there."""
+        """Start a command in the repository's root. `own_disk`: a run directory of which the machine has a copy."""
         text = {"good": "10.77.0.1 a\n10.77.0.2 b\n", "own name": f"127.0.1.1 {self.name}\n", "nothing": ""}[hosts]
         file = self.folder / f"hosts-{self.name}"
         file.write_text("127.0.0.1 localhost\n" + text)
@@ -63,9 +67,9 @@ class Machine:
                 if not (self.disk / name).exists():
                     shutil.copy(own_disk / name, self.disk)
         enter = ("nsenter", f"--net=/run/netns/{self.namespace}")
-        own = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child")
+        isolate = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child")
         return subprocess.Popen(
-            [*enter, *own, "bash", "-c", SCRIPT, "machine", self.name, str(file), *mounts, *command],
+            [*enter, *isolate, "bash", "-c", SCRIPT, "machine", self.name, str(file), *mounts, *command],
             cwd=ROOT,
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | (environment or {}),
             stdout=subprocess.PIPE,
@@ -76,31 +80,34 @@ class Machine:
     def train(
         self, run: Path, *options: str, master: str, script: Path | str = "train.py", ranks: int = 1, **keys: Any
     ) -> subprocess.Popen[str]:
-        """Start one node of two under torchrun, with the first machine's address or name. `keys`: of `start`."""
+        """Start one of two nodes under torchrun.
+
+        `master` is the address or name of the first machine; `keys` are keyword arguments of `start`.
+        """
         node = ("--nnodes=2", f"--node_rank={'ab'.index(self.name)}", f"--nproc_per_node={ranks}")
         meeting = (*node, f"--master-addr={master}", "--master-port=29500")
         return self.start(*TORCHRUN, *meeting, str(script), str(run), *options, **keys)
 
     def plug(self, *, cable: bool) -> None:
-        """Put the cable in, or pull it out."""
+        """Plug the cable in, or unplug it."""
         _ip("-n", self.namespace, "link", "set", self.cable, "up" if cable else "down")
 
     def listen(self) -> socket.socket:
         """Return a socket that listens in this machine's network, for this process to serve."""
-        libc, made = ctypes.CDLL(None, use_errno=True), []
+        libc, sockets = ctypes.CDLL(None, use_errno=True), []
 
-        def make() -> None:  # in a thread of its own, which moves to that network for good
+        def create() -> None:  # in a separate thread, because it moves to that network permanently
             with Path(f"/run/netns/{self.namespace}").open() as namespace:
                 assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            made.append(socket.create_server((self.address, 0)))
+            sockets.append(socket.create_server((self.address, 0)))
 
-        thread = threading.Thread(target=make)
+        thread = threading.Thread(target=create)
         thread.start()
         thread.join()
-        return made[0]
+        return sockets[0]
 
     def sent_bytes(self) -> int:
-        """Return the bytes that have gone over the cable from here."""
+        """Return the number of bytes that this machine has sent over the cable."""
         enter = ["nsenter", f"--net=/run/netns/{self.namespace}", "cat", "/proc/net/dev"]
         text = subprocess.run(enter, check=True, capture_output=True, text=True).stdout
         [counters] = [line.split(":")[1] for line in text.splitlines() if line.strip().startswith(f"{self.cable}:")]
@@ -112,14 +119,14 @@ Machines = tuple[Machine, Machine]
 
 @contextmanager
 def two_machines(folder: Path) -> Iterator[Machines]:
-    """Return machines a and b, or skip the test that wants them: only root can make a network."""
+    """Create the machines a and b, or skip the test: only root can create a network."""
     if sys.platform != "linux" or os.geteuid() or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
         pytest.skip("needs Linux, root, ip, nsenter and unshare: machines are network namespaces")
     names = [f"lockstep-{os.getpid()}-{name}" for name in "ab"]
     cables = [f"ls{os.getpid()}{name}" for name in "ab"]
     first, second = names
     if subprocess.run(["ip", "netns", "add", first], check=False, capture_output=True).returncode:
-        pytest.skip("needs network namespaces, which this system does not let root make")
+        pytest.skip("needs network namespaces, which root must not create on this system")
     try:
         _ip("netns", "add", second)
         for name in names:

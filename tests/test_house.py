@@ -1,4 +1,4 @@
-"""The rules of the repository that a test can check: directions of imports, contents of pages, and entry scripts."""
+"""The house rules that a machine can check: the direction of imports, links of pages, and answers of entry scripts."""
 
 import ast
 import graphlib
@@ -53,8 +53,8 @@ def test_imports_run_one_way(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ["tokens", "training", "evaluation", "reporting", "experiments"])
-def test_imports_inside_a_room_run_one_way(room: str) -> None:
-    """Each folder, and each module next to the folders, is a node of the import graph, which must not have cycles."""
+def test_folders_and_modules_of_a_room_import_one_way(room: str) -> None:
+    """Each folder of a room, and each module that is not in a folder, is a node of a graph without circles."""
     graph: dict[str, set[str]] = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         node = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
@@ -64,14 +64,14 @@ def test_imports_inside_a_room_run_one_way(room: str) -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_names_of_modules_and_classes_are_unique() -> None:
+def test_no_two_modules_or_classes_share_a_name() -> None:
     modules: dict[str, list[str]] = {}
     classes: dict[str, list[str]] = {}
     for path in [
         path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
     ]:
         where = str(path.relative_to(ROOT))
-        if path.name not in ("__init__.py", "command.py"):  # these are distinguished by their folders
+        if path.name not in ("__init__.py", "command.py"):  # these are named by their folder
             modules.setdefault(path.stem, []).append(where)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
@@ -80,8 +80,8 @@ def test_names_of_modules_and_classes_are_unique() -> None:
     assert {name: paths for name, paths in classes.items() if len(paths) > 1} == {}
 
 
-def test_each_command_names_an_existing_function() -> None:
-    """Commands name their modules as text, so that --help need not import them. After a move, a name could be wrong."""
+def test_each_command_names_a_function_that_exists() -> None:
+    """Commands name their modules as text, so that --help need not import them. Moving a module could break a name."""
     registries = [evaluation.command_line, experiments.command, reporting.command, tokens.command]
     commands = [command for registry in registries for command in registry.COMMANDS.values()]
     commands += training.command.FIND_COMMANDS.values()
@@ -115,7 +115,7 @@ def test_training_needs_no_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-# Files that print anything else than complete lines for people: help, streamed text, coloured tokens, shell commands.
+# Files that print more than complete lines for people: help, generated text as it arrives, coloured tokens, commands
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
     "evaluation/generation/generated_text.py",
@@ -130,8 +130,8 @@ def test_one_function_prints_lines_for_people() -> None:
         assert not prints or str(path.relative_to(ROOT)) in PRINTING, path
 
 
-def test_links_outside_the_site_work() -> None:
-    """mkdocs --strict checks only the pages in docs/."""
+def test_links_of_pages_outside_the_site_exist() -> None:
+    """mkdocs --strict checks the links in docs/; this test checks the pages in the root folder."""
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
         for link in links:
@@ -148,10 +148,11 @@ def test_links_outside_the_site_work() -> None:
 def test_pages_name_existing_files_and_modules() -> None:
     pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks", "examples"])
-    for page in [page for page in pages if page.name != "NOTES.md"]:  # the log may name files that no longer exist
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # NOTES.md names files as they were at the time
         text = page.read_text()
         files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
-        files |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (\w+(?:\.\w+)+)", text)}
+        modules = re.findall(rf"python -m ((?:{rooms})(?:\.\w+)+)", text)  # other programs' modules are not checked
+        files |= {f"{module.replace('.', '/')}.py" for module in modules}
         absent = {name for name in files if not (ROOT / name).exists()}
         assert absent == set(), page
 
@@ -162,6 +163,6 @@ def test_the_map_names_every_code_folder() -> None:
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
-    two_deep = ("tokens", "training")  # the map lists the folders inside of these
+    two_deep = ("tokens", "training")  # rooms whose folders the map lists
     folders = {f"{path.parent}/" if path.parts[0] in two_deep else f"{path.parts[0]}/" for path in paths} - {"tokens/"}
     assert folders and folders - named == set()

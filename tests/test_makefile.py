@@ -1,4 +1,4 @@
-"""Variables of the Makefile: `make train` with a fake Python in .venv, which prints its arguments."""
+"""`make train` with a stand-in for the Python of .venv, which prints its arguments instead of running anything."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
 echo "python $* next=$LOCKSTEP_NEXT"
 """
 NOTES = "".join(
-    f"make: NOTE: {name} of the environment is not used; if you mean it: make train {name}=...\n"
+    f"make: NOTE: the environment variable {name} is ignored; to use it, run: make train {name}=...\n"
     for name in ("TEXT", "RUN")
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a copy of the Makefile and a text, in which everything seems to be installed and prepared."""
+    """Return a folder with a copy of the Makefile and a text, in which everything seems installed and prepared."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / "token_files" / "quickstart").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -47,8 +47,7 @@ def test_exported_text_and_run_change_nothing(folder: Path) -> None:
         exported = make(folder, *words, TEXT="other.txt", RUN="other")
         assert (exported.returncode, exported.stdout) == (0, plain.stdout) == (plain.returncode, plain.stdout)
         notes = [line for line in exported.stderr.splitlines(keepends=True) if "NOTE" in line]
-        # Variables on the command line are used, without a note.
-        assert notes == NOTES.splitlines(keepends=True)[len(words) :]
+        assert notes == NOTES.splitlines(keepends=True)[len(words) :]  # variables of the command line are used
         assert "NOTE" not in plain.stderr
 
 
@@ -60,4 +59,17 @@ def test_text_and_run_come_from_the_command_line(folder: Path) -> None:
     named = make(folder, "TEXT=book.txt", "RUN=mine", TEXT="other.txt").stdout
     assert "train.py runs/mine --like" in named and "next=make train TEXT=book.txt RUN=mine\n" in named
     alone = make(folder, "RUN=mine")
-    assert alone.returncode == 2 and "RUN names the directory of your own text" in alone.stderr
+    assert alone.returncode == 2
+    assert alone.stderr.splitlines()[0] == (
+        "make: RUN names the run directory of your own text; pass the text as well: make train TEXT=... RUN=mine"
+    )
+
+
+def test_recipes_are_not_echoed(folder: Path) -> None:
+    training = make(folder, "TEXT=book.txt").stdout.splitlines()
+    assert [line.split()[1] for line in training if line.startswith("python ")] == [
+        "prepare_data.py",
+        "-m",
+        "evaluate.py",
+    ]
+    assert not any("$" in line or "set -eu" in line for line in training)

@@ -12,14 +12,14 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 @pytest.mark.parametrize(
     ("source", "output", "tokenizer", "message"),
     [
-        ("a.jsonl", "/dev/null", "bytes", "/dev/null: is no folder; pass another --output"),
-        ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file stands where a folder is wanted"),
+        ("a.jsonl", "/dev/null", "bytes", "/dev/null: is not a folder; pass another --output"),
+        ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file has the name of a folder"),
         ("a.jsonl", "x" * 300, "bytes", "cannot be written: File name too long; choose a shorter name"),
         ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # reported before the unknown tokenizer
         ("x" * 300, "out", "bytes", "cannot be read: "),
     ],
 )
-def test_impossible_paths_are_one_honest_line(
+def test_an_impossible_path_is_one_error_line(
     tmp_path: Path, source: str, output: str, tokenizer: str, message: str
 ) -> None:
     jsonl(tmp_path / "a.jsonl", ["text"] * 20)
@@ -28,29 +28,29 @@ def test_impossible_paths_are_one_honest_line(
     assert message in done.stderr and "kept" not in done.stderr
 
 
-def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "docs\x1b[2J\udcff"
     folder.mkdir()
     jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
     (folder / "other\x1b[8m.png").write_text("")
-    for output in (folder / "out", folder / "out"):  # the second time, the output is complete already
+    for output in (folder / "out", folder / "out"):  # the second time it is already complete
         done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
         shown = done.stdout + done.stderr
         assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
 
 
-def test_bad_documents_are_reported(tmp_path: Path) -> None:
+def test_bad_documents_are_reported_and_limited(tmp_path: Path) -> None:
     for bad, status in ((1, 0), (6, 1)):
         source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
         done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
         assert done.returncode == status
         assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
         assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
-        assert ("  ledger.jsonl has more" in done.stderr) == (bad > 5)
+        assert ("  more examples are in ledger.jsonl" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
     with source.open("a") as file:
-        file.write('{"text": "\\ud800"}\n')  # this document is repaired, not lost
+        file.write('{"text": "\\ud800"}\n')  # this is repaired, so it does not count as a loss
     options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
     done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
     assert done.returncode == 1
@@ -58,14 +58,15 @@ def test_bad_documents_are_reported(tmp_path: Path) -> None:
     assert not list((tmp_path / "fail").glob("[!.]*.safetensors"))
 
 
-def test_the_same_command_continues_after_a_full_disk(tmp_path: Path) -> None:
+def test_a_preparation_resumes_after_a_full_disk(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
     options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000")
-    for executor in (("--executor", "inline"), ("--workers", "2")):  # with two workers, a worker may notice it first
+    for executor in (("--executor", "inline"), ("--workers", "2")):  # with workers, one of them may fail first
         full = run(["prlimit", "--fsize=300000", *PREPARE], *options, *executor)
         assert full.returncode == 1 and "Traceback" not in full.stderr
         assert re.search(r"prepare_data.py: \S+/out/\S+: File too large; ", full.stderr.splitlines()[-1]), full.stderr
-        assert "File too large; what was committed is kept: the same command goes on" in full.stderr.splitlines()[-1]
+        advice = "File too large; finished work is kept, so rerun the same command to continue"
+        assert advice in full.stderr.splitlines()[-1]
         assert not list((tmp_path / "out").glob("[!.]*.safetensors"))
     done = succeed(PREPARE, *options)
     assert re.search(r"resuming after 2 of 10 units", done.stderr), done.stderr

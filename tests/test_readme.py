@@ -1,4 +1,4 @@
-"""All commands in the README and in Getting started run in a fresh copy of the repository, as they are written there.
+"""Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
 Only what a test machine does not have is replaced: commands for GPUs become dry runs with that world size, the hub is
 on loopback, its text is tokenized as bytes (GPT-2's ranks would need the network), and the quickstart and the toy
@@ -8,7 +8,6 @@ dialogue take a few steps with a smaller model. Commands that are the same after
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,27 +33,6 @@ configs:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A copy of the tracked files with a small quickstart, in which `.venv` is a link to this Python's packages."""
-    if not Path(sys.prefix, "installed-test").exists():
-        pytest.skip("needs the .venv of `make test`, because it would install packages into this one")
-    for name in execute("git", "ls-files").stdout.split():
-        target = tmp_path / "clone" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
-    clone = tmp_path / "clone"
-    (clone / ".venv").symlink_to(sys.prefix)
-    small = {
-        "train.json": {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3},
-        "model.json": {"emb_dim": 32, "n_heads": 2, "n_layers": 1},
-    }
-    for name, changes in small.items():
-        path = clone / "runs" / "quickstart" / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return clone
-
-
-@pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     folder = tmp_path / "fineweb" / "sample" / "10BT"
     folder.mkdir(parents=True)
@@ -65,7 +43,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
+    """Return the commands of all bash blocks, and those of torchrun in tables; console blocks need another machine."""
+    # The tutorial comes first, because it activates the environment.
+    pages = "\n".join((ROOT / page).read_text() for page in ("docs/tutorial.md", "docs/chat.md", "README.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     in_table = re.findall(r"`(torchrun [^`]+)`", pages)
     lines = "\n".join(blocks).replace("\\\n", "").splitlines()
@@ -147,7 +127,7 @@ def test_setup_refuses_an_old_driver_before_downloading(clone: Path, tmp_path: P
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, the torch of requ")
+    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, but the torch in ")
     assert not (clone / ".venv").exists()
 
 
@@ -157,5 +137,5 @@ def test_setup_reports_unusable_gpus(clone: Path, tmp_path: Path) -> None:
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     assert done.stderr == "setup_lambda.sh: this machine cannot train yet: see the problem above\n"
-    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, CUDA can use none: " in done.stdout
+    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, but CUDA can use none: " in done.stdout
     assert "usable" not in done.stdout and "ready" not in done.stdout

@@ -1,4 +1,4 @@
-"""docs/status.md names an existing test for each promise, so that no promise can disappear unnoticed."""
+"""docs/status.md names an existing test for each promise, so that no promise can be removed unnoticed."""
 
 import ast
 import re
@@ -11,10 +11,10 @@ TITLE = "## Promises and their tests"
 
 
 def promises() -> list[tuple[str, str, str]]:
-    """Return the rows of the list: each has the promise, the file of its test, and the test's name."""
+    """Return the rows of the list: the promise, the file of its test, and the name of the test."""
     section = (ROOT / "docs/status.md").read_text().partition(TITLE)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", section, re.MULTILINE)
-    table_rows = [line for line in section.splitlines() if line.startswith("|")][2:]  # without title and rule
+    table_rows = [line for line in section.splitlines() if line.startswith("|")][2:]  # without the header and its rule
     assert len(rows) == len(table_rows), [line for line in table_rows if "::" not in line]
     return rows
 
@@ -32,7 +32,7 @@ def test_each_promise_has_an_existing_test() -> None:
     assert [f"{file}::{name}" for _, file, name in rows if name not in functions_of(ROOT / file)] == []
 
 
-def test_promises_are_unique_and_never_skipped() -> None:
+def test_no_promise_is_repeated_or_skipped() -> None:
     rows = promises()
     assert len({promise for promise, _, _ in rows}) == len(rows) > 0
     for _, file, name in rows:

@@ -22,15 +22,15 @@ LONG_NAME = "n" * 5000
         (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (1, ["--set", "model.vocab_size=256"], "got 256, wanted at least 257, the vocabulary of tokenizer bytes"),
         (1, ["--set", "model.emb_dim=262144"], "wanted 99.0 TB for 5 checkpoints"),
-        (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
-        (1, ["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
-        (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
+        (1, ["--set", "dataset=token_files/absent"], "is not a directory here; prepare it with prepare_data.py SOURCE"),
+        (1, ["--set", f"dataset={LONG_NAME}"], "is not a directory here; prepare it with"),
+        (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is not a directory here"),
         (2, ["--token-files", "/absent"], "/absent: no train tokens"),
         (1, ["--token-files", LONG_NAME], ": File name too long"),
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
-        (1, ["--resume", "step-1"], "no such checkpoint; there are none"),
-        (1, ["--resume", LONG_NAME], "no such checkpoint; there are none"),
-        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide, as"),
+        (1, ["--resume", "step-1"], "no such checkpoint; existing ones: none"),
+        (1, ["--resume", LONG_NAME], "no such checkpoint; existing ones: none"),
+        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, options: list[str], message: str) -> None:
@@ -70,7 +70,7 @@ def test_too_little_memory_is_one_line(make_run: MakeRun, tmp_path: Path) -> Non
     )
     run = make_run()
     line = one_line(train(run, "--set", "model.emb_dim=262144", script=script))
-    assert "rank 0: this machine's memory does not hold microbatch_size 2; try --set" in line
+    assert "rank 0: this machine's memory is too small for microbatch_size 2; try --set" in line
     ended = read_exit(run)
     assert ended is not None and ended.reason == "out-of-memory" and ended.problem == line.removeprefix("train.py: ")
 
@@ -79,7 +79,7 @@ def test_impossible_names_are_one_line(make_run: MakeRun, tmp_path: Path) -> Non
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
-    assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
+    assert "bad\\udcff: the name is not UTF-8, so its checkpoints could not be read" in one_line(train(odd))
 
 
 def test_control_characters_never_reach_the_terminal(make_run: MakeRun) -> None:

@@ -1,6 +1,6 @@
-"""Random disturbances of real runs: kill -9 at any instant, and stops that change world size and wrapper.
+"""Random disturbances of real runs: kill -9 at any moment, and stops after which world size and wrapper change.
 
-Whatever happens, the run must end in the state of the one that was left in peace.
+Whatever happens, the run must end in the same state as an undisturbed run.
 """
 
 import json
@@ -23,10 +23,10 @@ from training.checkpoints.lookup import find_to_resume
 from training.telemetry.metrics_log import METRICS, read_counted, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
-KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is nearly always in flight
+KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed, so that a save is nearly always in flight
 KILL_MODEL = {"context_length": 16}
 KILL_SETTINGS = {
-    "global_batch_size": 16,  # 8 micro-batches: up to 8 ranks
+    "global_batch_size": 16,  # 8 micro-batches, for up to 8 ranks
     "checkpoint_interval": KILL_INTERVAL,
     "validation_interval": 50,
     "validation_sequences": 4,
@@ -36,7 +36,7 @@ KILL_SETTINGS = {
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """How a run is started."""
+    """The number of ranks and the wrapper with which a run is started."""
 
     ranks: int
     parallel: str
@@ -48,13 +48,14 @@ class Layout:
 def kill_again_and_again(
     make_run: MakeRun, layouts: list[Layout], kills: int, *, steps: int, as_user: bool
 ) -> tuple[list[str], set[str]]:
-    """Kill runs until enough kills have hit; let each run end. Return a log, a line a kill, and all final hashes.
+    """Kill runs until enough kills have happened, and let each run finish.
 
-    Runs have so many steps and are started as a user does, or else by tests/launch.py; the number of kills is the seed.
-    The first hash is of an undisturbed run on one rank. Asserts that no durable checkpoint is lost and that no more
-    steps are redone than lie between two checkpoints and were done while one was being written.
+    Returns a log with a line per kill, and all final hashes, including the hash of an undisturbed run on one rank. Runs
+    have `steps` steps. They are started by a command line as a user would do it, or by tests/launch.py. The number of
+    kills is the seed. Asserts that no durable checkpoint is lost, and that a kill costs at most the steps between two
+    checkpoints and those that were trained while a checkpoint was being written.
     """
-    draw = random.Random(kills)
+    generator = random.Random(kills)
     settings = KILL_SETTINGS | {"min_train_tokens": steps * 16 * 16}
     straight = make_run("straight", KILL_MODEL, **settings)
     complete(straight)
@@ -62,20 +63,23 @@ def kill_again_and_again(
     while len(log) < kills:
         run = make_run(f"killed-{len(log)}", KILL_MODEL, **settings)
         while len(log) < kills:
-            line = start_and_kill(run, draw.choice(layouts), draw, as_user)
-            if line is None:  # the run was faster
+            line = start_and_kill(run, generator.choice(layouts), generator, as_user)
+            if line is None:  # the run ended before the kill
                 break
             log.append(f"{len(log) + 1:3}  {line}")
             print(log[-1], flush=True)
-        complete(run, ranks=draw.choice([1, 2]))
+        complete(run, ranks=generator.choice([1, 2]))
         hashes.add(final_hash(run))
         assert metrics(run, "train_loss") == metrics(straight, "train_loss")
         assert metrics(run, "validation_loss") == metrics(straight, "validation_loss")
     return log, hashes
 
 
-def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool) -> str | None:
-    """Start a run, kill something, see that everything ends; return a line about it, or None if the run ended first."""
+def start_and_kill(run: Path, layout: Layout, generator: random.Random, as_user: bool) -> str | None:
+    """Start a run, kill some of its processes, and check that all of them end.
+
+    Returns a line for the log, or None if the run ended first.
+    """
     options = ("--set", f"parallel={layout.parallel}")
     before = last_step(run)
     if as_user:
@@ -84,25 +88,25 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     else:
         process = launch.start(ROOT / "train.py", str(run), "--device", "cpu", *options, ranks=layout.ranks)
     start_seconds = 4.0 if as_user else 0.6
-    at_start = draw.random() < 0.2
-    if not at_start:  # in training: some time after the first new step
+    at_start = generator.random() < 0.2
+    if not at_start:  # kill during training, some time after the first new step
         wait_until(lambda: size_of(run) != before[1] or process.poll() is not None)
-    time.sleep(draw.uniform(0, start_seconds if at_start else 1.5))
+    time.sleep(generator.uniform(0, start_seconds if at_start else 1.5))
     workers = children(process) if layout.ranks > 1 else [process.pid]
     if process.poll() is not None:
         assert process.returncode == 0, process.communicate()[1]
         return None
-    victims = draw.choice(VICTIMS) if workers and layout.ranks > 1 else "everything"
-    chosen = {
-        "a rank": [draw.choice(workers)] if workers else [],
+    victims = generator.choice(VICTIMS) if workers and layout.ranks > 1 else "everything"
+    pids = {
+        "a rank": [generator.choice(workers)] if workers else [],
         "all ranks": workers,
         "torchrun": [process.pid],
         "everything": [process.pid, *workers],
     }[victims]
-    for pid in chosen:
+    for pid in pids:
         kill(pid)
     process.communicate(timeout=90)
-    wait_until(lambda: not processes(run), seconds=60)  # a rank that outlives torchrun stops by itself
+    wait_until(lambda: not processes(run), seconds=60)  # ranks that are still alive stop because torchrun has ended
     step, _ = last_step(run)
     durable = [record["step"] for record in events(run, "checkpoint")]
     intact = find_to_resume(checkpoints_of(run), "auto")
@@ -113,12 +117,12 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     return f"{layout!s:7} kill -9 {victims:11} at step {step:5}, resumes at {resumes_at:5}, {redone} redone"
 
 
-def walk(run: Path, layouts: list[Layout], steps: int, draw: random.Random) -> list[str]:
-    """Take a run to its end in up to five legs, each on another layout; return what it did."""
-    stops = sorted(draw.sample(range(1, steps), draw.randint(2, 4)))
+def walk(run: Path, layouts: list[Layout], steps: int, generator: random.Random) -> list[str]:
+    """Train a run to its end in up to five jobs with random layouts; return a description of each job."""
+    stops = sorted(generator.sample(range(1, steps), generator.randint(2, 4)))
     legs = []
     for stop in [*stops, steps]:
-        layout = draw.choice(layouts)
+        layout = generator.choice(layouts)
         options = ("--set", f"parallel={layout.parallel}", "--max-steps", str(stop), "--hash-every", "1")
         complete(run, *options, ranks=layout.ranks)
         legs.append(f"{layout} to step {stop}")
@@ -131,7 +135,7 @@ def final_hash(run: Path) -> str:
 
 
 def last_step(run: Path) -> tuple[int, int]:
-    """Return the last step that the metrics tell of, and their size in bytes."""
+    """Return the last step in the metrics, and the size of the metrics in bytes."""
     steps = [record["step"] for record in read_metrics(run) if "train_loss" in record]
     return max(steps, default=0), size_of(run)
 
@@ -147,34 +151,34 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def starts(run: Path) -> list[int]:
-    """Return the world size of each job that has started, also of those of which no step is left."""
+    """Return the world size of each job that has started, including jobs whose steps were all superseded."""
     return [record["world_size"] for record in read_counted(run).records if record.get("event") == "start"]
 
 
 def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]:
-    """Return what a process has started, in order: the ranks of torchrun, the workers of a preparation."""
+    """Return the child processes of a process in order, such as the ranks of torchrun."""
     if isinstance(process, launch.Process):
         return process.children()
-    return _found("-P", str(process if isinstance(process, int) else process.pid))
+    return _pgrep("-P", str(process if isinstance(process, int) else process.pid))
 
 
 def processes(run: Path) -> list[int]:
-    """Return the process ids of a run's torchruns and ranks, by their command lines: no forked ones."""
-    return _found("-f", f"train.py {run}( |$)")
+    """Return the process ids of a run's torchruns and ranks by their command lines, without forks by launch.py."""
+    return _pgrep("-f", f"train.py {run}( |$)")
 
 
-def _found(*options: str) -> list[int]:
+def _pgrep(*options: str) -> list[int]:
     return [int(word) for word in launch.execute("pgrep", *options).stdout.split()]
 
 
 def kill(pid: int) -> None:
-    """Kill a process that may have ended by itself."""
+    """Kill a process, unless it has ended already."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def end(machine: subprocess.Popen[str]) -> None:
-    """Kill a machine's processes: those of its namespace die with the first, of which unshare is the parent."""
+    """Kill a machine's processes. All processes of its namespace die with the first one, the child of unshare."""
     for pid in children(machine):
         kill(pid)
     machine.kill()

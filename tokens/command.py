@@ -14,15 +14,18 @@ from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
 EPILOG = """sources:
-  FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document),
-                           .jsonl .json (a line is; .gz, .zst), .parquet
-  s3://... gs://... az://... https://... hf://...   the same; over http a
-                           folder's name ends in /; AWS_ENDPOINT_URL: an S3
-                           server other than Amazon's
-  hf:OWNER/NAME[:CONFIG][@REVISION]   data files of the train split of a
-                           Hugging Face dataset
-  stdlib                   source code of the running Python's standard library:
-                           real text on every machine
+  FILE, FOLDER or 'GLOB'   .txt, .md and .py: each file is a document;
+                           .jsonl and .json (also .gz, .zst): each line is one;
+                           .parquet: each row is one
+  s3://... gs://... az://... https://... hf://...
+                           the same files in a bucket or on a server; over
+                           https, end a folder's name with /; for an S3 server
+                           other than Amazon's, set AWS_ENDPOINT_URL
+  hf:OWNER/NAME[:CONFIG][@REVISION]
+                           data files of the train split of a dataset on the
+                           Hugging Face hub
+  stdlib                   source code of this Python's standard library:
+                           real text that every machine has
 
 examples:
   python prepare_data.py stdlib --output token_files/stdlib --tokenizer bytes
@@ -31,19 +34,19 @@ examples:
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens \\
       --shard-tokens 100000000
 
-commands (write ./status for a source of that name):
+commands (for a source with the name of a command, write for example ./status):
   python prepare_data.py tokenizer SOURCE... --vocab-size N
-                                        train an own tokenizer: byte pairs
-  python prepare_data.py status DIR     progress of a preparation
+                                        train your own byte-pair tokenizer
+  python prepare_data.py status DIR     show the progress of a preparation
   python prepare_data.py verify DIR     check token files against their manifest
-  python prepare_data.py stats DIR      document lengths, also as a chart,
+  python prepare_data.py stats DIR      measure document lengths (with a chart),
                                         duplicates and contamination
   python prepare_data.py push DIR OWNER/NAME [--private] [--license mit]
                                         upload to the Hugging Face hub
-status and verify also take s3://... (gs://, az://) as DIR.
+For status and verify, DIR may also be in a bucket (s3://, gs:// or az://).
 
-The same command resumes an interrupted or killed one, with --output s3://...
-on any machine; the number of workers may change.
+To resume an interrupted or killed preparation, rerun the same command. The
+number of workers may change. With --output s3://... any machine can resume it.
 
 Exit status: 0 done; 1 error, a damaged file, text that is not UTF-8, or more
 than 1 % of the documents bad; 2 usage; 130 interrupted.
@@ -52,18 +55,19 @@ than 1 % of the documents bad; 2 usage; 130 interrupted.
 
 def _local_folder(text: str) -> str:
     if REMOTE in text:
-        raise ValueError(f"{text}: wanted a folder; copy the files there first")
+        raise ValueError(f"{text}: this command reads a local folder; copy the files into one first")
     return text
 
 
-BucketOrDirectory = Annotated[str, option("token directory, or s3://...", name="DIR")]
+BucketOrDirectory = Annotated[str, option("token directory, or a bucket such as s3://...", name="DIR")]
 Directory = Annotated[str, option("token directory", name="DIR", check=_local_folder)]
-OUTPUTS = {"--output"[:length] for length in range(len("--o"), len("--output") + 1)}  # and what abbreviates it
+# --output and its abbreviations
+OUTPUTS = {"--output"[:length] for length in range(len("--o"), len("--output") + 1)}
 
 
 @attrs.frozen
 class StatusCommand:
-    """Progress of a preparation."""
+    """Show the progress of a preparation."""
 
     directory: BucketOrDirectory
 
@@ -77,30 +81,35 @@ class VerifyCommand:
 
 @attrs.frozen
 class StatsCommand:
-    """Document lengths, also as a chart, bytes per token, duplicates and contamination."""
+    """Measure document lengths (also as a chart), bytes per token, duplicates and contamination."""
 
     directory: Directory
     end_of_text: Annotated[
-        int | None, option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1))
+        int | None,
+        option("end-of-text id; default: the one in the manifest, or 50256", "ID", check=integer(0, (1 << 32) - 1)),
     ] = attrs.field(default=None, kw_only=True)
     against: Annotated[
-        tuple[Path, ...], option("JSON Lines, or the held-out splits of a token directory: is it in train?", "FILE|DIR")
+        tuple[Path, ...],
+        option(
+            "JSON Lines, or a token directory with held-out splits: check whether it occurs in the training tokens",
+            "FILE|DIR",
+        ),
     ] = attrs.field(default=(), kw_only=True)
-    near_duplicates: Annotated[bool, option("look for documents that are nearly alike")] = attrs.field(
+    near_duplicates: Annotated[bool, option("look for documents that are almost the same")] = attrs.field(
         default=False, kw_only=True
     )
 
 
 @attrs.frozen
 class PushCommand:
-    """Upload to the Hugging Face hub, as a dataset."""
+    """Upload a token directory to the Hugging Face hub as a dataset."""
 
     directory: Directory
-    repository: Annotated[str, option("dataset; created if it does not exist", name="OWNER/NAME")]
-    private: Annotated[bool, option("visible only to its owner; default: public")] = attrs.field(
+    repository: Annotated[str, option("dataset on the hub; created if it does not exist", name="OWNER/NAME")]
+    private: Annotated[bool, option("make the dataset private; default: public")] = attrs.field(
         default=False, kw_only=True
     )
-    license: Annotated[str | None, option("license, a hub id such as odc-by; default: none", "ID")] = attrs.field(
+    license: Annotated[str | None, option("license as a hub id, such as odc-by; default: none", "ID")] = attrs.field(
         default=None, kw_only=True
     )
 
@@ -118,25 +127,28 @@ COMMANDS = {
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
     """Return the command of a command line and its options, as `read_command` does.
 
-    The first word is one of COMMANDS, or anything else prepares tokens.
+    The first word selects one of COMMANDS. If it is any other word, the command line prepares tokens.
     """
     script = "prepare_data.py"
     reads_only = bool(words) and words[0] in COMMANDS and words[0] not in ("", "tokenizer")
     if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
-        advice = f"for a source of that name write ./{words[0]}, for the command {script} {words[0]} DIR"
-        raise usage_error(f"'{words[0]}' is a command, which takes no --output; {advice}")
+        advice = f"to prepare a source of that name, write ./{words[0]}; to run the command: {script} {words[0]} DIR"
+        raise usage_error(f"'{words[0]}' is a command and takes no --output; {advice}")
     return read_command(script, COMMANDS, words, texts=ScriptTexts(epilog=EPILOG), key_rows=key_rows)
 
 
 def write_tokens(command: PrepareCommand) -> None:
-    """Prepare tokens, and report them. Raises BadInput, also if too much of the input could not be read."""
+    """Prepare tokens and print a report.
+
+    Raises BadInput for a wrong input, and also at the end if too much of the input could not be read.
+    """
     from tokens.prepare.display import refuse_losses, report
     from tokens.prepare.prepare import prepare
 
     keep_logs_only()
-    began = time.monotonic()
+    started_at = time.monotonic()
     manifest = prepare(command)
-    report(command, manifest, time.monotonic() - began)
+    report(command, manifest, time.monotonic() - started_at)
     refuse_losses(manifest, sum(source.bytes for source in manifest.sources), "the token files are")
 
 

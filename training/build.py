@@ -1,4 +1,4 @@
-"""Builders: from a checked configuration the opened job, the network, its training state, step settings and loop."""
+"""Builders that turn a checked configuration into the opened job, its training state, step settings and loop."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class OpenJob:
-    """One launch of a run on this rank, opened."""
+    """One launch of a run on this rank, after its files and tokens have been opened."""
 
     checked: CheckedRun
     options: Options
     supervision: Supervision
     heartbeat: Heartbeat
     ledger: TimeLedger
-    disk: RankGroup  # ranks that use this rank's run directory
+    disk: RankGroup  # the ranks that share this rank's run directory
     uploader: "Uploader | None"
     token_set: TokenSet
     plan: Plan
@@ -88,20 +88,20 @@ def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Interval
 def open_job(
     checked: CheckedRun, options: Options, supervision: Supervision, heartbeat: Heartbeat, ledger: TimeLedger
 ) -> OpenJob:
-    """Lock the disks, open and plan tokens that are not open yet, and verify them. Call it on every rank.
+    """Lock the run directory on every disk, open and plan the tokens if that is still to do, and verify them.
 
-    Raises BadInput.
+    Call it on every rank. Raises BadInput.
     """
-    run, ranks, replays = checked.run, heartbeat.ranks, options.replay is not None
+    run, ranks, is_replay = checked.run, heartbeat.ranks, options.replay is not None
     disk = RankGroup(rank=ranks.rank, size=ranks.world_size)
-    if ranks.node.size < ranks.world_size and not replays:
+    if ranks.node.size < ranks.world_size and not is_replay:
         from training.checkpoints.nodes.run_disk import find_disk
 
         disk = find_disk(run, ranks)
     if disk.size < ranks.world_size:
         once_per_disk(ranks, disk, lambda: supervision.lock_own_disk(run.directory))
     url, uploader = run.train.checkpoints.checkpoints, None
-    if url is not None and not replays:
+    if url is not None and not is_replay:
         from training.checkpoints.bucket_upload import Uploader
 
         uploader = Uploader(url, run, ranks)
@@ -123,16 +123,20 @@ def open_job(
 
 
 def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
-    """Return a wrapped network, its weights without values, and its optimizer, at step 0. Call it on every rank."""
-    # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
+    """Return the training state at step 0: the wrapped network and its optimizer. Call it on every rank.
+
+    The weights are allocated but have no values yet.
+    """
+    # Matrix products that autocast leaves in fp32 may use TF32, unless the run's precision is fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    if ranks.device.type == "cuda":  # torch has one fused kernel on a CPU, and unfused attention for dropout
+    # A CPU needs no choice: torch has one fused kernel there, and computes attention with dropout unfused.
+    if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, use_attention
 
         shape = Shape(model, train.batch.microbatch_size, numerics.precision, ranks.device)
         use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
-    with torch.device("meta"):  # shapes without memory
+    with torch.device("meta"):  # parameters have shapes, but no memory
         network = NextTokenLoss(GPT(model), recompute_blocks=recompute, chunks=chunks)
     if train.execution.shards > 1:
         from training.parallel.tensor_shards import in_shards
@@ -160,7 +164,7 @@ def make_settings(train: TrainConfig, plan: Plan, numerics: Numerics) -> StepSet
 
 
 def make_feed(job: OpenJob, state: TrainState, last_step: int) -> Feed:
-    """Return the micro-batches of this rank, from where the state stands to the last step."""
+    """Return the feed of this rank's micro-batches, from the state's step to the last one."""
     reading = make_reading(job.run.train, job.plan, job.token_set, job.run.model.vocab_size)
     watch = TokenWatch(job.token_set.streams, job.token_set.digests)
     steps = range(state.position.step, last_step)
@@ -168,7 +172,7 @@ def make_feed(job: OpenJob, state: TrainState, last_step: int) -> Feed:
 
 
 def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
-    """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
+    """Build the training loop. Call it on every rank. Raises BadInput if the metrics log cannot be opened."""
     run, plan, intervals, peak = job.run, job.plan, job.intervals, peak_flops(job.ranks.device)
     bar = ProgressBar(state.position.step, plan.steps) if job.ranks.coordinates else None
     open_log: Callable[..., MetricsLog] = MetricsLog
@@ -186,13 +190,17 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
         chart=None if bar is None else BackgroundChart(run.directory),
     )
     windows = run.train.validation.start_val_token, plan.validation_sequences, run.model.context_length
-    streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
+    streams = {
+        directory.dataset: directory.validation
+        for directory in job.token_set.validated
+        if directory.validation is not None
+    }
     shard = StateShard(state, job.ranks, job.disk)
     writer = CheckpointWriter(checkpoints_of(run.directory), job.uploader, shard, record)
     saving = Saving(writer, state, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
     stop_request = StopRequest(
         ranks=job.ranks,
-        asked=job.supervision.stop_asked,
+        stop_requested=job.supervision.stop_requested,
         budget=job.options.budget,
         ledger=job.ledger,
         state=state,
@@ -214,5 +222,5 @@ def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: 
 
 
 def validation_steps(plan: Plan) -> float:
-    """Return how many training steps take as long as a validation, roughly: it has no backward pass."""
+    """Estimate how many training steps take as long as one validation, which has no backward pass."""
     return VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length / plan.tokens_per_step

@@ -1,8 +1,8 @@
-"""Command lines of train.py and find_batch_size.py: options of a launch, and its errors as lines."""
+"""The command lines of train.py and find_batch_size.py: their options, and the rules on combining them."""
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -13,9 +13,6 @@ from common.errors import UsageError
 from common.launch import job_seconds
 from common.option_rules import OptionRules
 from training.telemetry.budget import USD, Budget
-
-if TYPE_CHECKING:
-    pass
 
 TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
@@ -29,27 +26,29 @@ TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --find-max-microbatch
   python train.py runs/mine --look 500
 
-The same command line continues a run that was stopped or killed.
+To continue a run that was stopped or killed, repeat the same command line.
 
-Exit status: 0 done (or nothing left to do), 1 error, 2 usage, 3 diverged,
-75 stopped early with a checkpoint. torchrun exits with 1 for all of these but
-0: exit.json in the run directory has the status; a killed job leaves none.
+Exit status: 0 done (or nothing left to do), 1 error, 2 wrong command line,
+3 diverged, 75 stopped early with a checkpoint. torchrun reports every failure
+as 1; the real status is in exit.json in the run directory. A job that was
+killed leaves no exit.json.
 """
 FIND_EPILOG = """examples:
   python find_batch_size.py runs/8xa100 --write
   python find_batch_size.py runs/8xa100 --predict a100-40gb,h100-80gb --world-size 8
   torchrun --standalone --nproc_per_node=8 find_batch_size.py runs/8xa100
   python find_batch_size.py runs/8xa100 --predict mine --machines prices.json
-      for a GPU of your own: docs/money.md
+      docs/money.md describes the price list that adds your own GPU
   python find_batch_size.py runs/quickstart --device cpu --world-size 2
 
-train.py RUN --find-max-microbatch runs the same search. It reads no tokens, and
-with --write it changes one number in train.json; otherwise it writes nothing.
+train.py RUN --find-max-microbatch runs the same search. The search reads no
+tokens. With --write it changes one number in train.json; otherwise it writes
+nothing.
 
-Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
+Exit status: 0 done, 1 error, 2 wrong command line, 130 interrupted.
 """
 
-OF_TRAINING = (  # options of train.py
+TRAINING_OPTIONS = (  # the options of train.py that apply when it trains
     "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps --hash-every "
     "--price-per-hour --max-hours --max-usd --then"
 )
@@ -57,12 +56,14 @@ COUNT, WORLD_SIZE = integer(1), integer(1, 1 << 20)
 LINK = number(0, 1e6, above=True, example="12.5")
 RATE = number(0, 60, above=True, example="0.5")
 RunDirectory = Annotated[
-    Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
+    Path, option("run directory, with model.json and train.json; checkpoints are saved in it", name="RUN")
 ]
 Overrides = Annotated[
     tuple[str, ...], option("override a key of train.json or model.json; may be repeated", "KEY=VALUE", name="--set")
 ]
-Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda where there is a GPU")]
+Device = Annotated[
+    Literal["cuda", "cpu"] | None, option("device to use; default: cuda if a GPU is visible, otherwise cpu")
+]
 
 
 @Parameter(name="*")
@@ -70,13 +71,17 @@ Device = Annotated[Literal["cuda", "cpu"] | None, option("default: cuda where th
 class Options:
     """Command-line options of a training job."""
 
-    token_files: Annotated[Path | None, option("token files, instead of train.json's dataset", "DIR")] = None
-    follow: Annotated[bool, option("train on token files that prepare_data.py is still writing, as they come")] = False
+    token_files: Annotated[
+        Path | None, option("directory of token files to train on, instead of the dataset in train.json", "DIR")
+    ] = None
+    follow: Annotated[
+        bool, option("train on token files while prepare_data.py is still writing them, waiting when necessary")
+    ] = False
     resume: Annotated[
         str,
         option(
-            "auto: from the newest checkpoint; never: archive earlier results and start anew; NAME: from "
-            "checkpoints/NAME",
+            "auto: resume from the newest checkpoint; never: archive earlier results and start from step 0; NAME: "
+            "resume from checkpoints/NAME",
             "auto|never|NAME",
         ),
     ] = "auto"
@@ -84,42 +89,55 @@ class Options:
         str | None,
         option(
             "start from the weights of another model instead of random ones: a run, a checkpoint, a model directory, "
-            "or OWNER/NAME of the hub; a run that has a checkpoint resumes from that",
+            "or OWNER/NAME on the Hugging Face hub. If the run already has a checkpoint, it resumes from that instead",
             "MODEL",
         ),
     ] = None
     device: Device = None
     max_steps: Annotated[
-        int | None, option("pause with a checkpoint after step N; the schedule stays", "N", check=COUNT)
+        int | None,
+        option("stop after step N and save a checkpoint; the learning-rate schedule does not change", "N", check=COUNT),
     ] = None
     price_per_hour: Annotated[
-        float | None, option("price of the machine: shows dollars spent and expected", "USD", check=USD)
+        float | None,
+        option("price of the machine per hour; progress then shows the dollars spent and expected", "USD", check=USD),
     ] = None
     budget: Budget = attrs.field(factory=Budget)
     hash_every: Annotated[
-        int | None, option("write the hash of weights and moments to the metrics", "N", check=COUNT)
+        int | None,
+        option("every N steps, write a hash of weights and optimizer state to the metrics", "N", check=COUNT),
     ] = None
     allow_numerics_drift: Annotated[
-        bool, option("resume although torch, hardware, micro-batch or another part of the bits changed")
+        bool,
+        option(
+            "resume even if torch, the hardware, the micro-batch or anything else that affects the bits has changed"
+        ),
     ] = False
     replay: Annotated[
         tuple[int, int] | None,
         option(
-            "rerun these steps from the nearest checkpoint and compare them with their record; writes nothing",
+            "train these steps again from the nearest checkpoint and compare the numbers with those that were "
+            "recorded; writes nothing",
             "FROM TO",
             check=COUNT,
         ),
     ] = None
     then: Annotated[
         str | None,
-        option("run COMMAND, 'sudo poweroff' for one, once it is done or stopped, saved and uploaded", "COMMAND"),
+        option(
+            "run this shell command after the job has ended and its last checkpoint is saved and uploaded, to stop "
+            "paying for the machine. For a container of RunPod, use 'runpodctl stop pod $RUNPOD_POD_ID' (storage is "
+            "billed until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google "
+            "Cloud, but not at Lambda or Azure: terminate those by hand. See docs/rented-machines.md",
+            "COMMAND",
+        ),
     ] = None
-    # When the job started, by time.perf_counter()
+    # The time of time.perf_counter() when the job started
     began: Annotated[float, Parameter(parse=False)] = attrs.field(factory=lambda: time.perf_counter() - job_seconds())
 
 
 def key_rows() -> KeyRows:
-    """Return the rows of the keys of run directories, by file, for errors about unknown options."""
+    """Return the keys of run directories by file, so that an error about an unknown option can suggest a key."""
     from training.config.train_config import KEY_ROWS
 
     return KEY_ROWS
@@ -131,17 +149,17 @@ class TrainCommand:
 
     help_groups: ClassVar[dict[str, str]] = {
         "Run directory": "RUN --like --set --keys --token-files --follow",
-        "Start, resumption, end": "--resume --init-from --allow-numerics-drift --device --max-steps --hash-every",
+        "Starting and stopping": "--resume --init-from --allow-numerics-drift --device --max-steps --hash-every",
         "Time and money": "--price-per-hour --max-hours --max-usd --then",
         "Instead of training": "--dry-run --world-size --plan --machines --machine --nodes --node-link --preemptions "
         "--preflight --find-max-microbatch --write --replay --look --rank --html",
     }
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="training",
-        uses=OF_TRAINING,
+        uses=TRAINING_OPTIONS,
         modes={
             "--keys": "",
-            "--dry-run": f"{OF_TRAINING} --world-size",  # it shows what the same command line would do without it
+            "--dry-run": f"{TRAINING_OPTIONS} --world-size",  # it shows what the other options would do
             "--plan": "--like --set --token-files --resume --init-from --price-per-hour --machines --machine --nodes "
             "--node-link --preemptions",
             "--preflight": "--like --set --token-files --init-from --resume --device",
@@ -153,7 +171,7 @@ class TrainCommand:
         reasons_unused={
             "training": {
                 "--world-size": "torchrun sets the world size of a run",
-                "--nodes": "torchrun sets the nodes of a run",
+                "--nodes": "torchrun sets the number of nodes of a run",
             }
         },
         reasons_needed={"--max-usd": "the price of the machine"},
@@ -163,87 +181,113 @@ class TrainCommand:
     like: Annotated[
         str | None,
         option(
-            "write RUN, a new run directory, with the keys of another one, those of --set, and vocabulary, validation "
-            "and epochs fitted to the tokens; then train. hf:DIR or hf:OWNER/NAME: with the network of that model. "
-            "With --dry-run or --plan: print it, write nothing",
+            "create the run directory RUN from the keys of another one, with the changes of --set and with vocabulary, "
+            "validation and epochs fitted to the tokens; then train it. hf:DIR or hf:OWNER/NAME: use the network of "
+            "that Hugging Face model. With --dry-run or --plan, RUN is only printed and not written",
             "OTHER",
         ),
     ] = None
     keys: Annotated[bool, option("without RUN: print all keys of model.json and train.json and exit")] = False
     overrides: Overrides = ()
     dry_run: Annotated[
-        bool, option("print the arithmetic of the run, and what the other options would do, and exit; needs no GPU")
+        bool,
+        option("print the arithmetic of the run and what the other options would do, then exit; needs no GPU"),
     ] = False
     world_size: Annotated[
-        int | None, option("with --dry-run: ranks to plan for; default: tensor_parallel", "N", check=WORLD_SIZE)
+        int | None,
+        option(
+            "with --dry-run: number of ranks to plan for; default: tensor_parallel of train.json",
+            "N",
+            check=WORLD_SIZE,
+        ),
     ] = None
     preflight: Annotated[
-        bool, option("check this machine for the run and exit: GPUs, compiler, disk, shared memory, open files")
+        bool,
+        option(
+            "check whether this machine can train the run, then exit: GPUs, compiler, disk, shared memory, open files"
+        ),
     ] = False
-    plan: Annotated[bool, option("print memory, hours and dollars on rented machines and exit; needs no GPU")] = False
+    plan: Annotated[
+        bool, option("print memory, hours and dollars of the run on rented machines, then exit; needs no GPU")
+    ] = False
     machines: Annotated[Path | None, option("with --plan: a price list of your own", "FILE")] = None
     machine: Annotated[tuple[str, ...], option("with --plan: only this machine; may be repeated", "NAME")] = ()
-    nodes: Annotated[int, option("with --plan: so many of each machine", "N", check=COUNT)] = 1
+    nodes: Annotated[int, option("with --plan: number of machines of each type", "N", check=COUNT)] = 1
     node_link: Annotated[
         float | None,
-        option("with --nodes: GB/s of a machine to the others; 12.5 with a card of 100 Gb/s", "GB/S", check=LINK),
+        option(
+            "with --nodes: speed of the network between machines in GB/s; 12.5 for a 100 Gb/s card", "GB/S", check=LINK
+        ),
     ] = None
     preemptions: Annotated[
         float | None,
-        option("with --plan: preemptions of a spot machine an hour; default: 0.47, as V100s of AWS", "N", check=RATE),
+        option(
+            "with --plan: preemptions of a spot machine per hour; default: 0.47, measured on AWS V100s", "N", check=RATE
+        ),
     ] = None
     find_max_microbatch: Annotated[
         bool,
         option(
-            "search for the largest micro-batch that fits, by full steps on all GPUs here, and exit; reads no tokens. "
-            "find_batch_size.py does the same",
+            "search for the largest micro-batch that fits, by running full steps on all GPUs of this machine, then "
+            "exit; reads no tokens. find_batch_size.py does the same",
             name=("--find-max-microbatch", "--find-max-microbatch-size"),
         ),
     ] = False
     write: Annotated[
         bool,
-        option("with --find-max-microbatch: write the result to train.json; the global batch does not change"),
+        option("with --find-max-microbatch: write the micro-batch to train.json; the global batch does not change"),
     ] = False
     look: Annotated[
         int | None,
-        option("show the text that this step trains on, coloured by each token's loss before it", "STEP", check=COUNT),
+        option(
+            "show the text that this step trains on, coloured by each token's loss before the step, then exit",
+            "STEP",
+            check=COUNT,
+        ),
     ] = None
-    rank: Annotated[int | None, option("with --look: what this data-parallel rank reads", "R", check=integer(0))] = None
-    html: Annotated[Path | None, option("with --look: write the text to a page, too", "FILE")] = None
+    rank: Annotated[
+        int | None, option("with --look: show the text of this data-parallel rank", "R", check=integer(0))
+    ] = None
+    html: Annotated[Path | None, option("with --look: also write the text to this page", "FILE")] = None
 
     def __attrs_post_init__(self) -> None:
         options = self.options
-        fitted = {"--token-files": options.token_files, "--init-from": options.init_from}  # by --like
-        fitted = {name: value for name, value in fitted.items() if value is not None and self.like is None}
-        for given, holds, problem in (
-            (self.keys, False, "--keys goes alone, without RUN: python train.py --keys"),
-            (self.nodes > 1, self.node_link, "--nodes and --node-link go together"),
-            (self.node_link, self.nodes > 1, "--nodes and --node-link go together"),
+        # Options that matter to --preflight and --find-max-microbatch only because --like fits a new run to them
+        needing_like = {"--token-files": options.token_files, "--init-from": options.init_from}
+        needing_like = {name: value for name, value in needing_like.items() if value is not None and self.like is None}
+        for condition, requirement, problem in (
+            (self.keys, False, "--keys takes no RUN and no other option: python train.py --keys"),
+            (self.nodes > 1, self.node_link, "--nodes and --node-link must be given together"),
+            (self.node_link, self.nodes > 1, "--nodes and --node-link must be given together"),
             (
                 self.plan and options.resume != "auto",
                 options.init_from is not None,
-                "--resume with --plan needs --init-from: a plan is of the whole run, wherever it resumes",
+                "--resume with --plan needs --init-from: a plan always covers the whole run, wherever it resumes",
             ),
             (
                 self.preflight or self.find_max_microbatch,
-                not fitted,
-                f"{' and '.join(fitted)} with {'--preflight' if self.preflight else '--find-max-microbatch'} needs "
-                "--like, which fits a new run to it: nothing else here reads tokens or weights",
+                not needing_like,
+                f"{' and '.join(needing_like)} with {'--preflight' if self.preflight else '--find-max-microbatch'} "
+                f"need{'s' if len(needing_like) == 1 else ''} --like, which fits a new run to the tokens or weights; "
+                "without it, this command reads neither",
             ),
         ):
-            if given and not holds:
+            if condition and not requirement:
                 raise UsageError(problem)
 
     @property
     def trains(self) -> bool:
-        """True if this command trains: it is no plan, search, look or replay, and so it writes to the run directory."""
+        """Whether this command trains, and therefore writes to the run directory.
+
+        A plan, a preflight, a search, a look and a replay do not train.
+        """
         reports_only = self.dry_run or self.preflight or self.plan or self.find_max_microbatch
         return not (reports_only or self.look is not None or self.options.replay is not None)
 
 
 @attrs.frozen(kw_only=True)
 class FindCommand:
-    """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
+    """Find the largest micro-batch that fits by running full steps on all GPUs of this machine, or predict it."""
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="a search",
@@ -251,15 +295,20 @@ class FindCommand:
         modes={"--predict": "--set --world-size --machines"},
     )
     run: RunDirectory = attrs.field(kw_only=False)
-    predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
-    machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None
-    world_size: Annotated[
-        int | None, option("processes to start, or to predict for; default: one per GPU", "N", check=WORLD_SIZE)
+    predict: Annotated[
+        str | None, option("predict the micro-batch for these GPUs; this machine needs no GPU", "GPU,...")
     ] = None
-    write: Annotated[bool, option("write the result to train.json; the global batch stays as it is")] = False
+    machines: Annotated[
+        Path | None, option("with --predict: a price list of your own, for the GPUs that it adds", "FILE")
+    ] = None
+    world_size: Annotated[
+        int | None,
+        option("number of processes to start, or to predict for; default: one per GPU", "N", check=WORLD_SIZE),
+    ] = None
+    write: Annotated[bool, option("write the micro-batch to train.json; the global batch does not change")] = False
     overrides: Overrides = ()
-    device: Device = None  # cpu: a dry trial
-    probe: Annotated[str | None, Parameter(show=False)] = None  # a rank of a probe: planning/batch_probe.py
+    device: Device = None  # "cpu" tries out the search without a GPU
+    probe: Annotated[str | None, Parameter(show=False)] = None  # one rank of a probe: see planning/batch_probe.py
 
 
 FIND_COMMANDS = {"": Command(FindCommand, "training.planning.batch_command")}

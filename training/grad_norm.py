@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
 
-def mean_over_ranks(own_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:
-    """Return the mean loss of a step from those of each rank's micro-steps, (accumulation,); stays on the device.
+def mean_over_ranks(local_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:
+    """Return the mean loss of a step, on the device, from the losses of this rank's micro-steps, (accumulation,).
 
-    All losses but idle ones are gathered in rank order and averaged in one piece: the order of additions is that of one
-    rank.
+    The losses of all ranks are gathered in rank order, without those of idle micro-steps, and averaged in one
+    operation. They are therefore added in the same order as on a single rank.
     """
-    losses = _gathered(own_losses, data_parallel)
-    return (losses if layout.even else losses[_counted(layout, losses.device)]).mean()
+    losses = _gather(local_losses, data_parallel)
+    return (losses if layout.even else losses[_active_positions(layout, losses.device)]).mean()
 
 
 def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
-    """Return the L2 norm over all gradients of the whole network; in tensor shards always the ordered one."""
+    """Return the L2 norm of all gradients of the network. With tensor shards, this is always the ordered norm."""
     if not needs_exact_norm(determinism, sharded=parallel.shards is not None):
         return fast_grad_norm(parallel.gradients())
     if parallel.shards is not None:
@@ -38,7 +38,7 @@ def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the L2 norm over all gradients of the whole network, a scalar on the device, in the fastest order."""
+    """Return the L2 norm of all gradients of the network, a scalar on the device, added in the fastest order."""
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
     shards = shards_of(gradients[0])
     if shards is not None:
@@ -47,59 +47,70 @@ def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the same norm with the same bits for any data-parallel size and wrapper."""
-    return _whole_row_sums(in_row_order(gradients)).sum().sqrt()
+    """Return the L2 norm of all gradients with the same bits for any data-parallel size and wrapper."""
+    return _all_row_sums(in_row_order(gradients)).sum().sqrt()
 
 
-def _whole_row_sums(gradients: list[Tensor]) -> Tensor:
-    """Return the sums of squares of all rows, in this order: gathered under FSDP, which never splits a row."""
+def _all_row_sums(gradients: list[Tensor]) -> Tensor:
+    """Return the sum of squares of every row of the full gradients, in this order.
+
+    Under FSDP, which never splits a row, the sums are gathered from all shards.
+    """
     row_sums = row_sums_of_squares([local_tensor(gradient) for gradient in gradients])
     shards = shards_of(gradients[0])
     if shards is not None:
-        places, longest = _places(tuple(gradient.shape[0] for gradient in gradients), shards.size, row_sums.device)
-        row_sums = _gathered(torch.nn.functional.pad(row_sums, (0, longest - len(row_sums))), shards)[places]
+        row_counts = tuple(gradient.shape[0] for gradient in gradients)
+        positions, shard_length = _row_positions(row_counts, shards.size, row_sums.device)
+        row_sums = _gather(torch.nn.functional.pad(row_sums, (0, shard_length - len(row_sums))), shards)[positions]
     return row_sums
 
 
 def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter]) -> Tensor:
-    """Return the norm with the same bits on any number of tensor ranks, too: the sums of shards are added in order."""
+    """Return the L2 norm of all gradients with the same bits on any number of data-parallel and tensor ranks.
+
+    The sums of the tensor shards are added in the order of the shards.
+    """
     sums = []
-    for shard, own in zip(shards.exchange.own, shards.by_shard(parameters), strict=True):
-        names = {id(value.grad): name for name, _, value in own}
-        gradients = in_row_order([value.grad for _, _, value in own if value.grad is not None])
-        rows = _whole_row_sums(gradients)
-        sums.append(rows[shards.counted(tuple(names[id(one)] for one in gradients), shard, rows.device)].sum())
+    for shard, shard_parameters in zip(shards.exchange.local_shards, shards.by_shard(parameters), strict=True):
+        names = {id(parameter.grad): name for name, _, parameter in shard_parameters}
+        gradients = in_row_order([parameter.grad for *_, parameter in shard_parameters if parameter.grad is not None])
+        rows = _all_row_sums(gradients)
+        gradient_names = tuple(names[id(gradient)] for gradient in gradients)
+        sums.append(rows[shards.counted_rows(gradient_names, shard, rows.device)].sum())
     return shards.exchange.all_gather(torch.stack(sums)).sum().sqrt()
 
 
 @cache
-def _counted(layout: Layout, device: torch.device) -> Tensor:
-    """Return the places of the micro-steps that are not idle, among those of all ranks."""
-    idle = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
+def _active_positions(layout: Layout, device: torch.device) -> Tensor:
+    """Return the positions of the micro-steps that are not idle among the gathered micro-steps of all ranks."""
+    idle_counts = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
     steps = layout.accumulation
-    return torch.tensor([rank * steps + step for rank, few in enumerate(idle) for step in range(few, steps)]).to(device)
+    positions = [rank * steps + step for rank, idle in enumerate(idle_counts) for step in range(idle, steps)]
+    return torch.tensor(positions).to(device)
 
 
 @cache
-def _places(row_counts: tuple[int, ...], shards: int, device: torch.device) -> tuple[Tensor, int]:
-    """Return where each row of whole parameters is among those of all shards, one after the other; the longest one.
+def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.device) -> tuple[Tensor, int]:
+    """Return the position of each row of the full parameters among the concatenated shards, and a shard's length.
 
-    A shard has its rows of the first parameter, then those of the second; the first shard has the most.
+    A shard holds its rows of the first parameter, then its rows of the second parameter, and so on. The first shard has
+    the most rows; the others are padded to its length.
     """
     rows = torch.tensor(row_counts)
-    chunks = -(-rows // shards)  # as RankGroup.chunk
-    held = (rows - torch.arange(shards).unsqueeze(1) * chunks).clamp(min=0).minimum(chunks)  # (shards, parameters)
-    longest = int(held[0].sum())
-    first = held.cumsum(1) - held + torch.arange(shards).unsqueeze(1) * longest
+    chunks = -(-rows // shards)  # as in RankGroup.chunk
+    # Rows of each parameter in each shard, (shards, parameters)
+    shard_rows = (rows - torch.arange(shards).unsqueeze(1) * chunks).clamp(min=0).minimum(chunks)
+    shard_length = int(shard_rows[0].sum())
+    first = shard_rows.cumsum(1) - shard_rows + torch.arange(shards).unsqueeze(1) * shard_length
     parts = []
     for parameter, (count, chunk) in enumerate(zip(row_counts, chunks.tolist(), strict=True)):
         row = torch.arange(count)
         parts.append(first[row // chunk, parameter] + row % chunk)
-    return torch.cat(parts).to(device), longest
+    return torch.cat(parts).to(device), shard_length
 
 
-def _gathered(values: Tensor, ranks: RankGroup) -> Tensor:
+def _gather(local_values: Tensor, ranks: RankGroup) -> Tensor:
     """Return the 1-D values of all ranks of a group, in rank order."""
-    everywhere = torch.empty(ranks.size * len(values), dtype=values.dtype, device=values.device)
-    all_gather_single(everywhere, values, group=ranks.group)
-    return everywhere
+    all_values = torch.empty(ranks.size * len(local_values), dtype=local_values.dtype, device=local_values.device)
+    all_gather_single(all_values, local_values, group=ranks.group)
+    return all_values

@@ -1,7 +1,7 @@
-"""Guard: blocks all updates from the first loss or gradient norm on that is not finite.
+"""Guard: once a loss or gradient norm is not finite, block that update and all later ones.
 
-Decided on the device, from numbers that are the same on every rank: no rank waits for its GPU, all take the same
-decision, and under elastic determinism it is the same on any world size.
+The decision is made on the device, so that no rank waits for its GPU. It uses numbers that are the same on every rank,
+so that all ranks decide alike. Under elastic determinism, the decision is the same for any world size.
 """
 
 import torch
@@ -13,28 +13,32 @@ from training.parallel.process_group import Ranks, gather
 class Guard:
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
-        self._first_bad = torch.tensor(-1, device=ranks.device)  # step, of the whole job
-        self._own_loss_bad = torch.tensor(False, device=ranks.device)
+        self._first_bad = torch.tensor(-1, device=ranks.device)  # the first bad step of the whole job; -1: none
+        self._local_loss_bad = torch.tensor(False, device=ranks.device)  # whether this rank's loss was not finite
 
-    def observe(self, step: int, own_losses: Tensor, measured: Tensor, excused: bool | Tensor) -> Tensor:
-        """Judge a step by the job's loss and gradient norm before clipping, (2,); `step` counts updates before it.
+    def observe(self, step: int, local_losses: Tensor, loss_and_norm: Tensor, excused: bool | Tensor) -> Tensor:
+        """Return a scalar that is 1.0 if this step's update must be blocked, and otherwise 0.0.
 
-        Returns a scalar: 1.0 to block the update, else 0.0. An excused step may have a non-finite gradient norm: fp16
-        overflowed, and this one update is blocked.
+        `step` counts the updates before this one. `loss_and_norm`, (2,), has the loss of the global batch and the
+        gradient norm before clipping; `local_losses` are the losses on this rank. The gradient norm of an excused step
+        may be non-finite, because gradients overflowed in fp16; then only this update is blocked.
         """
-        finite = torch.isfinite(measured)
+        finite = torch.isfinite(loss_and_norm)
         healthy = self._first_bad < 0
-        self._own_loss_bad |= healthy & ~torch.isfinite(own_losses).all()
+        self._local_loss_bad |= healthy & ~torch.isfinite(local_losses).all()
         bad = ~(finite[0] & (finite[1] | excused))
         self._first_bad.copy_(torch.where(healthy & bad, step, self._first_bad))
         return (~finite.all() | (self._first_bad >= 0)).float()
 
     def problem(self) -> str | None:
-        """Return the problem that ends the run, or None. Waits for the GPU; call it on every rank."""
+        """Return the problem that ends the run, or None. This waits for the GPU; call it on every rank."""
         step = int(self._first_bad.item())
         if step < 0:
             return None
-        flags = gather(self._ranks, bool(self._own_loss_bad.item()))
-        bad = [str(rank) for rank, flag in enumerate(flags) if flag]
-        what = f"loss is not finite on rank {', '.join(bad)}" if bad else "gradient norm is not finite, every loss is"
-        return f"step {step + 1}: {what}; the update was not applied"
+        flags = gather(self._ranks, bool(self._local_loss_bad.item()))
+        bad_ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
+        if bad_ranks:
+            problem = f"the loss is not finite on rank {', '.join(bad_ranks)}"
+        else:
+            problem = "the gradient norm is not finite, although every loss is finite"
+        return f"step {step + 1}: {problem}; the update was not applied"

@@ -1,4 +1,4 @@
-"""Job: one launch of a run on this rank, in three phases: open it, begin or resume, run the loop."""
+"""Job: one launch of a run on this rank, in three phases: open the run, begin or resume it, run the loop."""
 
 import platform
 from collections import Counter
@@ -28,7 +28,10 @@ from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, MetricsLog,
 from training.telemetry.reporter import introduce, nothing_to_do, summarize
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
-FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
+CHANGE_RECORDED = (
+    "the change is recorded in the run; to train from the start with the new values, use a new run directory or "
+    "--resume never"
+)
 
 
 def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> int:
@@ -43,38 +46,42 @@ def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> 
             status = replay_job(job, *options.replay)
         else:
             status = EXIT_DONE if loop is None else run_loop(loop, job)
-    stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
+    stop()  # not after an exception: leaving NCCL's group may then wait for ranks that are in a collective
     if options.then is not None:
-        supervision.exit_record.write(status, "finished")  # where nothing was left to train; otherwise it is written
+        # Only if there was nothing left to train: otherwise the record has already been written, and stays.
+        supervision.exit_record.write(status, "finished")
         run_then(options.then, run.directory, status, uploaded=job.uploader is None or not job.uploader.failed)
     return status
 
 
 def resume_job(job: OpenJob) -> Loop | None:
-    """Begin or resume the run; return its loop, or None where nothing is left to do."""
+    """Begin or resume the run; return its loop, or None if there is nothing left to do."""
     numerics, state = _make_state(job)
     bucket = None if job.uploader is None else job.uploader.bucket
-    numerics_changes, begun = resume(_request(job, numerics), state, job.ranks, job.disk, bucket)
+    numerics_changes, record = resume(_request(job, numerics), state, job.ranks, job.disk, bucket)
     settings = make_settings(job.run.train, job.plan, numerics)
     job.supervision.run_lock.write_resumed()
     directory, position = job.run.directory, state.position
-    if job.uploader is not None and position.step > 0:  # where the bucket lacks what an earlier job left
+    if job.uploader is not None and position.step > 0:
+        # An earlier job may have ended before it had uploaded this checkpoint.
         job.uploader.catch_up(checkpoints_of(directory) / name_of(position.step))
     job.ledger.earlier = from_coordinator(job.ranks, lambda: read_earlier(directory, position.elapsed_seconds))
     if job.intervals.is_done(position):
-        settled = job.intervals.out_of_patience(position)
-        lines: list[Notice | str] = [nothing_to_do(directory, job.plan.steps, position, settled=settled)]
-        lines += changes_now(begun, position, "no step is left to train with it: not recorded")
+        out_of_patience = job.intervals.out_of_patience(position)
+        lines: list[Notice | str] = [
+            nothing_to_do(directory, job.plan.steps, position, out_of_patience=out_of_patience)
+        ]
+        lines += change_notes(record, position, "not recorded, because no step is left to train with the new values")
         show(*lines, once=True)
         if job.uploader is not None:
             job.uploader.finish(None)
             problems = [outcome.problem for outcome in job.uploader.ended() if outcome.problem is not None]
-            show(*[warning(f"its last checkpoint is NOT UPLOADED: {line}") for line in problems], once=True)
+            show(*[warning(f"the run's last checkpoint is NOT UPLOADED: {line}") for line in problems], once=True)
         return None
-    show(*changes_now(begun, position, FRESH), once=True)
+    show(*change_notes(record, position, CHANGE_RECORDED), once=True)
     save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
     from_coordinator(job.ranks, lambda: job.options.budget.check_start(job.ledger, save_seconds))
-    record = attrs.evolve(begun, self_test=_test_determinism(state, settings, job))
+    record = attrs.evolve(record, self_test=_test_determinism(state, settings, job))
     _write_record(job, record)
     job.supervision.training = True
     loop = build_loop(job, state, settings, record)
@@ -82,32 +89,35 @@ def resume_job(job: OpenJob) -> Loop | None:
     return loop
 
 
-def changes_now(record: RunRecord, position: Position, consequence: str) -> list[Notice]:
-    """Return a note of the settings that this job changes, with the consequence."""
+def change_notes(record: RunRecord, position: Position, consequence: str) -> list[Notice]:
+    """Return a note about the settings that this job changes, followed by the consequence of the change."""
     changes = [change for change in record.changes if change.step == position.step]
     return [note(f"{line}; {consequence}") for line in describe_changes(changes)]
 
 
 def run_loop(loop: Loop, job: OpenJob) -> int:
-    """Train; write exit record, time ledger and last chart; print the summary. Return the exit status."""
-    reporter, feed, summary = loop.reporter, loop.feed, []  # no summary after an exception
+    """Train, write the exit record, the time ledger and the last chart, and print the summary.
+
+    Returns the exit status.
+    """
+    reporter, feed, summary = loop.reporter, loop.feed, []  # the summary stays empty after an exception
     try:
         with closing(feed), reporter.ledger.measure("training"):
             finished = loop.run_steps()
         status = EXIT_DONE if finished else EXIT_STOPPED
-        job.supervision.exit_record.write(
-            status, "finished" if finished else loop.stop_request.reason
-        )  # before the chart, which may take longer than torchrun waits
+        # This comes before the chart, because drawing the chart may take longer than torchrun waits.
+        job.supervision.exit_record.write(status, "finished" if finished else loop.stop_request.reason)
         loop.saving.finish_upload()
         with advisory("time ledger"):
-            so_far = reporter.ledger.record(feed.waited_seconds)
-            del so_far[Metric.LEDGER]  # this job's follows at its end
-            reporter.record(loop.state.position.step, so_far)  # for the report, and lest a kill now loses it
-        drawn = reporter.finish()
+            # Recorded now for the report, and because the job may be killed before it ends.
+            preliminary_record = reporter.ledger.record(feed.waited_seconds)
+            del preliminary_record[Metric.LEDGER]  # the ledger of this job is recorded when it ends
+            reporter.record(loop.state.position.step, preliminary_record)
+        chart = reporter.finish()
         with advisory("summary"):
-            settled = loop.intervals.out_of_patience(loop.state.position)
-            stopped_by = (EarlyEnd.PATIENCE if settled else None) if finished else loop.stop_request.cause
-            summary = summarize(job.run.directory, reporter, loop.state.position, stopped_by, drawn)
+            out_of_patience = loop.intervals.out_of_patience(loop.state.position)
+            stopped_by = (EarlyEnd.PATIENCE if out_of_patience else None) if finished else loop.stop_request.cause
+            summary = summarize(job.run.directory, reporter, loop.state.position, stopped_by, chart)
     finally:
         with advisory("time ledger"):
             ledger_record = reporter.ledger.record(feed.waited_seconds)
@@ -118,20 +128,20 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
 
 
 def replay_job(job: OpenJob, first: int, last: int) -> int:
-    """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
+    """Train recorded steps again; return the exit status, which is 1 if a number differs from its record."""
     from training.replay.replay import load_before, read_recorded, replay
 
-    recorded = read_recorded(job.run.directory, (first, last), job.plan.steps)
+    recorded_steps = read_recorded(job.run.directory, (first, last), job.plan.steps)
     numerics, state = _make_state(job)
     load_before(first, _request(job, numerics), state, job.ranks)
     settings = make_settings(job.run.train, job.plan, numerics)
     _test_determinism(state, settings, job)
     with closing(make_feed(job, state, last)) as feed:
-        return EXIT_DONE if replay(state, settings, job.ranks, feed.next, recorded) else EXIT_ERROR
+        return EXIT_DONE if replay(state, settings, job.ranks, feed.next, recorded_steps) else EXIT_ERROR
 
 
 def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
-    """Resolve the numerics on this machine; return them and a state without weights."""
+    """Resolve the numerical settings for this machine; return them and a state whose weights have no values yet."""
     run, plan, ranks = job.run, job.plan, job.ranks
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
@@ -143,17 +153,18 @@ def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
 def _request(job: OpenJob, numerics: Numerics) -> ResumeRequest:
     fingerprint = agreed_fingerprint(job.run.train, numerics, job.ranks)
     record = make_record(job.run, job.plan, job.token_set, fingerprint)
-    # Where torchrun has restarted this job after it resumed, --resume is done.
+    # --resume is obeyed once. If torchrun has restarted this job since, it continues from the newest checkpoint.
     resumed = job.supervision.run_lock.resumed
-    wanted = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
+    checkpoint = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     _, tokenizer = job.token_set.tokenizer or (None, None)
     return ResumeRequest(
-        job.run.directory, wanted, record, job.options.allow_numerics_drift, job.checked.initial, tokenizer
+        job.run.directory, checkpoint, record, job.options.allow_numerics_drift, job.checked.initial, tokenizer
     )
 
 
 def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -> dict[str, object] | None:
-    if not wants_self_test(settings, job.ranks):
+    """Return the outcome of the self-test, and print it; None if this job needs no self-test."""
+    if not needs_self_test(settings, job.ranks):
         return None
     from training.replay.self_test import describe, self_test
 
@@ -162,13 +173,16 @@ def _test_determinism(state: TrainState, settings: StepSettings, job: OpenJob) -
     return attrs.asdict(outcome)
 
 
-def wants_self_test(settings: StepSettings, ranks: Ranks) -> bool:
-    """Tell whether gradients might not repeat: on GPUs, unless determinism is off."""
+def needs_self_test(settings: StepSettings, ranks: Ranks) -> bool:
+    """Return whether gradients must repeat exactly but might not: on GPUs, unless determinism is off."""
     return ranks.device.type == "cuda" and settings.numerics.determinism != "off"
 
 
 def _write_record(job: OpenJob, record: RunRecord) -> None:
-    """Write resolved.json; open the metrics, which might be damaged: a line says so. Raises BadInput on every rank."""
+    """Write resolved.json, and open the metrics log once; print a note if the log is damaged.
+
+    Raises BadInput on every rank.
+    """
     directory, price, ranks = job.run.directory, job.ledger.price_per_hour, job.ranks
 
     def write() -> list[Notice]:

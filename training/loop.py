@@ -1,4 +1,4 @@
-"""Training loop: for each step, train; then log, validate, save. Stops when asked, or when the guard says so."""
+"""Training loop: for each step, train, then log, validate and save. It stops on request or when the run diverges."""
 
 import gc
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ GARBAGE_INTERVAL_STEPS = 1000
 
 @attrs.frozen(kw_only=True)
 class Intervals:
-    """Intervals in steps. A `step` here counts the updates done."""
+    """The intervals, in steps, at which the loop does something. `step` is the number of updates done so far."""
 
     log: int
     checkpoint: int
     validation: int | None  # None: no validation
-    patience: int | None = None  # checkpoints without a new best validation loss; None: any number
+    patience: int | None = None  # allowed number of checkpoints without a new best validation loss; None: no limit
     state_hash: int | None
     last_step: int  # where this job ends: the run's last step, or --max-steps
 
@@ -44,14 +44,14 @@ class Intervals:
         return self.validation is not None and (step % self.validation == 0 or self.checkpoint_due(step))
 
     def out_of_patience(self, position: Position) -> bool:
-        """Tell whether a validated position ends the run early: as many checkpoints since the best one."""
+        """Return whether the run ends early because `patience` checkpoints have passed since the best one."""
         step, best = position.step, position.best_step
         if self.patience is None or best is None:
             return False
         return step // self.checkpoint - best // self.checkpoint >= self.patience
 
     def is_done(self, position: Position) -> bool:
-        """Tell whether neither a step nor the last validation is left, which a stop may have cut short."""
+        """Return whether all steps are done, and so is the last validation, which a stop may have interrupted."""
         step = position.step
         if position.validation_loss is None and step <= self.last_step and self.validation_due(step):
             return False
@@ -62,7 +62,7 @@ class Intervals:
 
     @advisory("remaining time")
     def remaining(self, step: int) -> Remaining:
-        """Return the work of this job from a step on, its own validation and checkpoint included."""
+        """Return the work of this job that remains, including the validation and the checkpoint of `step`."""
         return Remaining(
             steps=self.last_step - step,
             validations=count_due(step, self.last_step, self.checkpoint, self.validation) if self.validation else 0,
@@ -85,8 +85,8 @@ class Loop:
     stop_request: StopRequest
 
     def run_steps(self) -> bool:
-        """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
-        self._catch_up()
+        """Run to the last step; return False if the loop stopped early with a checkpoint. Raises Diverged."""
+        self._complete_interrupted_work()
         first_step, clock, stopping = self.state.position.step, self.state.parallel.clock, self.stop_request.agreed
         ranks, reporter = self.heartbeat.ranks, self.reporter
         for step in range(first_step, self.intervals.last_step):
@@ -99,15 +99,16 @@ class Loop:
             with clock.timed():
                 result = train_step(self.state, self.settings, step, self.feed.next)
             self._count_step(step + 1)
-            self._do_what_is_due(step + 1, result)
+            self._log_validate_save(step + 1, result)
             collect_garbage(step + 1 - first_step)
         self.saving.settle(required=True)
-        settled = self.intervals.out_of_patience(self.state.position)
-        if settled:
-            line = f"no better validation loss in {self.intervals.patience} checkpoints: patience ends the run"
+        out_of_patience = self.intervals.out_of_patience(self.state.position)
+        if out_of_patience:
+            patience = self.intervals.patience
+            line = f"no better validation loss in {patience} checkpoints; the run ends, because patience is {patience}"
             show(progress(line), once=True)
-        ended = settled or self.state.position.step == reporter.plan.steps
-        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, EarlyEnd.PATIENCE if settled else None)
+        ended = out_of_patience or self.state.position.step == reporter.plan.steps
+        self._report_end(RunEvent.END if ended else RunEvent.PAUSE, EarlyEnd.PATIENCE if out_of_patience else None)
         return True
 
     def _count_step(self, step: int) -> None:
@@ -117,7 +118,8 @@ class Loop:
         self.reporter.step_done()
         self.saving.poll()
 
-    def _do_what_is_due(self, step: int, result: StepResult) -> None:
+    def _log_validate_save(self, step: int, result: StepResult) -> None:
+        """Do the work that is due after a step, in this order."""
         logging, saving = self.intervals.log_due(step), self.intervals.checkpoint_due(step)
         validating = self.intervals.validation_due(step)
         if logging or saving or validating or self.heartbeat.ranks.device.type == "cpu":
@@ -128,37 +130,39 @@ class Loop:
         if self.intervals.hash_due(step):
             self.reporter.record(step, {Metric.STATE_SHA256: state_sha256(self.state, self.heartbeat.ranks)})
         if saving:
-            self.saving.settle()  # the previous save, on the disk long ago unless saves follow each other closely
+            self.saving.settle()  # waits for the previous save, which has ended unless saves follow each other closely
         if validating:
             self._validate()
         if saving:
             self._save()
 
-    def _catch_up(self) -> None:
-        """Validate where that is due but not done: before a run's first step, or when a stop cut it short."""
+    def _complete_interrupted_work(self) -> None:
+        """Validate if a validation is due but not done: before a run's first step, or after a stop interrupted it."""
         position = self.state.position
         if position.validation_loss is None and self.intervals.validation_due(position.step):
             self._validate()
             if self.state.position.validation_loss is not None and self.intervals.checkpoint_due(position.step):
-                self._save()  # once more, with its loss: it may be the best
+                self._save()  # this time with the validation loss, which may be the best one
 
     def _check_guard(self) -> None:
-        """Raise Diverged for a step that ends the run. Call it on every rank."""
+        """Raise Diverged if the guard has found a loss or gradient norm that ends the run. Call it on every rank."""
         problem = self.state.guard.problem()
         if problem is not None:
             self.saving.settle()
             self.reporter.event(self.state.position.step, RunEvent.DIVERGED, **{Detail.PROBLEM: problem})
-            raise Diverged(f"{problem}; the last checkpoint is as it was: {self.saving.directory}")
+            raise Diverged(f"{problem}; the last checkpoint, in {self.saving.directory}, is unchanged")
 
     def _check_token_files(self, *, wait: bool = False) -> None:
-        """Raise BadInput, on one rank of a machine alone, for a token file that was written since the run began."""
+        """Raise BadInput if the content of a token file has changed since the run began.
+
+        The first rank of each machine checks this, and raises the error alone.
+        """
         if self.heartbeat.ranks.node.rank == 0:
             for path in self.feed.watch.check(wait=wait):
-                line = f"{path}: was touched while the run reads it; its content is as it was"
-                show(warning(line))
+                show(warning(f"{path}: was modified while the run was reading it, but its content is the same"))
 
     def _validate(self) -> None:
-        """Measure the loss on each dataset, unless asked to stop meanwhile. Call it on every rank."""
+        """Measure the loss on each dataset, unless a request to stop interrupts this. Call it on every rank."""
         assert self.validations
         losses = {}
         with self.reporter.ledger.measure("validation"):
@@ -174,15 +178,16 @@ class Loop:
             position = attrs.evolve(position, best_step=position.step, best_validation_loss=loss)
         self.state.position = position
         elapsed = round(self.reporter.ledger.elapsed_seconds(), 3)
-        several = {Metric.VALIDATION_LOSSES: losses} if len(losses) > 1 else {}
-        values = {Metric.VALIDATION_LOSS: loss, **several, Metric.ELAPSED_SECONDS: elapsed}
-        self.reporter.record(position.step, values)
-        each = ", ".join(f"{dataset} {value:.4f}" for dataset, value in losses.items())
-        line = f"step {position.step:,}: validation loss {f'of {each}' if several else f'{loss:.4f}'}"
+        all_losses = {Metric.VALIDATION_LOSSES: losses} if len(losses) > 1 else {}
+        self.reporter.record(
+            position.step, {Metric.VALIDATION_LOSS: loss, **all_losses, Metric.ELAPSED_SECONDS: elapsed}
+        )
+        by_dataset = ", ".join(f"{dataset} {dataset_loss:.4f}" for dataset, dataset_loss in losses.items())
+        line = f"step {position.step:,}: validation loss {f'of {by_dataset}' if all_losses else f'{loss:.4f}'}"
         show(progress(line), once=True)
 
     def _save(self) -> None:
-        self._check_token_files(wait=True)  # a checkpoint never holds updates from changed tokens
+        self._check_token_files(wait=True)  # so that no checkpoint contains updates from changed tokens
         self.saving.begin()
 
     def _stop_early(self) -> None:
@@ -194,21 +199,22 @@ class Loop:
         self._report_end(RunEvent.STOPPED, self.stop_request.cause)
 
     def _report_end(self, event: str, early_end: str | None) -> None:
-        """Record the end of this job's training: the reason if it is early, and the tokens read of each dataset."""
+        """Record that training has ended, with the tokens read from each dataset and the reason if it is early."""
         step = self.state.position.step
         details = {} if early_end is None else {Detail.REASON: early_end}
         self.reporter.event(step, event, **details, **{Detail.SOURCES: self.reporter.plan.read_until(step)})
 
 
 def collect_garbage(steps: int) -> None:
-    """Collect reference cycles on all ranks after the same steps; `steps` counts those of this process from 1.
+    """Collect reference cycles on all ranks after the same steps; `steps` counts the steps of this process from 1.
 
-    Left to itself each rank collects when it has made enough objects, each at another time, and all wait for the one
-    that does. A full collection takes 0.2 s with all that torch has imported; karpathy/nanochat saw half a second.
+    By default, Python collects garbage after a number of allocations, which every rank reaches at a different time, and
+    all ranks wait for the one that is collecting. A full collection takes 0.2 s with everything that torch has
+    imported; karpathy/nanochat saw half a second.
     """
     if steps == 1:
         gc.collect()
-        gc.freeze()  # the objects that stay for good
+        gc.freeze()  # later collections skip the objects that exist now, which live as long as the process
         gc.disable()
     elif steps % GARBAGE_INTERVAL_STEPS == 0:
         gc.collect()

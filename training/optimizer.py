@@ -1,4 +1,4 @@
-"""The optimizer of a run: the update of all parameters, and the state that checkpoints keep."""
+"""The optimizer of a run: it updates all parameters, and owns the optimizer state that checkpoints store."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,10 +13,10 @@ from training.parallel.mesh import ON_ONE_RANK, Spread, local_parameter, local_t
 
 
 class Optimizer:
-    """Updates all parameters of a network, each by the rule of the run's optimizer that takes it.
+    """Updates all parameters of a network. An optimizer has one or more rules, and each rule takes some parameters.
 
-    `state_tensors`: the tensors that checkpoints keep, by torch's name of the state and the parameter's name. They are
-    sharded where the parameters are; torch's optimizers have this rank's part of both.
+    `state_tensors` are the tensors that checkpoints store, by torch's name of the state and then by the parameter's
+    name. They are sharded like the parameters; torch's optimizers see only this rank's part of both.
     """
 
     def __init__(
@@ -30,49 +30,55 @@ class Optimizer:
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         rules = rules_of(options.optimizer)
-        # On all ranks together.
-        self.state_bytes = state_bytes(rules, {plain_name(name): whole for name, whole in axes.items()}.values())
-        taken = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
-        for name, takers in taken.items():
-            if len(takers) != 1:
-                raise BadInput(f"optimizer {options.optimizer}: {len(takers)} of its rules take {name}, wanted one")
+        # The bytes on all ranks together
+        self.state_bytes = state_bytes(rules, {plain_name(name): of_name for name, of_name in axes.items()}.values())
+        rules_by_name = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
+        for name, matching_rules in rules_by_name.items():
+            if len(matching_rules) != 1:
+                raise BadInput(
+                    f"optimizer {options.optimizer}: {len(matching_rules)} of its rules take {name}; exactly one must"
+                )
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in local.items()}
-        self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
+        self._shards = [(full, local[name]) for name, full in parameters.items() if local[name] is not full]
         placement = Placement(device=device, axes=axes, make_spread=make_spread)
         self._options = options
-        self._rules: tuple[UpdateRule, ...] = ()  # of each part
+        self._rules: tuple[UpdateRule, ...] = ()  # the rule of each part
         for rule in rules:
-            own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
-            if own:
-                part = rule.build(own, options, placement)
+            rule_parameters = {name: local[name] for name, [match] in rules_by_name.items() if match is rule}
+            if rule_parameters:
+                part = rule.build(rule_parameters, options, placement)
                 self.parts += (part,)
                 self._rules += (rule,)
-                for name, parameter in own.items():
-                    # torch would begin it at the first update: a checkpoint is loaded, or written, before that
+                for name, parameter in rule_parameters.items():
+                    # torch would create the state at the first update, but a checkpoint is loaded or saved before that.
                     for kind, dtype in rule.state.items():
-                        state = torch.zeros_like(parameters[name], dtype=dtype)  # sharded where the parameter is
+                        state = torch.zeros_like(parameters[name], dtype=dtype)  # sharded like the parameter
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state
-        self._checked: dict[torch.optim.Optimizer, int] = {}  # entries of the state that were checked
+        self._checked: dict[torch.optim.Optimizer, int] = {}  # how many entries of each part's state were checked
         self._fused = all(part.defaults.get("fused") for part in self.parts)
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_step(self, step: int, learning_rate: float) -> None:
-        """Set the hyperparameters of a step, counted from 0; groups' learning rates in proportion to the schedule's."""
-        for part, rule in zip(self.parts, self._rules, strict=True):
-            own = rule.settings(self._options, step)
-            for group in part.param_groups:
-                group.update(own, lr=learning_rate * group.get(RATE_FACTOR, 1.0))
+        """Set the hyperparameters of a step, counted from 0.
 
-    def step(self, held: Tensor) -> None:
-        """Apply the gradients. Where the scalar `held` is 1.0, nothing changes: no parameter, state or step count."""
+        Each parameter group's learning rate is its factor times the schedule's learning rate.
+        """
+        for part, rule in zip(self.parts, self._rules, strict=True):
+            settings = rule.settings(self._options, step)
+            for group in part.param_groups:
+                group.update(settings, lr=learning_rate * group.get(RATE_FACTOR, 1.0))
+
+    def step(self, update_blocked: Tensor) -> None:
+        """Apply the gradients, unless the scalar `update_blocked` is 1.0: then parameters, state and count stay."""
         if self._fused:
             for part in self.parts:
-                part.found_inf = held  # type: ignore[attr-defined]  # the fused kernels' own switch
+                part.found_inf = update_blocked  # type: ignore[attr-defined]  # read by the fused kernels
             self._update()
-            self._steps += 1 - held
-        elif not held.item():  # free on a CPU; on a GPU the host waits here, for kernels without a switch
+            self._steps += 1 - update_blocked
+        # Kernels that are not fused cannot read it. So the host waits for a GPU here; on a CPU, this costs nothing.
+        elif not update_blocked.item():
             self._update()
             self._steps += 1
 
@@ -86,23 +92,24 @@ class Optimizer:
             local.grad = None
 
     def _check_declared(self, part: torch.optim.Optimizer, rule: UpdateRule) -> None:
-        """Raise BadInput for state that the update has made but its rule does not declare: no checkpoint has it."""
+        """Raise BadInput if the update created state that its rule does not declare, as no checkpoint would have it."""
         count = sum(map(len, part.state.values()))
-        if self._checked.get(part) == count:  # nothing new since the last look
+        if self._checked.get(part) == count:  # nothing was added since the last check
             return
         self._checked[part] = count
         for parameter, state in part.state.items():
             if undeclared := sorted(state.keys() - {*rule.state, "step"}):
-                owner = self._names.get(parameter, "the whole network")
+                owner = self._names.get(parameter, "the network")
+                declared = ", ".join(sorted(rule.state)) or "no state"
                 raise BadInput(
-                    f"optimizer {self._options.optimizer}: {type(part).__name__} keeps {', '.join(undeclared)} of "
-                    f"{owner}, but its rule in training/optimizers declares only "
-                    f"{', '.join(sorted(rule.state)) or 'none'}: a resume would lose it; add it to the rule's state"
+                    f"optimizer {self._options.optimizer}: {type(part).__name__} keeps {', '.join(undeclared)} for "
+                    f"{owner}, but its rule in training/optimizers declares {declared}; add it to the rule's state, or "
+                    "a resumed run would lose it"
                 )
 
     @property
     def steps(self) -> int:
-        """Number of applied updates: the run's steps, less those held back. Waits for the GPU."""
+        """Number of updates that were applied: the run's steps without the blocked ones. Waits for the GPU."""
         return int(self._steps.item())
 
     @steps.setter

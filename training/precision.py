@@ -1,4 +1,4 @@
-"""Mixed precision: bf16 or fp16 autocast over fp32 weights, or fp32; fp16 loss scaling."""
+"""Precision: fp32, or bf16 or fp16 autocast over fp32 weights; with fp16, gradients use a loss scale."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,13 +10,16 @@ from common.checks import integer, number
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
-SMALLEST_LOSS_SCALE = 1.0  # gradients that overflow below it are not finite in any precision
-GROWTH_INTERVAL = 2000  # finite steps before the scale doubles
+INITIAL_LOSS_SCALE = 2.0**16  # this and GROWTH_INTERVAL are the numbers of torch.amp.GradScaler
+SMALLEST_LOSS_SCALE = 1.0  # gradients that still overflow below this scale are not finite in any precision
+GROWTH_INTERVAL = 2000  # number of finite steps before the scale doubles
 
 
 def resolve(precision: str, device: torch.device) -> str:
-    """Return "bf16", "fp16" or "fp32"; "auto" is bf16 on GPUs that compute it, fp16 on others, fp32 on CPUs."""
+    """Return "bf16", "fp16" or "fp32".
+
+    "auto" means bf16 on GPUs that compute it in hardware, fp16 on other GPUs, and fp32 on CPUs.
+    """
     if precision != "auto":
         return precision
     if device.type == "cpu":
@@ -25,16 +28,18 @@ def resolve(precision: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which the network is computed in this precision."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, AUTOCAST_DTYPES[precision])
 
 
-def kept_casts(device: torch.device) -> AbstractContextManager[object]:
-    """Keep a CPU's casts of weights for all `autocast` regions inside, where the weights must not change.
+def cached_casts(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which a CPU casts each weight only once. The weights must not change inside it.
 
-    A region forgets its casts when the outermost one ends: this is that one. Not on a GPU, where the copies would take
-    2 bytes a parameter in the backward pass, and compiled blocks cast inside.
+    torch keeps the cast weights of an `autocast` region until the outermost region ends; this context is that outermost
+    region. It does nothing on a GPU, where the copies would occupy 2 bytes per parameter during the backward pass, and
+    where compiled blocks cast the weights inside their kernels.
     """
     return torch.autocast("cpu", enabled=False) if device.type == "cpu" else nullcontext()
 
@@ -46,10 +51,11 @@ class SavedLossScale:
 
 
 class LossScale:
-    """Loss scale against underflow of fp16 gradients: dynamic under fp16, always 1 otherwise.
+    """Loss scale that prevents fp16 gradients from underflowing. It is dynamic under fp16, and otherwise always 1.
 
-    torch.amp.GradScaler looks at each rank's own gradients, which differ under FSDP; this one follows the global
-    gradient norm, so that every rank takes the same decision and none waits for the GPU.
+    torch.amp.GradScaler looks at the gradients of one rank, which differ between ranks under FSDP. This loss scale
+    depends on the global gradient norm instead, so that every rank makes the same decision and no rank waits for its
+    GPU.
     """
 
     def __init__(self, precision: str, device: torch.device):
@@ -58,24 +64,27 @@ class LossScale:
         self.finite_steps = torch.tensor(0, dtype=torch.int32, device=device)
 
     def exhausted(self) -> Tensor:
-        """Tell, on the device, whether the scale is so low that gradients overflow in any precision."""
+        """Return, on the device, whether the scale is so low that gradients overflow in any precision."""
         return self.scale < SMALLEST_LOSS_SCALE
 
     def update(self, grad_norm: Tensor) -> None:
-        """Halve the scale after a step that overflowed; double it after GROWTH_INTERVAL steps that did not."""
+        """Halve the scale after a step that overflowed; double it after GROWTH_INTERVAL finite steps in a row."""
         if not self.dynamic:
             return
         finite = torch.isfinite(grad_norm)
-        counted = torch.where(finite, self.finite_steps + 1, 0)
-        grown = torch.where(counted == GROWTH_INTERVAL, self.scale * 2, self.scale)
-        self.scale.copy_(torch.where(finite, grown, self.scale / 2))
-        self.finite_steps.copy_(torch.where(counted == GROWTH_INTERVAL, 0, counted))
+        finite_steps = torch.where(finite, self.finite_steps + 1, 0)
+        scale = torch.where(finite_steps == GROWTH_INTERVAL, self.scale * 2, self.scale)
+        self.scale.copy_(torch.where(finite, scale, self.scale / 2))
+        self.finite_steps.copy_(torch.where(finite_steps == GROWTH_INTERVAL, 0, finite_steps))
 
     def state(self) -> SavedLossScale:
         return SavedLossScale(scale=self.scale.item(), finite_steps=int(self.finite_steps.item()))
 
     def load(self, state: SavedLossScale, precision: str | None) -> None:
-        """Continue from a checkpoint of a precision; a run that changed its own starts with its own scale."""
+        """Continue from a checkpoint that was trained in `precision`.
+
+        A run that has changed its precision to fp16 since then starts with the initial scale.
+        """
         if self.dynamic and precision == "fp16":
             self.scale.fill_(state.scale)
             self.finite_steps.fill_(state.finite_steps)
@@ -87,4 +96,4 @@ class Numerics:
 
     determinism: str  # "off", "run" or "elastic"
     precision: str  # "bf16", "fp16" or "fp32"
-    compiled: bool | str  # true: block by block; "model": as one graph
+    compiled: bool | str  # True: compiled block by block; "model": compiled as one graph

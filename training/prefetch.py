@@ -16,38 +16,41 @@ from training.data.verify_tokens import TOKEN_POLL_SECONDS, TokenWatch
 from training.parallel.process_group import Ranks
 
 MICROBATCHES_AHEAD = 4
-REMIND_SECONDS = 60.0  # between two log lines while waiting for them
+REMIND_SECONDS = 60.0  # between two log lines while waiting for tokens
 
 
 class Feed:
-    """Yields the micro-batches of some steps, micro-step by micro-step. Close it to end the thread."""
+    """Returns the micro-batches of a range of steps, micro-step by micro-step. Close it to end the thread."""
 
     def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range, watch: TokenWatch):
         self.waited_seconds = 0.0  # training time spent waiting for data
-        self.watch = watch  # over the files that are read
+        self.watch = watch  # checks the token files for changes
         self._reading = reading
-        self._rank, self._device = rank, device  # rank: data-parallel
+        self._rank, self._device = rank, device  # the data-parallel rank
         self._ready: queue.Queue[MicroBatch | Exception] = queue.Queue(MICROBATCHES_AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(steps,), name="feed", daemon=True)
         self._thread.start()
 
     def next(self) -> MicroBatch:
-        """Return the next micro-batch on the device. Raises BadInput for an id out of range."""
+        """Return the next micro-batch on the device. Raises BadInput for a token id that is out of range."""
         with self._waiting():
-            item = self._ready.get()
-        if isinstance(item, Exception):
-            raise item
-        return on_device(item, self._device)
+            batch = self._ready.get()
+        if isinstance(batch, Exception):
+            raise batch
+        return on_device(batch, self._device)
 
     def wait_for_tokens(self, step: int, ranks: Ranks, stopping: Callable[[], bool]) -> bool:
-        """Wait, on every rank, for a step's tokens in preparation; return False to stop, or when no more will come."""
-        growing, told = self._reading.growing, -REMIND_SECONDS
+        """Wait until the tokens of a step are prepared. Call it on every rank.
+
+        Returns False if the run has to stop, or if the preparation was abandoned and no more tokens will come.
+        """
+        growing, reminded = self._reading.growing, -REMIND_SECONDS
         with self._waiting():
             while growing:
                 is_ready = ready(self._reading, step)
-                looks = not is_ready and ranks.coordinates
-                problem = next(filter(None, (each.abandoned() for each in growing if looks)), None)
+                inspect = not is_ready and ranks.coordinates
+                problem = next(filter(None, (tokens.abandoned() for tokens in growing if inspect)), None)
                 flags = torch.tensor([float(is_ready), float(problem is None)])
                 dist.all_reduce(flags, op=dist.ReduceOp.MIN, group=ranks.control)
                 if flags[0].item():
@@ -56,10 +59,10 @@ class Feed:
                     show(progress(problem), once=True)
                 if not flags[1].item() or stopping():
                     return False
-                if time.monotonic() - told >= REMIND_SECONDS:
-                    told = time.monotonic()
-                    waits = "; ".join(f"{each.directory}: {each.progress()}" for each in growing)
-                    show(progress(f"waiting for tokens: {waits}"), once=True)
+                if time.monotonic() - reminded >= REMIND_SECONDS:
+                    reminded = time.monotonic()
+                    states = "; ".join(f"{tokens.directory}: {tokens.progress()}" for tokens in growing)
+                    show(progress(f"waiting for tokens: {states}"), once=True)
                 time.sleep(TOKEN_POLL_SECONDS)
         return True
 
@@ -80,7 +83,7 @@ class Feed:
                 self._thread.join(timeout=0.01)
 
     def _wait_for(self, step: int) -> bool:
-        """Wait until a step's tokens are ready; return False when the feed was closed meanwhile."""
+        """Wait until the tokens of a step are ready; return False if the feed is closed while waiting."""
         while not ready(self._reading, step):
             if self._closed.wait(TOKEN_POLL_SECONDS):
                 return False
@@ -89,17 +92,17 @@ class Feed:
     def _read(self, steps: range) -> None:
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # else pinning opens a context on GPU 0 in every rank
+                torch.cuda.set_device(self._device)  # otherwise pinning opens a context on GPU 0 in every rank
             for batch in micro_batches(self._reading, self._rank, steps, self._wait_for):
                 if self._closed.is_set():
                     return
                 self._ready.put(pinned(batch, self._device))
-        except Exception as error:  # noqa: BLE001  # handed to the training thread, which raises it
+        except Exception as error:  # noqa: BLE001  # passed to the training thread, which raises it
             self._ready.put(error)
 
 
 def pinned(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """Return a micro-batch where a GPU can copy it while the host goes on."""
+    """Return a micro-batch in pinned memory, from which a GPU can copy it while the host continues."""
     return batch.moved(Tensor.pin_memory) if device.type == "cuda" else batch
 
 

@@ -1,4 +1,4 @@
-"""Checks of a run before its process group: settings, machine and tokens, all problems at once."""
+"""Checks that run before the process group starts: settings, machine and tokens, with all problems in one error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +15,7 @@ from common.launch import (
     environment_world_size,
     restarts,
 )
-from training.checkpoints.directory import check_wanted
+from training.checkpoints.directory import check_resume_name
 from training.checkpoints.initial_weights import InitialWeights
 from training.checkpoints.retention import disk_need
 from training.command import TrainCommand
@@ -33,17 +33,20 @@ class CheckedRun:
 
     run: Run
     initial: InitialWeights | None  # the model of --init-from
-    tokens: PlannedTokens | None  # None if some are yet to be downloaded or prepared, or if there are several nodes
+    tokens: PlannedTokens | None  # None if some are not downloaded or prepared yet, or if there are several nodes
 
 
 def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> CheckedRun:
-    """Check run, machine and tokens before anything is downloaded. Raises BadInput, the same on every rank."""
+    """Check the run, the machine and the tokens before anything is downloaded.
+
+    Raises BadInput, which is the same on every rank.
+    """
     if command.trains:
         check_launcher()
     alone = environment_nodes() == 1 and run.train.checkpoints.checkpoints is None and restarts() == 0
     needs = machine_requirements(run, command)
     *_, tokens = check_all(
-        lambda: check_wanted(run.directory, command.options.resume, is_here=alone),
+        lambda: check_resume_name(run.directory, command.options.resume, is_here=alone),
         lambda: derive_layout(run.train, run.model.context_length, environment_world_size()),
         lambda: enforce(needs),
         lambda: check_tokens(run, command.options.token_files, environment_world_size()),
@@ -52,7 +55,7 @@ def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -
 
 
 def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequirements:
-    """Return the requirements of a run on this machine; those of --preflight hold for any number of ranks."""
+    """Return what a run requires of this machine. With --preflight, this does not depend on the number of ranks."""
     return PreflightRequirements(
         device=command.options.device,
         compiles=compiled_on_gpu(run.train),
@@ -69,14 +72,14 @@ def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
 
 @contextmanager
 def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Context that reads a run: where that raises BadInput, its problems and those of the machine and the dataset."""
+    """Read a run inside this context. If that raises BadInput, add the problems of the machine and the dataset."""
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):
             overridden = override(command.overrides, values := read_files(directory))
             file = command.run / "train.json"
             keys = {"dataset": values["train"].get("dataset"), "microbatch_size": 1, "validation_interval": None}
-            with suppress(ValueError):  # of a wrong dataset
+            with suppress(ValueError):  # an invalid dataset is already among the problems
                 tokens_at_hand(TrainConfig.from_keys(keys, file, overridden), command.options.token_files)
 
     try:
@@ -86,6 +89,6 @@ def all_problems(command: TrainCommand) -> Iterator[None]:
             raise
         needs = PreflightRequirements(device=command.options.device, ranks=environment_local_world_size())
         try:
-            check_all(lambda: enforce(needs, quiet=True), check_dataset, known=error)
-        except BadInput as all_of_them:
-            raise joined([all_of_them], alone=error.alone) from error
+            check_all(lambda: enforce(needs, quiet=True), check_dataset, earlier_error=error)
+        except BadInput as combined:
+            raise joined([combined], alone=error.alone) from error

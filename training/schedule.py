@@ -1,4 +1,4 @@
-"""Learning-rate schedule: linear warm-up to the peak, then a decay over the last steps; or constant."""
+"""Learning-rate schedule: a linear warm-up to the peak, then a decay over the last steps; or a constant rate."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import attrs
 class Decay:
     """A decay from the peak to a final learning rate, with its defaults."""
 
-    curve: Callable[[float], float]  # from 1 to 0 while its argument, the progress of the decay, goes from 0 to 1
-    period_percent: float | None  # of all steps; None: all steps after warm-up
-    final_percent: float  # of the peak, reached at the last step
+    curve: Callable[[float], float]  # falls from 1 to 0 while its argument, the progress of the decay, goes from 0 to 1
+    period_percent: float | None  # percentage of all steps; None: all steps after the warm-up
+    final_percent: float  # percentage of the peak, reached at the last step
 
 
 DECAYS = {
@@ -29,20 +29,20 @@ class Schedule:
     peak: float
     decay: str | None = None  # one of DECAYS; None: the peak at every step
     warmup_steps: int = 0
-    decay_steps: int = 0  # the last ones; between warm-up and decay the rate is the peak
-    total_steps: int  # warm-up and decay included
-    final_fraction: float = 1.0  # of the peak, reached at the last step
+    decay_steps: int = 0  # at the end of the run; between warm-up and decay, the rate is the peak
+    total_steps: int  # including warm-up and decay
+    final_fraction: float = 1.0  # fraction of the peak, reached at the last step
 
 
-def agree(one: Schedule, other: Schedule, steps: int) -> bool:
-    """Tell whether two schedules have the same learning rates in the first steps of a run."""
-    if one == other or steps > min(one.total_steps, other.total_steps):
-        return one == other
-    return all(learning_rate(one, step) == learning_rate(other, step) for step in range(steps))
+def agree(old: Schedule, new: Schedule, steps: int) -> bool:
+    """Return whether two schedules have the same learning rates in the first `steps` steps of a run."""
+    if old == new or steps > min(old.total_steps, new.total_steps):
+        return old == new
+    return all(learning_rate(old, step) == learning_rate(new, step) for step in range(steps))
 
 
 def learning_rate(schedule: Schedule, step: int) -> float:
-    """Return the learning rate of a step, 0 <= step < total_steps."""
+    """Return the learning rate of a step; 0 <= step < total_steps."""
     if schedule.decay is None:
         return schedule.peak
     if step < schedule.warmup_steps:

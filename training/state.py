@@ -1,4 +1,4 @@
-"""Training state, which a checkpoint keeps, and step settings, which stay the same from step to step."""
+"""The training state, which a checkpoint stores, and the step settings, which are the same for every step."""
 
 import attrs
 
@@ -15,17 +15,17 @@ from training.schedule import Schedule
 class Position:
     """Position of a run. The step alone determines the next data, learning rate and dropout masks."""
 
-    step: int = attrs.field(default=0, validator=integer(0))  # updates done
-    tokens: int = attrs.field(default=0, validator=integer(0))  # trained on so far
-    elapsed_seconds: float = attrs.field(default=0.0, validator=number(0.0))  # wall clock, earlier processes included
-    validation_loss: float | None = None  # loss of these weights, if measured
+    step: int = attrs.field(default=0, validator=integer(0))  # number of updates so far
+    tokens: int = attrs.field(default=0, validator=integer(0))  # tokens trained on so far
+    elapsed_seconds: float = attrs.field(default=0.0, validator=number(0.0))  # wall clock, including earlier processes
+    validation_loss: float | None = None  # loss of these weights, if it was measured
     best_step: int | None = attrs.field(default=None, validator=optional(integer(0)))  # step of the best checkpoint
     best_validation_loss: float | None = None
 
 
 @attrs.define(kw_only=True)
 class TrainState:
-    """All that a checkpoint keeps. Steps change it in place."""
+    """Everything that a checkpoint stores. Steps change it in place."""
 
     parallel: Parallel  # the network, wrapped for all ranks
     optimizer: Optimizer

@@ -1,7 +1,7 @@
-"""Training step: forward and backward of every micro-batch, one gradient reduction, clipping, optimizer update.
+"""Training step: forward and backward pass of every micro-batch, gradient reduction, clipping, optimizer update.
 
-Losses and norms stay on the device, and the guard blocks updates there: nothing here waits for the GPU, but an
-optimizer without a switch for that (training/optimizer.py).
+Losses and norms stay on the device, and the guard blocks updates there, so that nothing here waits for the GPU. The
+exception is an optimizer whose kernels cannot skip an update themselves (training/optimizer.py).
 """
 
 import hashlib
@@ -15,37 +15,41 @@ from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import idle_micro_steps, microbatch_index
 from training.grad_norm import global_grad_norm, mean_over_ranks
 from training.parallel.mesh import local_tensor
-from training.precision import autocast, kept_casts
+from training.precision import autocast, cached_casts
 from training.schedule import learning_rate
 from training.state import StepSettings, TrainState
 
-NextBatch = Callable[[], MicroBatch]  # returns one on the device
+NextBatch = Callable[[], MicroBatch]  # returns the next micro-batch, on the device
 
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
 
 
 @attrs.frozen
 class StepResult:
-    """Outcome of a step; its tensors are scalars on the device."""
+    """Outcome of a step. Its tensors are scalars on the device."""
 
     learning_rate: float
-    loss: Tensor  # mean nats per token of the global batch, before the update
+    loss: Tensor  # mean nats per token over the global batch, before the update
     grad_norm: Tensor  # global L2 norm before clipping
 
 
 def train_step(state: TrainState, settings: StepSettings, step: int, next_batch: NextBatch) -> StepResult:
-    """Train on this rank's micro-batches of a step, counted from 0, and apply one update, the same on every rank."""
+    """Train on this rank's micro-batches of a step, and apply one update, which is the same on every rank.
+
+    Steps are counted from 0.
+    """
     rate = learning_rate(settings.schedule, step)
-    own_losses = run_microbatches(state, settings, step, next_batch)
-    loss = mean_over_ranks(own_losses, settings.layout, state.parallel.data_parallel)
+    local_losses = run_microbatches(state, settings, step, next_batch)
+    loss = mean_over_ranks(local_losses, settings.layout, state.parallel.data_parallel)
     grad_norm = _clip(state, settings)
-    # An overflow under fp16 is excused: this update is blocked and the scale halves, until the scale is exhausted.
+    # An overflow under fp16 is excused, as long as the scale is not exhausted: it blocks this update and halves the
+    # scale, but does not end the run.
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
-    # 1.0 blocks this update: a loss or norm that is not finite, or any step after the one that ends the run.
-    held = state.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
+    # 1.0 blocks this update, because the loss or norm is not finite, or because an earlier step has ended the run.
+    update_blocked = state.guard.observe(step, local_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
     state.optimizer.set_step(step, rate)
-    state.optimizer.step(held)
+    state.optimizer.step(update_blocked)
     state.parallel.zero_grad()
     return StepResult(rate, loss, grad_norm)
 
@@ -53,12 +57,12 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
 def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_batch: NextBatch) -> Tensor:
     """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
 
-    Every rank takes as many micro-steps, so that all gather FSDP's weights as often; idle ones add no gradient.
-    Returns the loss of each, (accumulation,).
+    Returns the losses of the micro-batches, (accumulation,). Every rank runs the same number of micro-steps, so that
+    all ranks gather FSDP's weights equally often; idle micro-steps add no gradient.
     """
     layout, rank, scale = settings.layout, state.parallel.data_parallel.rank, state.loss_scale.scale
     losses = []
-    with kept_casts(scale.device):
+    with cached_casts(scale.device):
         for micro_step in range(layout.accumulation):
             batch = next_batch()
             if state.parallel.network.config.drop_rate > 0:
@@ -72,9 +76,9 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
 
 
 def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch) -> Tensor:
-    """Return the mean loss of a micro-batch, in nats per token, so that the mean over a step is that of its targets.
+    """Return the mean loss of a micro-batch, in nats per token. The mean over a step is then the mean of its targets.
 
-    With weights it is their mean weighted loss over the mean weight of the step.
+    If targets have weights, this is the mean weighted loss divided by the mean weight of the step's targets.
     """
     with autocast(settings.numerics.precision, batch.inputs.device):
         if batch.weights is None:
@@ -83,14 +87,14 @@ def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:
-    """Make the dropout masks of a micro-batch a function of (seed, step, its place in the step) alone."""
+    """Make the dropout masks of a micro-batch a function of the seed, the step and its index in the step alone."""
     digest = hashlib.blake2b(f"{seed}/{step}/{index}".encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # the CPU's and every GPU's generator
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # seeds the generators of the CPU and of every GPU
 
 
 def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
-    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # of which the gradients are the sum
+    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # the gradients are the sum of micro-batches
     grad_norm = global_grad_norm(state.parallel, settings.numerics.determinism) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)

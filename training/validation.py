@@ -1,4 +1,4 @@
-"""Validation: mean loss over a fixed slice of the validation stream, computed by all ranks together."""
+"""Validation: the mean loss over a fixed slice of the validation stream, computed by all ranks together."""
 
 import math
 from collections.abc import Callable
@@ -18,27 +18,29 @@ from training.state import StepSettings, TrainState
 
 class Validation:
     def __init__(self, stream: TokenStream, start_token: int, sequences: int, context_length: int):
-        """Raises BadInput for conversations of which no token counts."""
+        """Read the weights of the targets, if they have any. Raises BadInput if no target adds to the loss."""
         self._stream, self._start_token, self._sequences = stream, start_token, sequences
-        self._weights: np.ndarray | None = None  # of each target, (sequences, T)
-        self._counted: float = sequences  # by which the sum of the sequences' means is divided
+        self._weights: np.ndarray | None = None  # weight of each target, (sequences, T)
+        self._total_weight: float = sequences  # the sum of the sequences' mean losses is divided by it
         if stream.weighted:
             weights = read_target_weights([(stream, start_token)], sequences * context_length)
             self._weights = weights.reshape(sequences, context_length)
-            self._counted = int(weights.sum(dtype=np.int64)) / context_length
-            if not self._counted:
-                raise BadInput(f"{stream.files[0].path}: no token of {sequences} sequences counts; hold out more")
+            self._total_weight = int(weights.sum(dtype=np.int64)) / context_length
+            if not self._total_weight:
+                raise BadInput(
+                    f"{stream.files[0].path}: no token of the {sequences} validation sequences belongs to an answer, "
+                    "so there is no loss to measure; hold out more text"
+                )
 
     @torch.no_grad()
     def measure(
         self, state: TrainState, settings: StepSettings, ranks: Ranks, stopping: Callable[[], bool]
     ) -> float | None:
-        """Return the mean nats per token that counts, dropout off; None when asked to stop meanwhile.
+        """Return the mean loss without dropout, in nats per token that has a weight; None if a stop interrupts it.
 
-        Call it on every rank; every rank gets the same number.
-
-        Each sequence's loss is computed once, on whichever rank, and the mean is exactly rounded (math.fsum), so the
-        result does not depend on how the slice is spread.
+        Call it on every rank; every rank gets the same number. The loss of each sequence is computed on one of the
+        ranks, and the mean is rounded exactly (math.fsum). The number therefore does not depend on which rank computes
+        which sequence.
         """
         layout, model, part = settings.layout, state.parallel.model, state.parallel.data_parallel
         per_round = layout.microbatch_size * part.size
@@ -48,17 +50,18 @@ class Validation:
             if stopping():
                 model.train()
                 return None
-            own = first + part.rank * layout.microbatch_size
-            # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
-            windows = [min(own + row, self._sequences - 1) for row in range(layout.microbatch_size)]
+            local_first = first + part.rank * layout.microbatch_size
+            # Every rank runs every round with the same shape, because FSDP gathers weights in it. The surplus sequences
+            # are not counted.
+            windows = [min(local_first + row, self._sequences - 1) for row in range(layout.microbatch_size)]
             parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
             weights = None if self._weights is None else self._weights[windows]
             batch = pinned(MicroBatch.of_windows(read_windows(parts, layout.context_length), weights), ranks.device)
             batch = on_device(batch, ranks.device)
             with autocast(settings.numerics.precision, ranks.device):
-                values = model(batch.inputs, batch.targets, batch.weights, by_sequence=True)
-            pending.append(values[: max(0, self._sequences - own)])
+                sequence_losses = model(batch.inputs, batch.targets, batch.weights, by_sequence=True)
+            pending.append(sequence_losses[: max(0, self._sequences - local_first)])
         model.train()
-        losses = [loss for own_losses in gather_parts(ranks, torch.cat(pending).tolist()) for loss in own_losses]
+        losses = [loss for rank_losses in gather_parts(ranks, torch.cat(pending).tolist()) for loss in rank_losses]
         assert len(losses) == self._sequences
-        return math.fsum(losses) / self._counted
+        return math.fsum(losses) / self._total_weight

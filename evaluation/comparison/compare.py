@@ -1,4 +1,4 @@
-"""Comparison of models: a table of stored results, which recipes differ significantly, and renderings."""
+"""Compare models: build a table of stored results, state which recipes differ significantly, and render both."""
 
 import re
 import shlex
@@ -23,40 +23,44 @@ from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
 
 SCOPE = (
-    "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
-    "random_seed where its noise is known. Differences are stated between recipes (settings without the seed), not "
-    "between single trained models."
+    "Intervals cover the choice of text and questions, the fine-tuning seed if there are several, and random_seed if "
+    "its noise is known. Differences are stated between recipes (all settings except the seed), not between single "
+    "trained models."
 )
 BRACKETS = (
-    "Brackets: zero lies outside where Holm's procedure, at 5 % for all pairs of a measure together, finds a "
-    "difference. Each covers its own difference with 95 % at least, all of them together less often."
+    "Brackets: an interval excludes zero if Holm's procedure, at 5 % for all pairs of a measure together, finds a "
+    "difference. Each interval covers its own difference with at least 95 %; all of them together less often."
 )
 ADVICE = (
-    "No winner is named where the seed noise is unknown: train each recipe with two values of random_seed or more, the "
-    "same ones, and compare all, or pass --seed-deviation NATS."
+    "No winner is named if the seed noise is unknown: train each recipe with the same two or more values of "
+    "random_seed and compare all runs, or pass --seed-deviation NATS."
 )
-NOT_COMPARED = "Published values have no interval: no model is ranked against them."
-FACTS: dict[str, Callable[[Row], str]] = {  # columns before those of the measures
+NOT_COMPARED = "Published values have no interval, so no model is ranked against them."
+FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures
     "model": lambda row: row.label,
     "tokens": lambda row: f"{row.cost.tokens:,}" if row.cost else "",
     "hours": lambda row: small_number(row.cost.hours) if row.cost else "",
     "dollars": lambda row: small_number(row.cost.dollars) if row.cost and row.cost.dollars is not None else "",
     "validation loss": lambda row: "" if row.validation_loss is None else f"{row.validation_loss:.4f}",
 }
-Shown = dict[str, list[EvaluationResult | None]]  # by evaluation, one result or None for each model
-LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
-BAR = {"width": 96, "height": 12, "margin": 4}  # of an interval, pixels
+Shown = dict[str, list[EvaluationResult | None]]  # by evaluation: a result or None for each model
+LABEL_WIDTH = 16  # width of the models' labels above their columns; longer labels are wrapped
+BAR = {"width": 96, "height": 12, "margin": 4}  # the drawing of an interval, pixels
 
 
 @attrs.frozen(kw_only=True)
 class Cell:
+    """A cell of the table."""
+
     text: str = ""
     value: float | None = None
-    bounds: tuple[float, float] | None = None  # of the 95 % interval that is drawn
+    bounds: tuple[float, float] | None = None  # the 95 % interval, which the page draws
 
 
 @attrs.frozen(kw_only=True)
 class Column:
+    """A column of the table, with a cell for each model."""
+
     name: str
     cells: list[Cell]
     measure: Measure | None = None
@@ -64,14 +68,16 @@ class Column:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
+    """A comparison that is ready to be rendered."""
+
     columns: list[str]
-    rows: list[list[Cell]]  # the first cell of each is the model
+    rows: list[list[Cell]]  # a row per model, whose first cell is the model's label
     statements: list[str]
     notes: list[str]
 
 
 def run(command: CompareCommand) -> None:
-    """Print the comparison of the models that have results. Raises BadInput, at the end for the others."""
+    """Print the comparison of all models that have results. BadInput names the other models at the end."""
     readable, problems = accepted(command.models, lambda model: (read_rows([model]), model)[1])
     if readable:
         comparison = compare(read_rows(readable), command.seed_deviation)
@@ -81,42 +87,53 @@ def run(command: CompareCommand) -> None:
 
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
-    """Return the comparison. `stated_deviation`: of the loss over seeds, nats. Raises BadInput without an overlap."""
-    shown = {evaluation: _shown(evaluation, rows) for evaluation in _evaluations(rows)}
-    subjects = [[result.subject for result in results if result is not None] for results in shown.values()]
-    if len(rows) > 1 and not any(len(set(known)) < len(known) for known in subjects):
+    """Return the comparison of models. Raises BadInput if no two models have results on the same data.
+
+    `stated_deviation`: the standard deviation of the held-out loss over training seeds, nats, if the user stated it.
+    """
+    shown = {evaluation: _select_results(evaluation, rows) for evaluation in _evaluations(rows)}
+    subjects_by_evaluation = [
+        [result.subject for result in results if result is not None] for results in shown.values()
+    ]
+    if len(rows) > 1 and not any(len(set(subjects)) < len(subjects) for subjects in subjects_by_evaluation):
         raise BadInput(_no_overlap(rows))
-    marks, notes = _marks(shown)
+    marks, notes = _footnotes(shown)
     columns = [Column(name=name, cells=[Cell(text=fact(row)) for row in rows]) for name, fact in FACTS.items()]
-    statements, noises = [], []
+    statements, seed_notes = [], []
     for results in shown.values():
-        for measure in dict.fromkeys(one.measure for result in results if result for one in result.measurements):
+        measurements = (measurement for result in results if result for measurement in result.measurements)
+        for measure in dict.fromkeys(measurement.measure for measurement in measurements):
             columns.append(_measure_column(measure, results, marks))
-            found = find_winners(measure, rows, results, stated_deviation if measure == HELD_OUT else None)
-            statements += found[0]
-            noises += found[1]
+            new_statements, new_notes = find_winners(
+                measure, rows, results, stated_deviation if measure == HELD_OUT else None
+            )
+            statements += new_statements
+            seed_notes += new_notes
     if stated_deviation is not None:
-        noises.append(
-            f"Seed noise, {HELD_OUT.name}: standard deviation {stated_deviation:g}, as --seed-deviation states"
+        seed_notes.append(
+            f"Seed noise, {HELD_OUT.name}: standard deviation {stated_deviation:g}, as stated by --seed-deviation"
         )
     columns = [column for column in columns if any(cell.text for cell in column.cells)]
-    on_shared_data = [one for results in shown.values() for one in results if one and one.subject not in marks]
+    on_shared_data = [
+        result for results in shown.values() for result in results if result and result.subject not in marks
+    ]
     published, sources = _published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any(statement.has_bounds for statement in statements) else [SCOPE]
-    changes = [f"{row.label}: {change}" for row in rows for change in row.changes]  # each makes it another recipe
-    weights = [note for row in rows for note in row.notes] + _equal_weights(rows)
+    # A run whose settings were changed is a separate recipe, so the table has to show the changes.
+    changes = [f"{row.label}: {change}" for row in rows for change in row.changes]
+    weight_notes = [note for row in rows for note in row.notes] + _equal_weights(rows)
     advice = [ADVICE] if any(statement.needs_seeds for statement in statements) else []
     cells = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
     return Comparison(
         columns=[printable(column.name) for column in columns],
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
         statements=[printable(statement.text) for statement in statements],
-        notes=[printable(note) for note in (*notes, *weights, *changes, *sources, *scope, *noises, *advice)],
+        notes=[printable(note) for note in (*notes, *weight_notes, *changes, *sources, *scope, *seed_notes, *advice)],
     )
 
 
 def as_text(comparison: Comparison) -> str:
-    """Return the table, with a column for each model, statements and notes, as wide as the terminal at most."""
+    """Return the comparison as text that fits the terminal's width. The table has a column for each model."""
     width = max(60, min(120, shutil.get_terminal_size().columns))
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     models = [
@@ -124,92 +141,114 @@ def as_text(comparison: Comparison) -> str:
         for row in comparison.rows
     ]
     lists = ("\n".join(map(wrapper.fill, lines)) for lines in (comparison.statements, comparison.notes))
-    return "\n\n".join(part for part in (*_blocks(comparison.columns, models, width), *lists) if part)
+    return "\n\n".join(part for part in (*_side_by_side(comparison.columns, models, width), *lists) if part)
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return the same in GitHub's Markdown, with a row for each model."""
-    rows = [[_escaped(cell.text) for cell in row] for row in comparison.rows]
-    lists = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
+    """Return the comparison in GitHub's Markdown. The table has a row for each model."""
+    rows = [[_escape(cell.text) for cell in row] for row in comparison.rows]
+    lists = ("\n".join(f"- {_escape(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
     return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
 def as_fragment(comparison: Comparison) -> Markup:
-    """Return table, statements and notes as a part of a page; intervals are drawn, on one scale for each column."""
+    """Return the comparison as a part of a page. The intervals of each column are drawn on a common scale."""
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
-    ranges = {at: (min(one), max(one)) for at, one in enumerate(ends) if one and min(one) < max(one)}
+    ranges = {
+        index: (min(column_ends), max(column_ends))
+        for index, column_ends in enumerate(ends)
+        if column_ends and min(column_ends) < max(column_ends)
+    }
     return render("evaluation/comparison/comparison.html", comparison=comparison, ranges=ranges, **BAR)
 
 
 def _no_overlap(rows: list[Row]) -> str:
-    """Return that models share no measured text, and the command that measures all of them on one."""
+    """Return the error for models without results on the same data, with a command that measures them on the same."""
     names = ", ".join(row.label for row in rows)
-    # The tokens of the first model are measured: one that has special tokens besides knows the ids of the others.
+    # The tokens of the first model are measured. If it has the smallest vocabulary, the others know all of its ids,
+    # even if they have additional special tokens.
     smallest_first = sorted(rows, key=lambda row: row.vocabulary_size)
     models = [row.reference or str(row.home) for row in smallest_first]
-    problem = f"{names}: no overlap between result files on one text"
-    if len({row.tokenizer for row in rows} - {None}) > 1:  # no range of tokens is of all of them
+    problem = f"{names}: no overlap: these models have no results on the same text"
+    if len({row.tokenizer for row in rows} - {None}) > 1:  # the models cannot read the same tokens
         command = shlex.join(["python", "evaluate.py", "core", *models])
         return f"{problem}; their tokenizers differ, so measure them on the questions of CORE: {command}"
     return f"{problem}; measure them together: {shlex.join(['python', 'evaluate.py', 'loss', *models])}"
 
 
 def _equal_weights(rows: list[Row]) -> list[str]:
-    """Return a note for each model that has the same weights as one before it, whatever their names."""
-    pairs = [(one, other) for one, other in combinations(rows, 2) if one.weights and one.weights.is_same(other.weights)]
-    return [f"{one.label} and {other.label} have the same weights, {one.weights}" for one, other in pairs]
+    """Return a note for each pair of models with the same weights."""
+    pairs = [
+        (first, second)
+        for first, second in combinations(rows, 2)
+        if first.weights and first.weights.is_same(second.weights)
+    ]
+    return [f"{first.label} and {second.label} have the same weights, {first.weights}" for first, second in pairs]
 
 
 def _evaluations(rows: list[Row]) -> list[str]:
-    """Return the measures on which any of the models has a result, in the order of the commands."""
+    """Return the evaluations for which any model has a result, in the order of the commands."""
     commands = list(COMMANDS)
-    found = dict.fromkeys(result.evaluation for row in rows for result in row.results)
-    return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
+    evaluations = dict.fromkeys(result.evaluation for row in rows for result in row.results)
+    return sorted(evaluations, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
 
 
-def _shown(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
-    """Return each model's newest result on the most common data; of equally common, the least left out, newest."""
-    newest = [{one.subject: one for one in row.results if one.evaluation == evaluation} for row in rows]
-    by_time = sorted((one for found in newest for one in found.values()), key=lambda one: one.time)
-    counts, latest = Counter(one.subject for one in by_time), {one.subject: one.time for one in by_time}
+def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
+    """Return, for each model, the result of an evaluation that the table shows, or None if the model has no result.
 
-    def rank(one: EvaluationResult) -> tuple[int, int, str, str]:
-        return counts[one.subject], -one.left_out, latest[one.subject], one.subject
+    It is the model's newest result on the data that most models were measured on. If several data are equally common,
+    the result with the fewest items left out is shown, then the one on the data that was measured last.
+    """
+    newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
+    by_time = sorted(
+        (result for by_subject in newest for result in by_subject.values()), key=lambda result: result.time
+    )
+    counts, latest = Counter(result.subject for result in by_time), {result.subject: result.time for result in by_time}
 
-    return [max(found.values(), key=rank, default=None) for found in newest]
+    def rank(result: EvaluationResult) -> tuple[int, int, str, str]:
+        return counts[result.subject], -result.left_out, latest[result.subject], result.subject
+
+    return [max(by_subject.values(), key=rank, default=None) for by_subject in newest]
 
 
-def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
-    """Return a footnote mark for each subject but the one that most models share, and a note for every subject."""
+def _footnotes(shown: Shown) -> tuple[dict[str, str], list[str]]:
+    """Return footnote marks by subject, and a note for every subject.
+
+    In each evaluation, the subject that most models share has no mark; results with a mark are not comparable to it.
+    """
     marks: dict[str, str] = {}
     notes = []
     for evaluation, results in shown.items():
-        known = [result for result in results if result is not None]
-        descriptions = {result.subject: result.description for result in known}
-        for number, (subject, _) in enumerate(Counter(result.subject for result in known).most_common()):
+        present = [result for result in results if result is not None]
+        descriptions = {result.subject: result.description for result in present}
+        for number, (subject, _) in enumerate(Counter(result.subject for result in present).most_common()):
             if number > 0:
                 marks[subject] = f"[{chr(ord('a') + len(marks) % 26)}]"
-            only = f"{marks[subject]} not comparable with the others: " if subject in marks else ""
-            notes.append(f"{only}{evaluation}: {descriptions[subject]}")
+            prefix = f"{marks[subject]} not comparable with the others: " if subject in marks else ""
+            notes.append(f"{prefix}{evaluation}: {descriptions[subject]}")
     return marks, notes
 
 
 def _measure_column(measure: Measure, results: list[EvaluationResult | None], marks: dict[str, str]) -> Column:
-    """Return a measure's measurements. `marks`: footnote marks, by subject; values on other data are not drawn."""
+    """Return the column of a measure. `marks`: footnote marks by subject; intervals of marked values are not drawn."""
     cells = []
     for result in results:
-        measured = None if result is None else result.measurement(measure)
-        if result is None or measured is None:
+        measurement = None if result is None else result.measurement(measure)
+        if result is None or measurement is None:
             cells.append(Cell())
         elif result.subject in marks:
-            cells.append(Cell(text=f"{measured.text} {marks[result.subject]}"))
+            cells.append(Cell(text=f"{measurement.text} {marks[result.subject]}"))
         else:
-            cells.append(Cell(text=measured.text, value=measured.value, bounds=measured.bounds))
+            cells.append(Cell(text=measurement.text, value=measurement.value, bounds=measurement.bounds))
     return Column(name=measure.name, cells=cells, measure=measure)
 
 
 def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> tuple[list[list[Cell]], list[str]]:
-    """Return a row for each published model, and notes on sources. `results`: those on the data most models share."""
+    """Return a row for each published model, and notes about the sources.
+
+    `results`: the results on the data that most models share. The published values of a measure are omitted if any of
+    these results is on other data than they are.
+    """
     values: dict[str, dict[str, str]] = {}  # by model and column
     sources: list[str] = []
     omitted: list[str] = []
@@ -217,8 +256,9 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
         if column.measure is None or column.measure.published is None:
             continue
         published = column.measure.published
-        measurements = [one for result in results if (one := result.measurement(column.measure)) is not None]
-        if not all(published.comparable(one.sample) for one in measurements):
+        candidates = [result.measurement(column.measure) for result in results]
+        measurements = [measurement for measurement in candidates if measurement is not None]
+        if not all(published.comparable(measurement.sample) for measurement in measurements):
             omitted += [published.otherwise] if published.otherwise is not None else []
             continue
         sources += [] if published.source in sources else [published.source]
@@ -232,8 +272,11 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
     return rows, [*notes, NOT_COMPARED] if rows else notes
 
 
-def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
-    """Return tables of as many models side by side as fit, one at least. `models`: a label and values, each."""
+def _side_by_side(names: list[str], models: list[list[str]], width: int) -> list[str]:
+    """Return tables, each with as many models side by side as fit into `width`, and at least one.
+
+    `models`: for each model, its label and its values.
+    """
     blocks = []
     while models:
         for count in range(len(models), 0, -1):
@@ -251,5 +294,5 @@ def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
     return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return re.sub(r"([\\|<])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""Rows of the comparison: each model's stored results, cost and recipe. No model is loaded."""
+"""The rows of a comparison: each model's stored results, cost and recipe. Models are not loaded."""
 
 import json
 import os
@@ -29,52 +29,60 @@ from training.checkpoints.saved_state import SavedState, read_state
 from training.config.train_config import PLUMBING_KEYS, recipe
 from training.telemetry.metrics_log import EVALUATIONS
 
-# Raised by a result of another form.
+# Exceptions that a stored result raises if its structure is not the expected one.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    label: str  # unique in the table
-    title: str  # in its results
+    """A model in the comparison."""
+
+    label: str  # the model's name in the table; unique
+    title: str  # the model's name in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
-    reference: str = ""  # as on the command line
-    tokenizer: str | None = None  # its identity, or name; None: unknown
-    vocabulary_size: int = 0  # of the tokenizer, with the special tokens that fine-tuning has added
-    cost: RunCost | None = None  # None, as the following, where there is no checkpoint of ours
+    reference: str = ""  # the model on the command line
+    tokenizer: str | None = None  # identity of the tokenizer, or its name; None: unknown
+    vocabulary_size: int = 0  # size of the tokenizer, including special tokens that fine-tuning has added
+    cost: RunCost | None = None  # this and the following fields are None if there is no Lockstep checkpoint
     validation_loss: float | None = None
     seed: int | None = None
-    recipe: str | None = None  # equal for runs that differ at most in their seed and in keys that change no result
-    changes: list[str] = attrs.field(factory=list)  # of settings in the recipe, while the run was trained
-    weights: WeightsIdentity | None = None  # None: no result has a hash of them
-    notes: list[str] = attrs.field(factory=list)  # on results that are left out, or of unknown weights
+    recipe: str | None = None  # equal for runs that differ only in their seed and in keys that do not affect results
+    changes: list[str] = attrs.field(factory=list)  # changes of recipe settings during the training
+    weights: WeightsIdentity | None = None  # None: no result has a hash
+    notes: list[str] = attrs.field(factory=list)  # about results that are left out or whose weights are unknown
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:
-    """Return the rows of models; of a run, the checkpoint measured last. Raises BadInput without results."""
-    return distinct([_read(reference) for reference in references])
+    """Return the rows of models. For a run, the row is the checkpoint that was measured last.
+
+    Raises BadInput if a model has no results.
+    """
+    return distinct([_read_row(reference) for reference in references])
 
 
-def distinct(found: Sequence[Row]) -> list[Row]:
-    """Return each row once, those of equal titles under different labels."""
-    rows: list[Row] = []
-    for row in found:
-        if not any((row.home, row.title) == (other.home, other.title) for other in rows):
-            rows.append(row)
-    titles = [row.title for row in rows]
-    return [attrs.evolve(row, label=f"{row.home}: {row.title}") if titles.count(row.title) > 1 else row for row in rows]
+def distinct(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without duplicates, and give rows with equal titles different labels."""
+    unique: list[Row] = []
+    for row in rows:
+        if not any((row.home, row.title) == (earlier.home, earlier.title) for earlier in unique):
+            unique.append(row)
+    titles = [row.title for row in unique]
+    return [
+        attrs.evolve(row, label=f"{row.home}: {row.title}") if titles.count(row.title) > 1 else row for row in unique
+    ]
 
 
-def _read(reference: str) -> Row:
+def _read_row(reference: str) -> Row:
+    """Return the row of a model. Raises BadInput if it has no results that can be compared."""
     home = home_of(reference)
-    results = [result for found in read_results(home, _structured) for result in found]
+    results = [result for line_results in read_results(home, _parse_results) for result in line_results]
     chosen = choose_weights(reference, home, results)
     if not chosen.results:
         command = shlex.join(["python", "evaluate.py", "loss", reference])
-        others = f"; {chosen.superseded}" if chosen.superseded else ""
+        superseded = f"; {chosen.superseded}" if chosen.superseded else ""
         raise BadInput(
-            f"{home / EVALUATIONS}: no comparable results of {reference}{others}; measure it first: {command}"
+            f"{home / EVALUATIONS}: no comparable results of {reference}{superseded}; measure it first: {command}"
         )
     title = chosen.title
     tokenizer, vocabulary_size = _tokenizer(home)
@@ -87,11 +95,11 @@ def _read(reference: str) -> Row:
         tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,
         weights=chosen.weights,
-        notes=chosen.notes + _given_tokenizers(chosen),
+        notes=chosen.notes + _tokenizer_notes(chosen),
     )
     if (state := _state(home, title)) is None:
         return row
-    changes = [one for one in state.config.changes if one.key not in PLUMBING_KEYS]
+    changes = [change for change in state.config.changes if change.key not in PLUMBING_KEYS]
     return attrs.evolve(
         row,
         cost=cost_of(ModelLocation(home, home, home), state.position),
@@ -104,65 +112,72 @@ def _read(reference: str) -> Row:
 
 @attrs.frozen(kw_only=True)
 class ChosenResults:
-    """Results of one model: those of the weights that its name stands for now."""
+    """The results that belong to the weights which a model's name refers to now."""
 
     title: str
-    weights: WeightsIdentity | None  # None: no result of it has a hash
-    results: list[EvaluationResult]  # oldest first; those without a hash come before the others
-    superseded: str  # on results of other weights under the same name; "" without any
+    weights: WeightsIdentity | None  # None: none of the results has a hash
+    results: list[EvaluationResult]  # oldest first, but those without a hash come before all others
+    superseded: str  # a note on results of other weights with the same name; "" if there are none
     notes: list[str]
 
 
 def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResult]) -> ChosenResults:
-    """Choose the results of the model that was measured last, or of the checkpoint that `reference` is.
+    """Choose the results of the model that was measured last, or of the checkpoint that `reference` names.
 
-    Results of other weights are left out, although they have the same name: the run was trained again since, or the
-    directory or the model of the hub was replaced. Results of the same weights count under any name. A result without
-    a hash counts by its name.
+    Results of other weights are left out even if they have the same name: the run has been trained again since, or the
+    directory or the model on the hub has been replaced. Results of the same weights are used whatever their name. A
+    result without a hash is chosen by its name.
     """
-    titles = dict.fromkeys(result.model for result in reversed(results))  # measured last first
-    now = {title: identity_on_disk(home, title) for title in titles}
-    for title in titles:  # what is not on this disk any more is what was measured last under that name
-        if now[title] is None:
-            now[title] = next((one.weights for one in reversed(results) if one.model == title and one.weights), None)
+    titles = dict.fromkeys(result.model for result in reversed(results))  # the title measured last comes first
+    current = {title: identity_on_disk(home, title) for title in titles}
+    for title in titles:  # weights that are no longer on this disk are those last measured under their name
+        if current[title] is None:
+            weights_of_title = (result.weights for result in reversed(results) if result.model == title)
+            current[title] = next((weights for weights in weights_of_title if weights), None)
     path = Path(reference)
-    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
+    if path.is_dir() and path.resolve() != home.resolve():  # the reference is a checkpoint
         titles = {title: None for title in titles if title.endswith(f" {path.resolve().name}")}
         if (digest := files_sha256(path)) is not None and not titles:  # it was measured under another name
             same = WeightsIdentity(files_sha256=digest)
-            titles = {one.model: None for one in reversed(results) if one.weights and same.is_same(one.weights)}
-    named = [one for one in results if one.model in titles]
-    left_out = [one for one in named if _is_other(one.weights, now[one.model])]
-    measured = [one for one in named if not _is_other(one.weights, now[one.model])]
-    superseded = _superseded(left_out)
+            titles = {
+                result.model: None for result in reversed(results) if result.weights and same.is_same(result.weights)
+            }
+    candidates = [result for result in results if result.model in titles]
+    left_out = [result for result in candidates if _differ(result.weights, current[result.model])]
+    measured = [result for result in candidates if not _differ(result.weights, current[result.model])]
+    superseded = _superseded_note(left_out)
     if not measured:
         return ChosenResults(title="", weights=None, results=[], superseded=superseded, notes=[])
     title = measured[-1].model
-    weights = now[title]
-    for one in reversed(measured):  # the hash of the values, too, which results of answers may have alone
-        if weights is not None and one.weights is not None and weights.is_same(one.weights):
-            weights = one.weights
+    weights = current[title]
+    for result in reversed(measured):  # use both hashes: results from older files of answers have only the values' one
+        if weights is not None and result.weights is not None and weights.is_same(result.weights):
+            weights = result.weights
             break
-    unknown = [one for one in results if one.weights is None and one.model == title]
-    of_them = [one for one in results if one.weights and weights and one.weights.is_same(weights)]
-    mine = [one for one in left_out if one.model == title]
-    notes = [f"{title}: {_superseded(mine)}"] if mine else []
-    if unknown:
-        names = ", ".join(dict.fromkeys(one.evaluation for one in unknown))
-        notes.append(f"{title}: weights unknown: stored without a hash of them, so possibly of other ones: {names}")
+    unidentified = [result for result in results if result.weights is None and result.model == title]
+    identified = [result for result in results if result.weights and weights and result.weights.is_same(weights)]
+    same_title = [result for result in left_out if result.model == title]
+    notes = [f"{title}: {_superseded_note(same_title)}"] if same_title else []
+    if unidentified:
+        names = ", ".join(dict.fromkeys(result.evaluation for result in unidentified))
+        notes.append(f"{title}: weights unknown: these results have no hash and may be of other weights: {names}")
     return ChosenResults(
-        title=title, weights=weights if of_them else None, results=unknown + of_them, superseded=superseded, notes=notes
+        title=title,
+        weights=weights if identified else None,
+        results=unidentified + identified,
+        superseded=superseded,
+        notes=notes,
     )
 
 
-def _given_tokenizers(chosen: ChosenResults) -> list[str]:
-    """Return a note for each tokenizer that was given to measure a model, with the results that it is of."""
+def _tokenizer_notes(chosen: ChosenResults) -> list[str]:
+    """Return a note for each tokenizer that was given with --tokenizer, which names the results measured with it."""
     by_tokenizer: dict[str, dict[str, None]] = {}
-    for one in chosen.results:
-        if one.given_tokenizer is not None:
-            kind, is_other, _ = one.evaluation.partition(" by tokenizer ")
+    for result in chosen.results:
+        if result.given_tokenizer is not None:
+            kind, is_other, _ = result.evaluation.partition(" by tokenizer ")
             why = ", which is not the model's own" if is_other else "; the model names no tokenizer"
-            by_tokenizer.setdefault(f"{one.given_tokenizer}{why}", {})[kind] = None
+            by_tokenizer.setdefault(f"{result.given_tokenizer}{why}", {})[kind] = None
     return [
         f"{chosen.title}: measured with --tokenizer {tokenizer}: {', '.join(kinds)}"
         for tokenizer, kinds in by_tokenizer.items()
@@ -170,55 +185,69 @@ def _given_tokenizers(chosen: ChosenResults) -> list[str]:
 
 
 def _tokenizer(home: Path) -> tuple[str | None, int]:
-    """Return what distinguishes the tokenizer of a run or a model directory, None where unknown, and its ids."""
+    """Return the identity, or name, of the tokenizer of a run or model directory, and its number of ids.
+
+    If the tokenizer is unknown, return None and 0.
+    """
     try:
         if (recorded := ModelLocation(home, home, home).tokenizer) is not None:
             return recorded.identity or recorded.name, recorded.vocabulary_size
-        found = read_tokenizer_files(home)
+        tokenizer = read_tokenizer_files(home)
     except BadInput:
         return None, 0
-    return (None, 0) if found is None else (identity(found), found.vocabulary_size)
+    return (None, 0) if tokenizer is None else (identity(tokenizer), tokenizer.vocabulary_size)
 
 
-def _is_other(measured: WeightsIdentity | None, now: WeightsIdentity | None) -> bool:
-    return measured is not None and now is not None and measured.is_same(now) is False
+def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -> bool:
+    """Return whether the measured weights are known to differ from the current ones."""
+    return measured is not None and current is not None and measured.is_same(current) is False
 
 
-def _superseded(results: Sequence[EvaluationResult]) -> str:
-    """Return on results of other weights how many there are, of which; "" without any."""
+def _superseded_note(results: Sequence[EvaluationResult]) -> str:
+    """Return a note with the number and hashes of results of other weights; "" if there are no such results."""
     if not results:
         return ""
-    hashes = ", ".join(dict.fromkeys(str(one.weights) for one in results))
+    hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))
     return f"results of other weights that had this name are left out: {len(results)}, of {hashes}"
 
 
 @np.errstate(divide="raise", over="raise", invalid="raise")
-def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
-    """Return the results of a stored line that are whole, none of an unknown evaluation; None where all are damaged."""
+def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
+    """Return the valid results in a stored line, or None if all of them are damaged.
+
+    The list is empty if the evaluation is unknown or has no measures.
+    """
     command = COMMANDS.get(record["evaluation"])
     if command is None or command.measures is None:
         return []
     try:
-        found = list(import_module(command.measures).read_results(record))
+        results = list(import_module(command.measures).read_results(record))
     except UNREADABLE:
         return None
-    return list(filter(_is_whole, found)) or (None if found else [])
+    return list(filter(_is_valid, results)) or (None if results else [])
 
 
-def _is_whole(result: EvaluationResult) -> bool:
-    """Tell whether a result can be shown, and compared, if only with itself.
+def _is_valid(result: EvaluationResult) -> bool:
+    """Return whether a result can be shown and compared. It is compared with itself to find out.
 
-    Then all its numbers are finite, its error is not negative, and its value lies between its bounds.
+    In a valid result, all numbers are finite, no error is negative, and every value is within its bounds.
     """
     shown: list[float] = []
     try:
-        for one in result.measurements:
-            _ = one.text
-            alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
-            ends = (one.error, *(one.bounds or ()), *([] if alike is None else attrs.astuple(alike)))
-            shown += [one.value, *(float(end) for end in ends if end is not None)]
-            low, high = one.bounds or (one.value, one.value)
-            if (one.error or 0) < 0 or not low <= one.value <= high:
+        for measurement in result.measurements:
+            _ = measurement.text
+            if measurement.measure.difference:
+                difference = measurement.measure.difference([measurement.sample], [measurement.sample], CONFIDENCE)
+            else:
+                difference = None
+            ends = (
+                measurement.error,
+                *(measurement.bounds or ()),
+                *([] if difference is None else attrs.astuple(difference)),
+            )
+            shown += [measurement.value, *(float(end) for end in ends if end is not None)]
+            low, high = measurement.bounds or (measurement.value, measurement.value)
+            if (measurement.error or 0) < 0 or not low <= measurement.value <= high:
                 return False
     except UNREADABLE:
         return False
@@ -226,30 +255,31 @@ def _is_whole(result: EvaluationResult) -> bool:
 
 
 def _state(home: Path, title: str) -> SavedState | None:
-    """Return `state.json` of a checkpoint, or None where it has been deleted."""
+    """Return `state.json` of a checkpoint, or None if it has been deleted."""
     path = checkpoint_titled(home, title)
-    return read_state(path) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
+    # Unlike Path.is_file, os.path.isfile raises no error for a title that is not a valid file name.
+    return read_state(path) if os.path.isfile(path / STATE) else None  # noqa: PTH113
 
 
 def _position(home: Path, state: SavedState) -> int | str:
-    """Return the step of a checkpoint, or "end" for the last and the best one of a complete run, whatever its step."""
+    """Return the step of a checkpoint, or "end" for the last or best checkpoint of a complete run, at any step."""
     latest, best = (linked_step(checkpoints_of(home), link) for link in LINKS)
     step = state.position.step
     return "end" if latest == state.config.steps and step in (latest, best) else step
 
 
 def _recipe(config: RunRecord, position: int | str, changes: Sequence[SettingChange]) -> str:
-    """Return all settings that change a result by more than rounding, except for the seed."""
+    """Return, as JSON, all settings except the seed that change a result by more than rounding."""
     keys = recipe(config.model, config.train)
-    for key in (*RESOLVED_KEYS, "precision"):  # whose resolved values are in the recipe instead
+    for key in (*RESOLVED_KEYS, "precision"):  # their resolved values are added below instead
         del keys["train"][key]
     precision = config.numerics.get("precision", config.train.execution.precision)
-    tokens = [  # while they are being written, their plan
+    tokens = [  # tokens that are still being written are identified by their plan
         stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]
         for stream in config.train_streams
     ]
-    known = [keys, precision, config.global_batch_size, [position, config.steps], config.shares, tokens]
+    settings = [keys, precision, config.global_batch_size, [position, config.steps], config.shares, tokens]
     if config.initial_weights is not None:
-        known.append(config.initial_weights.sha256)
-    known += describe_changes(changes)
-    return json.dumps(known, sort_keys=True)
+        settings.append(config.initial_weights.sha256)
+    settings += describe_changes(changes)
+    return json.dumps(settings, sort_keys=True)

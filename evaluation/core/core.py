@@ -1,6 +1,6 @@
-"""CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks as karpathy/nanochat measures them.
+"""CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks, measured in the same way as karpathy/nanochat does.
 
-The same pass measures bits per byte of the gold answers, which improve before the accuracy of a small model does.
+The same pass measures bits per byte of the gold answers, which improve earlier than the accuracy of a small model.
 """
 
 import math
@@ -24,9 +24,9 @@ from evaluation.core.core_scores import (
     SOURCE,
     TASKS,
     is_published_data,
-    other_data,
-    over_tasks,
+    reason_not_comparable,
     sum_of_means,
+    task_parts,
     task_score,
 )
 from evaluation.loss.held_out_loss import byte_lengths
@@ -40,7 +40,7 @@ from model.loss import token_losses
 from tokens.search.overlap import GRAM, find_overlap, forms, open_comparable
 from training.parallel.process_group import Ranks, from_coordinator
 
-ITEMS_AT_ONCE = 16  # of similar size, on one rank
+ITEMS_AT_ONCE = 16  # items in a unit of work for one rank; they have similar lengths
 
 HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
 COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")
@@ -48,8 +48,10 @@ COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byt
 
 @attrs.frozen
 class Choice:
-    tokens: np.ndarray  # of context and continuation, 1-D
-    scored: int  # number of them, at the end, whose loss counts
+    """One of the texts between which a model has to choose."""
+
+    tokens: np.ndarray  # ids of context and continuation, 1-D
+    scored: int  # the number of tokens at the end whose losses are used
 
 
 def run(command: CoreCommand) -> None:
@@ -58,146 +60,161 @@ def run(command: CoreCommand) -> None:
 
 
 def measure(
-    trained: Trained, wanted: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks, against: Path | None = None
+    trained: Trained, bundle: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks, against: Path | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Return a model's scores, to store and as text; call it on every rank. Raises BadInput for NaN.
+    """Return a model's scores, as fields to store and as text. Call this on every rank. Raises BadInput for NaN.
 
-    `against`: a token directory; without the items that share an n-gram with its train split, too.
+    `bundle`: the tasks and their source, as `read_bundle` returns them. `against`: a token directory; if it is given,
+    the scores are also computed without the items that share an n-gram with its train split.
     """
     scores, clean, cut = dict[str, dict[str, Any]](), dict[str, dict[str, Any]](), 0
-    lengths, (tasks, data) = byte_lengths(trained.tokenizer), wanted
+    lengths, (tasks, data) = byte_lengths(trained.tokenizer), bundle
     for task in tasks:
         order = sorted(range(len(task.questions)), key=lambda number: -len(task.prompts(number)[0][0]))
         pieces = [order[at : at + ITEMS_AT_ONCE] for at in range(0, len(order), ITEMS_AT_ONCE)]
-        found = np.concatenate(share(ranks, pieces, partial(answers, trained, task, lengths)))
-        hits, bits, longer = found[np.argsort(order)].T
-        cut += int(longer.sum())
+        answer_rows = np.concatenate(share(ranks, pieces, partial(answer_questions, trained, task, lengths)))
+        hits, bits, is_cut = answer_rows[np.argsort(order)].T
+        cut += int(is_cut.sum())
         score = partial(task_score, task.entry.dataset_uri, task.baseline)
         scores[task.entry.label] = score(hits > 0, bits)
         if against is not None:
-            kept = ~from_coordinator(ranks, partial(trained_on, trained, task, against))
-            if kept.any():
-                clean[task.entry.label] = score(hits[kept] > 0, bits[kept])
+            is_clean = ~from_coordinator(ranks, partial(trained_on, trained, task, against))
+            if is_clean.any():
+                clean[task.entry.label] = score(hits[is_clean] > 0, bits[is_clean])
     rows = [[label, *(score[key] for key in COLUMNS)] for label, score in scores.items()]
-    told = f"\n{tabulate(rows, HEADS, floatfmt='.4f', intfmt=',')}\n{describe(scores)}"
-    told += f"; at most {data['count']:,} items of a task" if data["count"] else ""
-    told += f"; {cut:,} items were cut to the context" if cut else ""
+    text = f"\n{tabulate(rows, HEADS, floatfmt='.4f', intfmt=',')}\n{describe(scores)}"
+    text += f"; at most {data['count']:,} items per task" if data["count"] else ""
+    text += f"; {cut:,} items were cut to the model's context" if cut else ""
     values = {"data": data, "cut": cut, **means_of(scores), "tasks": scores}
     if against is not None:
         items = {label: score["items"] for label, score in clean.items()}
         values["untouched"] = {"against": str(against), "items": items, **(means_of(clean) if clean else {})}
-        told += f"\nwithout items that share {GRAM} tokens with {against}, {sum(items.values()):,} are left: "
-        told += describe(clean) if clean else "nothing to measure"
-    return values, told
+        text += f"\n{sum(items.values()):,} items do not share {GRAM} tokens with {against}: "
+        text += describe(clean) if clean else "nothing to measure"
+    return values, text
 
 
 def trained_on(trained: Trained, task: CoreTask, against: Path) -> np.ndarray:
-    """Return which items share an n-gram with a train split, bool (items,). Raises BadInput for other token ids."""
-    texts = [task.entry.continuation_delimiter.join(one.pairs[one.gold]) for one in task.questions]
+    """Return which items share an n-gram with a train split, bool (items,).
+
+    Raises BadInput if the split has the ids of another tokenizer.
+    """
+    texts = [task.entry.continuation_delimiter.join(question.pairs[question.gold]) for question in task.questions]
     stream = open_comparable(against, "train", trained.tokenizer)
     return find_overlap([stream], [forms(trained.tokenizer, text) for text in texts]).touched
 
 
 def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Return the means over tasks, and their standard errors, to store."""
-    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(scores))
+    """Return the means over tasks and their standard errors as fields of the stored result."""
+    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, task_parts(scores))
     errors = {"core_error": core_error, "gold_bits_per_byte_error": gold_error}
     return {"core": core, "gold_bits_per_byte": gold, **errors}
 
 
 def describe(scores: dict[str, dict[str, Any]]) -> str:
-    """Return the means over tasks as text."""
+    """Return a text with the means over tasks."""
     means = means_of(scores)
     name = "CORE" if len(scores) == TASKS else f"centered, mean of {len(scores)} tasks:"
     core, gold = (plus_minus(means[key] or 0.0, means[f"{key}_error"], 4) for key in ("core", "gold_bits_per_byte"))
     return f"{name} {core}; gold answers {gold} bits per byte"
 
 
-def answers(
+def answer_questions(
     trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]
 ) -> list[tuple[bool, float, bool]]:
-    """Return of questions: whether the model is right, bits per byte of the gold answer, whether a prompt is cut.
+    """Answer questions of a task. For each question, return a tuple of three values.
 
-    `lengths`: bytes of each token (V,). Raises BadInput for a loss that is not finite.
+    They are whether the model's answer is correct, the bits per byte of the gold answer, and whether a prompt was too
+    long for the context and had to be cut. `lengths`: number of bytes of each token (V,). `numbers`: the numbers of the
+    questions. Raises BadInput for a loss that is not finite.
     """
-    most, found = trained.network.config.context_length, []
-    asked = [choices_of(trained, task, lengths, number) for number in numbers]
-    cut = [[Choice(one.tokens[-most:], min(one.scored, most - 1)) for one in choices] for choices, _, _ in asked]
-    measured = choice_losses(trained, cut)  # the first token that is left has no loss
-    for number, (choices, compared, held), losses in zip(numbers, asked, measured, strict=True):
+    context_length, rows = trained.network.config.context_length, []
+    questions = [choices_of(trained, task, lengths, number) for number in numbers]
+    # The first of the remaining tokens has no loss, so one token less than the context can be scored.
+    cut = [
+        [Choice(choice.tokens[-context_length:], min(choice.scored, context_length - 1)) for choice in choices]
+        for choices, _, _ in questions
+    ]
+    all_losses = choice_losses(trained, cut)
+    for number, (choices, compared, gold_size), losses in zip(numbers, questions, all_losses, strict=True):
         gold = task.questions[number].gold
-        nats, likeliest = (values[-held:] for values in losses[gold])
+        nats, likeliest = (values[-gold_size:] for values in losses[gold])
         bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
-        # A choice that is the beginning of another has no token of its own, and no mean. nanochat takes it where it is
-        # the first, and never else; of equal ones the first.
-        ends = [one[-count:] if count else one[:0] for (one, _), count in zip(losses, compared, strict=True)]
+        # A choice that is a prefix of another one has no tokens to compare, so its mean is NaN. nanochat selects such a
+        # choice if it is the first one, and otherwise never. Of equal choices, it selects the first.
+        ends = [
+            choice_nats[-count:] if count else choice_nats[:0]
+            for (choice_nats, _), count in zip(losses, compared, strict=True)
+        ]
         means = [float(end.mean()) if len(end) else math.nan for end in ends]
         best = min(range(len(means)), key=means.__getitem__)
-        right = bool(likeliest.all()) if task.entry.icl_task_type == "language_modeling" else best == gold
-        found.append((right, bits, any(len(choice.tokens) > most for choice in choices)))
-    return found
+        is_correct = bool(likeliest.all()) if task.entry.icl_task_type == "language_modeling" else best == gold
+        rows.append((is_correct, bits, any(len(choice.tokens) > context_length for choice in choices)))
+    return rows
 
 
 def choices_of(
     trained: Trained, task: CoreTask, lengths: np.ndarray, number: int
 ) -> tuple[list[Choice], list[int], int]:
-    """Return a question's choices, the tokens at the end of each that are compared, and those of the gold answer.
+    """Return a question's choices, how many tokens at the end of each are compared, and the size of the gold answer.
 
-    As in nanochat, tokens after the common prefix of choices with one context are compared, or the common suffix of
-    those with one continuation. The gold answer is its whole continuation with the white space before it: the fewest
-    tokens that hold these bytes.
+    As in nanochat, choices with one context are compared by the tokens after their common prefix, and choices with one
+    continuation by their common suffix. The gold answer is the complete continuation with the white space before it.
+    Its size is the smallest number of tokens at the end that contains these bytes.
     """
     prompts, gold = task.prompts(number), task.questions[number].gold
     rows = [[trained.begin_id, *trained.tokenizer.encode("".join(prompt)).tolist()] for prompt in prompts]
     answer = "".join(prompts[gold])[len(prompts[gold][0].rstrip()) :]
-    held = 1 + int(np.searchsorted(lengths[rows[gold][::-1]].cumsum(), len(answer.encode())))
+    gold_size = 1 + int(np.searchsorted(lengths[rows[gold][::-1]].cumsum(), len(answer.encode())))
     compared = [len(row) - _common(rows) for row in rows]
     if task.entry.icl_task_type == "schema":
         compared = [_common([row[::-1] for row in rows])] * len(rows)
-    scored = [min(max(count, held), len(row) - 1) for row, count in zip(rows, compared, strict=True)]
-    return [Choice(np.array(row), count) for row, count in zip(rows, scored, strict=True)], compared, held
+    scored = [min(max(count, gold_size), len(row) - 1) for row, count in zip(rows, compared, strict=True)]
+    return [Choice(np.array(row), count) for row, count in zip(rows, scored, strict=True)], compared, gold_size
 
 
 @torch.inference_mode()
 def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    """Return of each item's choices, for their scored tokens: the loss, nats, fp64, and whether no token is likelier.
+    """Return two arrays for each choice of each item, with an entry for each scored token.
 
-    Logits are computed for these tokens alone. Raises BadInput for a loss that is not finite.
+    The first array has the losses, in nats, fp64. The second one is True where the token is the model's likeliest one.
+    Logits are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
     """
-    network, choices, found = trained.network, [*chain(*items)], dict[int, tuple[np.ndarray, np.ndarray]]()
+    network, choices, arrays = trained.network, [*chain(*items)], dict[int, tuple[np.ndarray, np.ndarray]]()
     order = sorted(range(len(choices)), key=lambda number: -len(choices[number].tokens))
     batches = -(-len(choices) * len(choices[order[0]].tokens) // BATCH_TOKENS)
     for batch in np.array_split(order, min(batches, len(order))):
         rows = [torch.from_numpy(choices[number].tokens.astype(np.int64)) for number in batch]
         counts = [choices[number].scored for number in batch]
         tokens = pad_sequence(rows, batch_first=True).to(next(network.parameters()).device)  # padding has no effect
-        places = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
-        targets = torch.cat([tokens[row, begin:end] for row, begin, end in places])  # (N,)
+        spans = [(row, len(rows[row]) - count, len(rows[row])) for row, count in enumerate(counts)]
+        targets = torch.cat([tokens[row, begin:end] for row, begin, end in spans])  # (N,)
         hidden: Any = network.hidden(tokens[:, :-1])  # (B, T, C)
-        hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in places])  # (N, C)
+        hidden = torch.cat([hidden[row, begin - 1 : end - 1] for row, begin, end in spans])  # (N, C)
         logits = output_logits(hidden, network.output_weight(), network.head_options)  # (N, V)
         nats = token_losses(logits, targets).double().cpu()
         check_losses(trained, nats)
         parts = zip(nats.split(counts), (logits.argmax(-1) == targets).cpu().split(counts), strict=True)
-        found |= {
+        arrays |= {
             int(number): (losses.numpy(), best.numpy()) for number, (losses, best) in zip(batch, parts, strict=True)
         }
     numbers = iter(range(len(choices)))
-    return [[found[next(numbers)] for _ in item] for item in items]
+    return [[arrays[next(numbers)] for _ in item] for item in items]
 
 
 def _common(rows: list[list[int]]) -> int:
     """Return the length of the longest common prefix."""
-    together = enumerate(zip(*rows, strict=False))
-    return next((at for at, ids in together if len(set(ids)) > 1), min(map(len, rows)))
+    columns = enumerate(zip(*rows, strict=False))
+    return next((position for position, ids in columns if len(set(ids)) > 1), min(map(len, rows)))
 
 
 def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask], dict[str, Any]]:
+    """Read the bundle, and print how many items it has and the published scores, if they are comparable."""
     tasks, data = read_bundle(command.bundle, command.tasks, command.count)
     show(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks")
     labels = [task.entry.label for task in tasks]
     if is_published_data(data, labels):
         show(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
     else:
-        show(f"Published CORE is not comparable, because {other_data(data, labels)}")
+        show(f"Published CORE is not comparable, because {reason_not_comparable(data, labels)}")
     return tasks, data

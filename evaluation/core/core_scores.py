@@ -1,4 +1,7 @@
-"""Scores of CORE: accuracy centered on chance, and bits per byte of the gold answers; paired by item."""
+"""Scores of CORE: the accuracy centered on chance, and the bits per byte of the gold answers.
+
+Models are compared in pairs of items.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -11,17 +14,17 @@ from evaluation.core.bundle import DOWNLOADED, IS_NANOCHATS, LABELS
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, combined_error, hits_error, mean_and_error, student_interval
 
-TASKS = 22  # of CORE
+TASKS = 22  # number of tasks in CORE
 PUBLISHED = {"GPT-2 small": "0.1139", "GPT-2 medium": "0.1849", "GPT-2 large": "0.2146", "GPT-2 XL": "0.2565"}
 SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
 
 
 @attrs.frozen
 class ItemValues:
-    """The share of the mean over tasks that each item of a file contributes."""
+    """What each item of a file contributes to the mean over tasks."""
 
     values: np.ndarray  # float64 (items,)
-    step: float = 0.0  # value of a hit less that of a miss; 0: the value is no hit or miss, but a measured number
+    step: float = 0.0  # value of a hit minus value of a miss; 0: the values are measurements, not hits and misses
 
 
 Parts = Mapping[str, ItemValues]  # by file of items
@@ -29,35 +32,40 @@ Parts = Mapping[str, ItemValues]  # by file of items
 
 @attrs.frozen
 class CoreSample:
+    """The values of a result's items, by which models are compared."""
+
     parts: Parts
-    is_published_data: bool  # the items of which others have published scores
+    is_published_data: bool  # True: published scores are of the same items
 
 
 def is_published_data(data: Mapping[str, Any], tasks: Collection[str]) -> bool:
-    """Tell whether scores of a bundle are comparable with the published ones: all items of nanochat's own archive.
+    """Return whether the scores of a bundle can be compared with published ones.
 
-    `data` is the bundle as `read_bundle` describes it. Results of earlier versions tell no more than the file's name.
+    They can if they are of all items of nanochat's own archive. `data`: the bundle's description, as `read_bundle`
+    returns it. Results of earlier versions have only the file's name.
     """
-    is_whole = data["count"] is None and {*tasks} == {*LABELS}
-    return is_whole and data.get(IS_NANOCHATS, data.get("file") == str(DOWNLOADED)) is True
+    is_complete = data["count"] is None and {*tasks} == {*LABELS}
+    return is_complete and data.get(IS_NANOCHATS, data.get("file") == str(DOWNLOADED)) is True
 
 
-def other_data(data: Mapping[str, Any], tasks: Collection[str]) -> str:
-    """Return why the scores of a bundle are not comparable with the published ones."""
+def reason_not_comparable(data: Mapping[str, Any], tasks: Collection[str]) -> str:
+    """Return why the scores of a bundle cannot be compared with published ones."""
     if data["count"] is not None:
-        return f"here at most {data['count']:,} items of a task are measured"
+        return f"at most {data['count']:,} items per task are measured here"
     if len(tasks) < TASKS:
-        return f"here {len(tasks)} of {TASKS} tasks are measured"
+        return f"only {len(tasks)} of {TASKS} tasks are measured here"
     if data["file"] == str(DOWNLOADED):
         return f"no download has recorded the sha256 of {DOWNLOADED}; move it away to download nanochat's archive"
-    return f"{data['file']} is not known to be nanochat's archive; leave out --bundle to use that"
+    return f"{data['file']} is not known to be nanochat's archive; to use that, leave out --bundle"
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
-    """Return a task's score to store: means and their errors over items, and each item, for subsets and pairs.
+    """Return the fields of a task's score: means and their errors over items, and the values of every item.
 
-    `dataset`: file of the items; `baseline`: accuracy by chance; `hits` bool, `bits` float64 (items,): whether an item
-    is answered, and the bits per byte of its gold answer, in the order in which they were measured.
+    The values are stored for scores of subsets, and for comparisons in pairs of items.
+
+    `dataset`: file of the items. `baseline`: accuracy of guessing. `hits`: whether each item was answered correctly,
+    bool (items,). `bits`: bits per byte of each gold answer, float64 (items,). Both are in the order of measurement.
     """
     accuracy, error = float(np.mean(hits)), hits_error(hits.astype(np.float64), 1.0, paired=False)
     gold, gold_error = mean_and_error(bits)
@@ -75,10 +83,11 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
     }
 
 
-def over_tasks(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
-    """Return centered scores and gold bits per byte as parts of their means over tasks. Raises ValueError.
+def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
+    """Return the parts of two means over tasks: of the centered scores, and of the gold bits per byte.
 
-    Tasks that share a file share its order: they are one part, since their errors are correlated.
+    Tasks that share a file have its items in the same order. They form one part, because their errors are correlated.
+    Raises ValueError if a task does not have a value for each of its items.
     """
     parts: tuple[dict[str, ItemValues], dict[str, ItemValues]] = {}, {}
     for task in tasks.values():
@@ -86,26 +95,33 @@ def over_tasks(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
         scale = 1 / (1 - task["baseline"]) / len(tasks)
         centered = ItemValues((hits - task["baseline"]) * scale, scale)
         gold = ItemValues(np.array(task["gold_bits"], np.float64) / len(tasks))
-        for part, more in zip(parts, (centered, gold), strict=True):
-            if not 0 < task["items"] == len(more.values):
-                raise ValueError(f"{task['items']} items, but values of {len(more.values)}")
-            known = part.get(task["dataset"], ItemValues(np.zeros(1)))
-            part[task["dataset"]] = ItemValues(known.values + more.values, known.step + more.step)
+        for part, added in zip(parts, (centered, gold), strict=True):
+            if not 0 < task["items"] == len(added.values):
+                raise ValueError(f"got {len(added.values)} values for {task['items']} items")
+            total = part.get(task["dataset"], ItemValues(np.zeros(1)))
+            part[task["dataset"]] = ItemValues(total.values + added.values, total.step + added.step)
     return parts
 
 
 def sum_of_means(parts: Parts, *, paired: bool = False) -> tuple[float, float | None, float]:
-    """Return the sum of the means of independent parts, its standard error, None of one unit, and its freedom."""
-    found = [(*_mean_and_error(part, paired=paired), len(part.values) - 1) for part in parts.values()]
-    errors = [(error, freedom) for _, error, freedom in found if error is not None]
-    error, freedom = combined_error(*errors) if len(errors) == len(found) else (None, math.inf)
-    return math.fsum(mean for mean, _, _ in found), error, freedom
+    """Return the sum of the means of independent parts, its standard error, and the error's degrees of freedom.
+
+    The error is None if any part has a single item.
+    """
+    means = [(*_mean_and_error(part, paired=paired), len(part.values) - 1) for part in parts.values()]
+    errors = [(error, freedom) for _, error, freedom in means if error is not None]
+    error, freedom = combined_error(*errors) if len(errors) == len(means) else (None, math.inf)
+    return math.fsum(mean for mean, _, _ in means), error, freedom
 
 
 def core_difference(a: list[CoreSample], b: list[CoreSample], confidence: float) -> Interval:
-    """Return the difference of two means over tasks, paired by item: its difficulty, common to both, cancels."""
+    """Return the difference between two means over tasks, paired by item.
+
+    The difficulty of an item is common to both models and cancels.
+    """
     sides = [
-        {file: np.mean([one.parts[file].values for one in side], axis=0) for file in side[0].parts} for side in (a, b)
+        {file: np.mean([sample.parts[file].values for sample in side], axis=0) for file in side[0].parts}
+        for side in (a, b)
     ]
     parts = {file: ItemValues(sides[0][file] - sides[1][file], part.step) for file, part in a[0].parts.items()}
     return student_interval(*sum_of_means(parts, paired=True), confidence)
@@ -124,29 +140,29 @@ CORE = Measure(
         values={f"OpenAI {model}": value for model, value in PUBLISHED.items()},
         source=SOURCE,
         comparable=lambda sample: sample.is_published_data,
-        otherwise="Published CORE of OpenAI's GPT-2 is left out: it was measured on nanochat's archive, and this "
-        "bundle may be a different one.",
+        otherwise="Published CORE of OpenAI's GPT-2 is left out: it was measured on nanochat's archive, but this "
+        "bundle may be another one.",
     ),
 )
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
-    """Yield a stored result: that of all items of all tasks, or of a part, which has columns of its own."""
+    """Yield the result in a stored record. A result of some of the tasks or items has separate columns."""
     data, tasks, measurements = record["data"], record["tasks"], []
-    whole, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
-    for measure, parts in zip((CORE, GOLD), over_tasks(tasks), strict=True):
+    is_complete, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
+    for measure, parts in zip((CORE, GOLD), task_parts(tasks), strict=True):
         value, error, freedom = sum_of_means(parts)
         sample = CoreSample(parts, is_published_data(data, tasks))
-        shown = measure if whole else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
+        shown = measure if is_complete else attrs.evolve(measure, name=f"{measure.name}, part", published=None)
         measurements.append(Measurement(measure=shown, value=value, error=error, freedom=freedom, sample=sample))
         counts = [(file, len(part.values)) for file, part in parts.items()]
     items = sum(len(task["gold_bits"]) for task in tasks.values())
     yield EvaluationResult.of(
         record,
-        evaluation="core" if whole else "core part",
+        evaluation="core" if is_complete else "core part",
         subject=f"{data['sha256']} {data['count']} {labels} {counts}",
-        description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items, taken as "
-        "independent",
+        description=f"{items:,} items of {data['file']}: {labels}; ± is a standard error over items, which are "
+        "assumed to be independent",
         measurements=measurements,
     )

@@ -1,4 +1,4 @@
-"""Export to a model directory that Hugging Face's libraries load without remote code; upload to the hub."""
+"""Export a model to a directory that Hugging Face's libraries load without remote code, and upload it to the hub."""
 
 import filecmp
 import json
@@ -28,10 +28,10 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.checkpoints.directory import WEIGHTS, is_own_partial
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
-OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
+NOT_UPLOADED = (EVALUATIONS, ANSWERS)  # results about the model that are stored next to it and not uploaded
 MODELFILE = "Modelfile"
-LONGEST_GENERATION = 256  # tokens, the default of pipelines; a short context gets less
-# Our templates in the language of Go, in which ollama renders them.
+LONGEST_GENERATION = 256  # tokens; the default of pipelines, reduced for models with a short context
+# Our templates in Go's template language, which ollama uses.
 GO_TEMPLATES = {
     TEMPLATES["turns"].text: "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>{{ end }}<|assistant|>",
     TEMPLATES["alpaca"].text: (
@@ -60,15 +60,21 @@ def run(command: ExportCommand) -> None:
 def export(
     trained: Trained, directory: Path, repository: str | None, license_name: str | None, dtype: str = "float32"
 ) -> None:
-    """Write the directory atomically. Raises BadInput where it holds something else, or no stock class has the network.
+    """Write the directory atomically.
 
-    A directory with the same weights that is to be pushed to a repository is kept: an earlier push may have failed.
+    If a `repository` is given, an existing directory with the same weights is left as it is, because an earlier push
+    may have failed. Raises BadInput if the directory contains anything else, or if no stock class supports the network.
     """
-    stock_class(trained.network.config, str(trained.place.path))
+    stock_class(trained.network.config, str(trained.location.path))
     directory = directory.resolve()
-    for left in _other_partials(directory):
-        show(note(f"{left}: left by an export that was killed, unless one still writes it; delete it to free the disk"))
-    contention = f"{directory}: another export writes it; wait for it, or pass another folder"
+    for leftover in _other_partials(directory):
+        show(
+            note(
+                f"{leftover}: left by an export that was killed, unless one is still writing it; delete it to free "
+                "disk space"
+            )
+        )
+    contention = f"{directory}: another export is writing to this folder; wait for it, or pass another folder"
     with (
         refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),
         writing(directory),
@@ -78,39 +84,47 @@ def export(
         if not empty and (repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
         if empty and directory.exists():
-            directory.rmdir()  # a mount is refused: nothing can be renamed to it
+            directory.rmdir()  # this raises an error for a mount point, to which nothing could be renamed
         _write_model(trained, partial, dtype)
         replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
         if empty:
             publish_folder(partial, directory)
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
-            raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
+            raise BadInput(f"{directory}: contains other weights; pass another folder, or delete it")
 
 
 def _other_partials(directory: Path) -> list[Path]:
-    """Return folders next to a directory in which exports to other names have begun, also by earlier versions."""
-    others = directory.parent.glob(f"{PARTIAL}*")
+    """Return the partial folders of exports to other names, including those of earlier versions."""
+    candidates = directory.parent.glob(f"{PARTIAL}*")
     signs = ("model", CONFIG, WEIGHTS, "tokenizer.json")  # an earlier version wrote into a folder "model"
-    begun = [path for path in others if path != partial_of(directory) and any((path / sign).exists() for sign in signs)]
-    return sorted(path for path in begun if not is_own_partial(path))
+    partials = [
+        path for path in candidates if path != partial_of(directory) and any((path / sign).exists() for sign in signs)
+    ]
+    return sorted(path for path in partials if not is_own_partial(path))
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:
-    """Upload an exported directory; return its URL. Raises BadInput when the hub cannot be reached or refuses."""
+    """Upload an exported directory, and return its URL. Raises BadInput if the hub is unreachable or refuses."""
     from huggingface_hub import HfApi
 
     api = HfApi()
     with hub_errors(f"model {repository}: cannot be uploaded"):
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
-            raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
-        paths = [path for path in sorted(directory.iterdir()) if path.name not in OURS]
+            raise BadInput(
+                f"{repository}: exists and is public, but --private was given; make it private on the hub, or pass "
+                "another name"
+            )
+        paths = [path for path in sorted(directory.iterdir()) if path.name not in NOT_UPLOADED]
         upload(api, repository, {path.name: path for path in paths}, "model", "A model trained by Lockstep")
     return str(url)
 
 
 def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: Any) -> None:
-    """Write config.json, with `more`, and weights as the stock class has them. Raises BadInput, before, without one."""
+    """Write config.json and the weights in the form of the network's stock class.
+
+    `more`: additional keys of config.json. Raises BadInput before anything is written if there is no stock class.
+    """
     config = stock_class(network.config).config | {"torch_dtype": dtype} | more
     plain = {key: unpadded(key, value.detach().cpu(), network.config) for key, value in network.named_parameters()}
     weights = {name: value.to(getattr(torch, dtype)) for name, value in to_stock(plain, network.config).items()}
@@ -119,7 +133,11 @@ def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: 
 
 
 def generation_defaults(trained: Trained) -> dict[str, Any]:
-    """Return the content of generation_config.json: ids that end an answer, its length; of a chat model, sampling."""
+    """Return the content of generation_config.json.
+
+    It has the ids that end an answer, and the largest number of new tokens. For a chat model, it also has sampling
+    options.
+    """
     end, half = trained.tokenizer.end_of_text_id, max(1, trained.network.config.context_length // 2)
     values = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     values["max_new_tokens"] = min(LONGEST_GENERATION, half)
@@ -131,16 +149,19 @@ def generation_defaults(trained: Trained) -> dict[str, Any]:
 
 
 def modelfile(trained: Trained) -> str | None:
-    """Return ollama's description of a model, `model.gguf` beside it; None for a template that is not ours, or none."""
-    go = None if trained.template is None else GO_TEMPLATES.get(trained.template.text)
-    if go is None:
+    """Return the content of a Modelfile, which describes `model.gguf` in the same folder to ollama.
+
+    Return None if the model has no chat template, or one that is not among ours.
+    """
+    go_template = None if trained.template is None else GO_TEMPLATES.get(trained.template.text)
+    if go_template is None:
         return None
     defaults, tokenizer = generation_defaults(trained), trained.tokenizer
-    stops = [json.dumps(tokenizer.decode([each])) for each in defaults["eos_token_id"]]
-    parameters: list[tuple[str, Any]] = [("stop", each) for each in stops]
+    stops = [json.dumps(tokenizer.decode([token_id])) for token_id in defaults["eos_token_id"]]
+    parameters: list[tuple[str, Any]] = [("stop", stop) for stop in stops]
     parameters += [(name, defaults[name]) for name in ("temperature", "top_k", "top_p")]
     parameters += [("num_predict", defaults["max_new_tokens"]), ("num_ctx", trained.network.config.context_length)]
-    lines = ["FROM ./model.gguf", f'TEMPLATE """{go.replace(END_OF_TEXT, tokenizer.end_of_text)}"""']
+    lines = ["FROM ./model.gguf", f'TEMPLATE """{go_template.replace(END_OF_TEXT, tokenizer.end_of_text)}"""']
     return "\n".join([*lines, *(f"PARAMETER {name} {value}" for name, value in parameters), ""])
 
 
@@ -152,4 +173,5 @@ def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> N
     replace_file(directory / GENERATION, json.dumps(generation_defaults(trained), indent=2) + "\n")
     if (ollama := modelfile(trained)) is not None:
         replace_file(directory / MODELFILE, ollama)
-    (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)  # safetensors lets nobody else read it
+    # safetensors makes the file readable only for its owner; give it the same permissions as the other files.
+    (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)

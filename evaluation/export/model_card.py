@@ -1,4 +1,4 @@
-"""Model card: README.md of an exported model, from its run's record. Unknown facts have no line."""
+"""Write the model card (README.md) of an exported model from its run's record. Unknown facts have no line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
 
 
 def model_card(trained: Trained, name: str, license_name: str | None, dtype: str = "float32") -> str:
-    """Return the card with its front matter for the hub. `name`: OWNER/NAME or a folder's."""
+    """Return the card with its front matter for the hub. `name`: OWNER/NAME, or the name of a folder."""
     from huggingface_hub import ModelCard, ModelCardData
 
     config = trained.network.config
@@ -39,7 +39,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     shape = [fact for row in rows(type(config)).values() if (fact := row.card and row.card(config, stock.model_type))]
     sections = [
         ("Model", "", [("tokenizer", tokenizer), *shape, ("weights", DTYPE_WORDS[dtype])]),
-        ("Training", "\nBy Lockstep's `train.py`.\n", list(_training(trained.place))),
+        ("Training", "\nTrained with Lockstep's `train.py`.\n", list(_training(trained.location))),
     ]
     card = ModelCard.from_template(
         data,
@@ -54,12 +54,13 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     return str(card)
 
 
-def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
-    if not place.is_own:
+def _training(location: ModelLocation) -> Iterator[tuple[str, str]]:
+    """Yield the facts about a model's training, as rows of a table; none for a model of another program."""
+    if not location.is_lockstep_checkpoint:
         return
-    state = read_state(place.path)
+    state = read_state(location.path)
     config = state.config
-    cost = cost_of(place, state.position)
+    cost = cost_of(location, state.position)
     length = config.model.context_length
     directories = [Path(stream.directory) for stream in config.train_streams]
     names = [hub_name(directory) or directory.resolve().name for directory in directories]
@@ -86,9 +87,9 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
             initial += f", with rows for {config.model.vocab_size - origin.vocab_size:,} new ids"
     yield "initial weights", initial
     yield "seed", str(config.train.random_seed)
-    yield from _losses(place, state.position)
-    records = [] if place.run is None else read_metrics(place.run)
-    used = trained_on(records, state.position.step, place.job.environment, config.git_commit)
+    yield from _losses(location, state.position)
+    records = [] if location.run is None else read_metrics(location.run)
+    used = trained_on(records, state.position.step, location.job.environment, config.git_commit)
     if used.machines:
         yield "machine", used.machines
         yield "precision", str(config.numerics.get("precision", config.train.execution.precision))
@@ -102,9 +103,13 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
         yield "commit", f"`{used.commits}`" if used.commits == config.git_commit else used.commits
 
 
-def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:
-    records = [] if place.run is None else read_metrics(place.run)
-    losses = [one[Metric.TRAIN_LOSS] for one in records if Metric.TRAIN_LOSS in one and one["step"] <= position.step]
+def _losses(location: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:
+    records = [] if location.run is None else read_metrics(location.run)
+    losses = [
+        record[Metric.TRAIN_LOSS]
+        for record in records
+        if Metric.TRAIN_LOSS in record and record["step"] <= position.step
+    ]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
     if (loss := position.validation_loss) is not None:

@@ -1,4 +1,4 @@
-"""Chat: a conversation with a model at a terminal, or the answer to one message."""
+"""Chat with a model in a terminal, or print its answer to a single message."""
 
 import os
 import re
@@ -18,38 +18,49 @@ from common.output import note, show
 from common.text import nearest, printable
 from evaluation.command_line import ChatCommand
 from evaluation.generation.generated_text import GeneratedText, load_for_generation, print_parts, sampling_of
-from evaluation.generation.prompts import forgotten, latest_turns, read_prompt
+from evaluation.generation.prompts import forgotten_note, latest_turns, read_prompt
 from evaluation.shared.load import Trained
 from model.generate import Prefix, Sampling
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
-    "/reset": "forget the conversation",
-    "/save FILE": "add it to a .jsonl file of conversations, for prepare_data.py",
-    "/help": "this list; a space before a / makes it a message",
+    "/reset": "start a new conversation; the system message stays",
+    "/save FILE": "append the conversation to a .jsonl file, which prepare_data.py reads",
+    "/help": "print this list (to send a message that begins with /, put a space before it)",
 }
 
 
 class Conversation:
-    """Messages of a user and a model, as one plain text without a template; their keys and values are kept."""
+    """The messages of a user and a model. A model without a template reads them as one plain text.
+
+    The keys and values of earlier messages are cached.
+    """
 
     def __init__(self, trained: Trained, longest: int, system: str | None = None):
-        """`longest`: tokens of an answer; `system`: first message, which stays. Raises BadInput where it cannot be."""
+        """Begin a conversation. Raises BadInput if the model cannot have a system message or it is too long.
+
+        `longest`: the largest number of tokens per answer. `system`: a system message, which is never forgotten.
+        """
         self.trained, self.longest = trained, longest
         self.context = trained.network.config.context_length
         self.system = [] if system is None else [Message(SYSTEM, system)]
-        self.turns: list[Message] = []  # of the user and the model, alternately
-        self.unseen = 0  # of them, the first ones, which do not fit the context any more
-        self.answers = 0  # answers begun
-        self.latest: GeneratedText | None = None  # the last one of them
-        self.cut = 0  # answers in `turns` that the model has not ended
+        self.turns: list[Message] = []  # messages of the user and the model, alternately
+        self.unseen = 0  # number of turns at the beginning that no longer fit the context
+        self.answers = 0  # number of answers that were begun
+        self.latest: GeneratedText | None = None  # the last answer that was begun
+        self.cut = 0  # number of answers in `turns` that the model did not end itself
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:
-            raise BadInput(f"{trained.place.path}: has no conversation template, and so no place for a system message")
+            raise BadInput(
+                f"{trained.location.path}: a system message needs a conversation template, but this model has none"
+            )
         self._prompt(Message(USER, " "))
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer in parts of whole characters; they are kept, interrupted or not. Raises BadInput."""
+        """Yield the answer to a message in parts of complete characters, and add both to the turns. Raises BadInput.
+
+        They are added even if the answer is interrupted.
+        """
         question, answer = Message(USER, text), ""
         ids = self._prompt(question)
         longest, ends = min(self.longest, self.context - len(ids)), self.trained.stop_ids
@@ -65,12 +76,15 @@ class Conversation:
                 self.cut += self.latest.finish != "stop"
 
     def interrupt(self, *_: Any) -> None:
-        """End the answer before its next token. A signal handler: a line in print is not cut."""
+        """End the answer before its next token. This is a signal handler; a line that is being printed is not cut."""
         if self.latest is not None:
             self.latest.interrupted = True
 
     def _prompt(self, question: Message) -> list[int]:
-        """Return the ids of the latest turns that leave room to the answer. Raises BadInput for too long a question."""
+        """Return the prompt's ids, with as many of the latest turns as leave room for the answer.
+
+        Raises BadInput if the question alone is too long.
+        """
         turns = [*self.turns[self.unseen :], question]
         left_out, ids = latest_turns(self.system, turns, self.trained.ask, self.context, self.longest)
         self.unseen += left_out
@@ -78,21 +92,21 @@ class Conversation:
 
 
 def run(command: ChatCommand) -> None:
-    """Print answers to typed messages until the input ends, or to one message."""
+    """Print the answer to one message, or to all messages that are typed until the input ends."""
     typed = command.prompt is None and os.isatty(0)
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)
     if conversation.trained.template is None:
-        show(note("the model has no conversation template: it continues the text"))
+        show(note("the model has no conversation template, so it continues the text"))
     if not typed:
         print_parts(conversation.answer(message, sampling_of(command, 0)))
         return
-    with suppress(ImportError):  # input() edits lines by it
+    with suppress(ImportError):  # with readline, input() can edit lines
         import readline
 
-        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines at once are one message
-    show(conversation.trained.place.title)
-    show("Ctrl-C ends an answer, Ctrl-D the program; /help lists commands.")
+        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines that are pasted form one message
+    show(conversation.trained.location.title)
+    show("Ctrl-C ends an answer, Ctrl-D ends the program, and /help lists the commands.")
     while True:
         try:
             signal.signal(signal.SIGINT, _interrupt_once)
@@ -107,36 +121,38 @@ def run(command: ChatCommand) -> None:
 
 
 def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
-    """Carry out a command, or print the answer to a message until it ends, or Ctrl-C. Raises BadInput."""
+    """Carry out a typed command, or print the answer to a typed message until it ends or Ctrl-C. Raises BadInput."""
     message = typed.strip()
     if re.match(r"/\w*(\s|$)", typed):
-        show(*obey(conversation, *message.split(maxsplit=1)).split("\n"))
+        show(*run_chat_command(conversation, *message.split(maxsplit=1)).split("\n"))
     elif message:
         before, unseen = len(conversation.turns), conversation.unseen
         signal.signal(signal.SIGINT, conversation.interrupt)
         with closing(conversation.answer(message, sampling)) as parts:
-            print_parts(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
+            print_parts(wrap_words(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if conversation.latest is not None and conversation.latest.finish == "length":
-                show(note(f"the answer is cut at {conversation.longest:,} tokens, or where the context ends"))
+                show(note(f"the answer was cut at {conversation.longest:,} tokens or at the end of the context"))
         if len(conversation.turns) == before:
-            show(note("no answer; the message is forgotten"))
+            show(note("the model gave no answer; your message was dropped"))
         if conversation.unseen > unseen == 0:
-            show(note(f"{forgotten(conversation.context)}"))
+            show(note(f"{forgotten_note(conversation.context)}"))
 
 
-def obey(conversation: Conversation, name: str, value: str = "") -> str:
+def run_chat_command(conversation: Conversation, name: str, value: str = "") -> str:
+    """Carry out a command such as /save, and return the text to print. Raises BadInput."""
     if name == "/help":
         return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
     if name == "/reset":
         conversation.turns, conversation.unseen, conversation.cut = [], 0, 0
-        return "The conversation is forgotten."
+        return "A new conversation begins."
     if name != "/save":
         raise BadInput(f"{name}: unknown command; {nearest(name, (usage.split()[0] for usage in HELP))}")
-    with refusing(f"/save: {value}", kinds=(RuntimeError,)):  # ~ of an unknown user
+    with refusing(f"/save: {value}", kinds=(RuntimeError,)):  # for ~NAME of an unknown user
         path = Path(value).expanduser()
     if path.suffix != ".jsonl" or not conversation.turns:
-        got = "no turns yet" if path.suffix == ".jsonl" else value or "no name"
-        raise BadInput(f"/save: got {got}, wanted turns, and a .jsonl file to add them to as a line")
+        if path.suffix == ".jsonl":
+            raise BadInput("/save: there is nothing to save yet; send a message first")
+        raise BadInput(f"/save: got {value or 'no name'}, wanted a .jsonl file, to which a line is appended")
     messages = [message._asdict() for message in [*conversation.system, *conversation.turns]]
     with writing(path), closing(JsonLog(path)) as log:
         log.append({"messages": messages}, durable=True)
@@ -144,25 +160,25 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
     if not conversation.cut:
         return saved
     answers = "1 answer in it was" if conversation.cut == 1 else f"{conversation.cut:,} answers in it were"
-    cut = note(f"{answers} cut; a model trained on that line learns to end there, so edit or remove it")
+    cut = note(f"{answers} cut; a model trained on that line would learn to end there, so edit or remove it")
     return f"{saved}\n{cut}"
 
 
-def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
-    """Yield a text with line ends in place of spaces before words that would cross a terminal's last column."""
+def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
+    """Yield a text, with a newline instead of the space before each word that would not fit the terminal's width."""
     line = pending = ""
     for part in chain(parts, ["\n"]):
         *words, pending = re.split(r"(?=[\s\u2e80-\U0010ffff])", pending + part)
         if len(pending) > columns:
             words, pending = [*words, pending], ""
         for word in words:
-            width = sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in line + word)
+            width = sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in line + word)
             shown = "\n" + word.lstrip(" ") if line and width > columns and word[:1] != "\n" else word
             line = (line + shown).rpartition("\n")[2]
             yield shown
 
 
 def _interrupt_once(*_: Any) -> None:
-    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt: a second one would end the program."""
+    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt, because a second one would end the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

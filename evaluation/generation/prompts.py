@@ -1,4 +1,4 @@
-"""Prompts of a command: a text from an option, a file or stdin; the turns of a conversation that the context holds."""
+"""Read a prompt from an option, a file or stdin, and choose the turns of a conversation that fit the context."""
 
 from collections.abc import Callable
 
@@ -6,24 +6,27 @@ from common.errors import BadInput, refusing
 from common.json_files import FILE_BYTES, check_text
 from tokens.tokenizer.template import USER, Message
 
-FILE = "FILE:"  # before the path of a prompt, as in nanoGPT's sample.py
+FILE = "FILE:"  # stands before the path of a prompt, as in nanoGPT's sample.py
 
 
 class TooLong(BadInput):
-    """A message of a user that leaves no room to an answer."""
+    """A message that leaves no room for an answer."""
 
 
-def read_prompt(given: str | None) -> str:
-    """Return the prompt of an option; None: of stdin, unless a terminal. One last line end is cut. Raises BadInput."""
-    if given is not None and not given.startswith(FILE):
-        check_text(given, "--prompt")
-        return given
-    with refusing(f"{given or 'stdin'}: cannot be read as a prompt", kinds=(OSError, ValueError)):
-        with open(given.removeprefix(FILE) if given else 0, "rb", closefd=given is not None) as file:
-            data = b"" if file.isatty() else file.read(FILE_BYTES + 1)
-        if len(data) > FILE_BYTES:
-            raise ValueError(f"got more than {FILE_BYTES:,} bytes")
-        return data.decode().removesuffix("\n")
+def read_prompt(option: str | None) -> str:
+    """Return the prompt of an option, or the text on stdin if it is None. Raises BadInput.
+
+    A single newline at the end of a file is removed. If stdin is a terminal, the prompt is empty.
+    """
+    if option is not None and not option.startswith(FILE):
+        check_text(option, "--prompt")
+        return option
+    with refusing(f"{option or 'stdin'}: cannot be read as a prompt", kinds=(OSError, ValueError)):
+        with open(option.removeprefix(FILE) if option else 0, "rb", closefd=option is not None) as file:
+            content = b"" if file.isatty() else file.read(FILE_BYTES + 1)
+        if len(content) > FILE_BYTES:
+            raise ValueError(f"got more than {FILE_BYTES:,} bytes; shorten it")
+        return content.decode().removesuffix("\n")
 
 
 def latest_turns(
@@ -33,10 +36,10 @@ def latest_turns(
     context: int,
     longest: int,
 ) -> tuple[int, list[int]]:
-    """Return how many of the oldest turns have to be left out, and the ids of the prompt that the rest makes.
+    """Return how many of the oldest turns must be left out, and the ids of the prompt without them.
 
-    The prompt keeps the messages of `system`. It goes on with a user's turn, and leaves a quarter of the context to the
-    answer, or `longest` tokens if that is less. Raises TooLong if the user's last turn alone leaves less.
+    The prompt always contains the messages of `system`, and the next message is the user's. It leaves a quarter of the
+    context for the answer, or `longest` tokens if that is less. Raises TooLong if even the last turn alone leaves less.
     """
     limit = context - max(1, min(longest, context // 4))
     ids: list[int] = []
@@ -44,10 +47,12 @@ def latest_turns(
         ids = encode([*system, *turns[first:]])
         if len(ids) <= limit:
             return first, ids
-    counted = "message and system message" if system else "message"
-    raise TooLong(f"{counted}: got {len(ids):,} tokens, wanted at most {limit:,} of {context:,}")
+    subject = "message and system message" if system else "message"
+    raise TooLong(
+        f"{subject}: got {len(ids):,} tokens, wanted at most {limit:,} of the {context:,} tokens of the context"
+    )
 
 
-def forgotten(context: int) -> str:
+def forgotten_note(context: int) -> str:
     """Return the note about turns that `latest_turns` left out."""
-    return f"the oldest turns are forgotten: the context has {context:,} tokens"
+    return f"the model no longer sees the oldest turns, because its context has only {context:,} tokens"

@@ -1,4 +1,4 @@
-"""Sampling: texts of any length after a prompt, streamed; traced to the training data that holds parts of them."""
+"""Sample texts of any length after a prompt, print them as they are generated, and trace them to the training data."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -17,7 +17,7 @@ from tokens.search.excerpt import excerpt
 from tokens.search.overlap import GRAM, open_comparable
 from tokens.search.verbatim import verbatim_runs
 
-SHOWN_RUNS = 10  # runs
+SHOWN_RUNS = 10  # largest number of runs that a trace prints
 
 
 def run(command: SampleCommand) -> None:
@@ -27,38 +27,45 @@ def run(command: SampleCommand) -> None:
 
 
 def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenStream]:
-    """Open the train splits of token directories, of none those of the model's run. Raises BadInput."""
-    searched = directories or trained.place.job.token_directories
-    if not searched:
-        raise BadInput(f"{trained.place.path}: names no token directory; pass --against DIR")
-    return [open_comparable(directory, "train", trained.tokenizer) for directory in searched]
+    """Open the train splits of token directories. The default is the model's training data. Raises BadInput."""
+    directories = directories or trained.location.job.token_directories
+    if not directories:
+        raise BadInput(f"{trained.location.path}: does not name a token directory; pass --against DIR")
+    return [open_comparable(directory, "train", trained.tokenizer) for directory in directories]
 
 
-def print_samples(trained: Trained, command: SampleCommand, prompt: str, searched: Sequence[TokenStream] = ()) -> None:
-    """Print samples as they are generated, until the reader is gone, each traced in streams. Raises BadInput."""
+def print_samples(trained: Trained, command: SampleCommand, prompt: str, streams: Sequence[TokenStream] = ()) -> None:
+    """Print samples as they are generated, until the output has no reader any more. Raises BadInput.
+
+    With `streams`, each sample is followed by a trace of its text in them.
+    """
     ids = trained.encode(prompt)
     for number in range(command.samples):
         if number:
-            show("-" * 15)  # as between nanoGPT's
+            show("-" * 15)  # the separator of nanoGPT's sample.py
         text = GeneratedText(trained, ids, command.tokens, sampling_of(command, number))
         if not print_parts(chain([prompt], text)):
             return
-        if searched:
-            show(*trace(trained, searched, np.array(text.tokens)))
+        if streams:
+            show(*trace(trained, streams, np.array(text.tokens)))
 
 
 def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:
-    """Return lines on the longest runs of a generated text (ids, 1-D) that stand in streams, longest first."""
+    """Return lines about the longest runs of a generated text (ids, 1-D) that occur in streams, longest first.
+
+    Runs that overlap a longer one are not printed.
+    """
     runs = verbatim_runs(streams, text)
-    held, told = np.zeros(len(text), bool), np.zeros(len(text), bool)
+    in_training_data, printed = np.zeros(len(text), bool), np.zeros(len(text), bool)
     lines: list[str] = []
     for run in sorted(runs, key=lambda run: -run.length):
         span = slice(run.start, run.start + run.length)
-        held[span] = True
-        if not told[span].any() and len(lines) < SHOWN_RUNS:
-            told[span] = True
+        in_training_data[span] = True
+        if not printed[span].any() and len(lines) < SHOWN_RUNS:
+            printed[span] = True
             copies = f"{run.copies:,} places, first " if run.copies > 1 else ""
-            found = excerpt(streams, run.place, run.length, trained.tokenizer)
-            lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{found}")
-    share = f"{held.sum():,} of {len(text):,} new tokens stand in the training data"
-    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more" + "; the longest apart:" * bool(lines), *lines]
+            source = excerpt(streams, run.place, run.length, trained.tokenizer)
+            lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{source}")
+    share = f"{in_training_data.sum():,} of {len(text):,} new tokens occur in the training data"
+    heading = "; the longest, without overlaps:" * bool(lines)
+    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more" + heading, *lines]

@@ -1,4 +1,4 @@
-"""Smoke test: continuations of fixed prompts, and detection of degenerate output."""
+"""Smoke test: generate continuations of fixed prompts, and detect degenerate output."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,29 +25,33 @@ GALLERY = [
     "Question: How many legs does a spider have?\nAnswer:",
     "def fibonacci(n):\n",
 ]
-REPEATED_TOKENS = 10  # at least, of a repetition that is degenerate
+REPEATED_TOKENS = 10  # shortest repetition, in tokens, that is considered degenerate
 LONGEST_CYCLE = 3  # tokens
 GREEDY = Sampling(temperature=0)
 
 
 @attrs.frozen
 class AskedPrompt:
-    text: str  # as it is shown; of a model of conversations with the turn tokens around the message
+    """A prompt in the form in which a model is asked."""
+
+    text: str  # the prompt in the output; a chat model's prompt includes the turn tokens around the message
     ids: list[int]
 
     @classmethod
     def of(cls, trained: Trained, text: str) -> "AskedPrompt":
-        """Return the prompt by which a model is asked: a message in its template, or a text to continue."""
+        """Return the prompt for a text: a message in the model's template, or the text itself if there is none."""
         ids = trained.ask([Message(USER, text)])
         return cls(text if trained.template is None else trained.decode(ids), ids)
 
 
 @attrs.frozen(kw_only=True)
 class Continuation:
-    prompt: str  # as it is shown
-    temperature: float  # 0: the most likely token each time
-    text: str  # what follows the prompt
-    problem: str | None  # why it is degenerate; None: it is not
+    """A text that a model has generated after a prompt."""
+
+    prompt: str  # the prompt in the output
+    temperature: float  # 0: always the most likely token
+    text: str  # the generated text
+    problem: str | None  # why the text is degenerate; None: it is not
 
     def __str__(self) -> str:
         way = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
@@ -55,7 +59,7 @@ class Continuation:
 
 
 def run(command: SmokeCommand) -> None:
-    """Print and store each model's continuations. Raises BadInput for degenerate ones."""
+    """Print and store each model's continuations. Raises BadInput if any is degenerate."""
     for text in command.prompt:
         check_text(text, "--prompt")
     sampling = Sampling(temperature=command.temperature, top_k=command.top_k, seed=command.seed)
@@ -63,68 +67,78 @@ def run(command: SmokeCommand) -> None:
 
     def measure(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
         prompts = [AskedPrompt.of(trained, text) for text in command.prompt]
-        said = smoke(trained, prompts, command.tokens, sampling, ranks)
-        problems.extend(f"{trained.place.path}: degenerate output: {one.problem}" for one in said if one.problem)
-        values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
-        if (new := new_tokens(trained, command.tokens)) < REPEATED_TOKENS:
+        continuations = smoke(trained, prompts, command.tokens, sampling, ranks)
+        problems.extend(
+            f"{trained.location.path}: degenerate output: {continuation.problem}"
+            for continuation in continuations
+            if continuation.problem
+        )
+        records = [attrs.asdict(continuation) for continuation in continuations]
+        values = {"top_k": command.top_k, "seed": command.seed, "said": records}
+        if (count := new_tokens(trained, command.tokens)) < REPEATED_TOKENS:
             show(
                 note(
-                    f"{trained.place.path}: continuations of {new} tokens are checked for empty output alone: a "
-                    f"repetition is found in {REPEATED_TOKENS} tokens or more; pass --tokens {REPEATED_TOKENS} or more"
+                    f"{trained.location.path}: continuations of {count} tokens are checked only for empty output, not "
+                    f"for repetitions; pass --tokens {REPEATED_TOKENS} or more to check both"
                 ),
                 once=True,
             )
-        return values, "".join(f"\n{one}" for one in said)
+        return values, "".join(f"\n{continuation}" for continuation in continuations)
 
-    _, refused = accepted([command], lambda _: measure_each(command, "smoke", lambda _: None, measure))
+    _, all_problems = accepted([command], lambda _: measure_each(command, "smoke", lambda _: None, measure))
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        refused.append(Problem(text=problems[0] + more))
-    if refused:
-        raise BadInput(*refused)
+        all_problems.append(Problem(text=problems[0] + more))
+    if all_problems:
+        raise BadInput(*all_problems)
 
 
 def smoke(
     trained: Trained, prompts: Sequence[AskedPrompt], count: int | None, sampling: Sampling, ranks: Ranks
 ) -> list[Continuation]:
-    """Return continuations of prompts, or the gallery, greedy and sampled; call it on every rank. Raises BadInput.
+    """Return greedy and sampled continuations of prompts. Call this on every rank. Raises BadInput.
 
-    A model of conversations ends an answer by itself.
+    `prompts`: without any, the texts of GALLERY are used. `count`: the value of --tokens. A chat model's continuation
+    may end earlier, with the end of its answer.
     """
     lay_out_for_generation(trained.network)
-    new = new_tokens(trained, count)
-    ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
+    count = new_tokens(trained, count)
+    samplings = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
 
     stop = trained.stop_ids if trained.template is not None else frozenset[int]()
 
     def work(job: tuple[AskedPrompt, Sampling]) -> Continuation:
-        prompt, way = job
-        generated = GeneratedText(trained, prompt.ids, new, way, stop=stop)
+        prompt, job_sampling = job
+        generated = GeneratedText(trained, prompt.ids, count, job_sampling, stop=stop)
         text = "".join(generated)
-        # Greedy continuations of small models always repeat.
-        problem = _problem(generated.tokens, text) if way is ways[-1] else None
-        return Continuation(prompt=prompt.text, temperature=way.temperature, text=text, problem=problem)
+        # Greedy continuations of small models always repeat, so they are checked only if nothing else is sampled.
+        problem = _problem(generated.tokens, text) if job_sampling is samplings[-1] else None
+        return Continuation(prompt=prompt.text, temperature=job_sampling.temperature, text=text, problem=problem)
 
-    known = getattr(trained.tokenizer, "characters", None)
-    gallery = [text for text in GALLERY if known is None or {*text} <= {*known}] or [""]
-    chosen = prompts or [AskedPrompt.of(trained, text) for text in gallery]
-    return share(ranks, [(prompt, way) for prompt in chosen for way in ways], work, "prompt")
+    characters = getattr(trained.tokenizer, "characters", None)
+    gallery = [text for text in GALLERY if characters is None or {*text} <= {*characters}] or [""]
+    prompts = prompts or [AskedPrompt.of(trained, text) for text in gallery]
+    return share(ranks, [(prompt, sampling) for prompt in prompts for sampling in samplings], work, "prompt")
 
 
 def new_tokens(trained: Trained, count: int | None) -> int:
-    """Return how many tokens a continuation has at most: --tokens, or by default 40, or half of a short context."""
+    """Return the largest number of tokens of a continuation.
+
+    This is `count`, the value of --tokens, if it is given; otherwise 40, or half the context if that is less.
+    """
     return min(40, max(1, trained.network.config.context_length // 2)) if count is None else count
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:
-    """Return the period with which a sequence repeats to its end, or None where it does not."""
+    """Return the period with which a sequence repeats to its end, or None if it does not."""
     if len(tokens) < REPEATED_TOKENS:
         return None
     return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)
 
 
-def _problem(chosen: list[int], text: str) -> str | None:
+def _problem(tokens: list[int], text: str) -> str | None:
+    """Return why a continuation is degenerate, or None if it is not."""
     if not text.strip():
-        return f"{len(chosen)} tokens that decode to {text[:20]!r}"
-    cycle = shortest_cycle(chosen)
-    return None if cycle is None else f"{len(chosen)} tokens that repeat every {cycle}, {text[:20]!r}"
+        return f"{len(tokens)} tokens that decode to {text[:20]!r}"
+    cycle = shortest_cycle(tokens)
+    return None if cycle is None else f"{len(tokens)} tokens that repeat every {cycle}, {text[:20]!r}"

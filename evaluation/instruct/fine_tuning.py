@@ -1,8 +1,8 @@
-"""Fine-tuning on instructions with reference answers: a run over their token files, until its validation loss rises.
+"""Fine-tune on instructions with reference answers: a training run that ends when its validation loss rises.
 
-The run directory holds its token files: records as conversations of Alpaca's template (Taori et al. 2023), those to
-train on packed into rows of the model's context, those to validate on each in a row of its own. A micro-batch is a row,
-and a batch one elastic step, so the weights have the same bits on any number of GPUs.
+The run directory contains the token files, which have the records as conversations in Alpaca's template (Taori et al.
+2023). Training records are packed into rows of the model's context length; each validation record has a separate row. A
+micro-batch is a row, and a batch is an elastic step, so the weights have the same bits on any number of GPUs.
 """
 
 import json
@@ -39,8 +39,8 @@ from training.telemetry.metrics_log import Metric, read_metrics
 
 ROOT = Path(__file__).parents[2]
 ALPACA = TEMPLATES["alpaca"]
-TOKENS = "tokens"  # directory of the token files, in the run directory
-TRAIN: dict[str, Any] = {  # of train.json, whatever the records and the settings
+TOKENS = "tokens"  # directory of the token files in the run directory
+TRAIN: dict[str, Any] = {  # keys of train.json that do not depend on the records or the settings
     "objective": "answers",
     "shuffle": True,
     "microbatch_size": 1,
@@ -51,55 +51,63 @@ TRAIN: dict[str, Any] = {  # of train.json, whatever the records and the setting
     "compile": False,
     "require_stock_class": False,
 }
-POLL_SECONDS = 0.1  # between looks at a run that trains
+POLL_SECONDS = 0.1  # interval at which a training run is checked
 
 
 @attrs.frozen
 class Example:
-    """A record as tokens: the prompt, the reference answer, the end of text."""
+    """A record as tokens: the prompt, the reference answer, and the end of text."""
 
     tokens: list[int]
     first_target: int  # index of the answer's first token
-    cut: bool  # the context is too short for all of it
+    cut: bool  # the context is too short for the complete record
 
 
 @attrs.frozen(kw_only=True)
 class FineTuned:
-    losses: list[float]  # validation loss after each epoch, nats per token of the answers; the first is before any
+    """The outcome of a fine-tuning."""
+
+    losses: list[float]  # validation losses before the first epoch and after each one, nats per token of the answers
     best_epoch: int  # 0: no epoch improved the loss
 
 
 def messages(record: Record) -> list[Message]:
-    """Return the question of a record, with its input, and the reference answer."""
+    """Return two messages: the question of a record, with its input, and the reference answer."""
     return conversation(attrs.asdict(record), special_tokens=()).messages
 
 
 def prompt_ids(trained: Trained, record: Record) -> list[int]:
-    """Return the ids by which a record's question is asked. In training they come before its answer."""
+    """Return the ids of the prompt that asks a record's question. In training, they come before the answer."""
     return ALPACA.prompt(trained.tokenizer, messages(record)[:1])
 
 
 def make_example(trained: Trained, record: Record, *, targets: bool = True) -> Example:
-    """Return a record cut to the context: the prompt at its start, then the answer at its end; `targets`: one more."""
+    """Return a record as tokens, cut to the model's context.
+
+    If it is too long, the beginning of the prompt is removed first, then the end of the answer. `targets`: allow one
+    more token than the context, because the last token is only a target.
+    """
     room = trained.network.config.context_length + targets
     ids, _ = ALPACA.encode(trained.tokenizer, messages(record))
     prompt = prompt_ids(trained, record)
     answer = ids[len(prompt) :]
-    kept = prompt[-max(room - len(answer), room // 2) :]
-    return Example((kept + answer)[:room], len(kept), len(ids) > room)
+    prompt_end = prompt[-max(room - len(answer), room // 2) :]
+    return Example((prompt_end + answer)[:room], len(prompt_end), len(ids) > room)
 
 
 def answer_losses(network: GPT, example: Example) -> Tensor:
-    """Return the loss of each of the answer's tokens, nats, fp32 (A,)."""
+    """Return the loss of each token of the answer, nats, fp32 (A,)."""
     return prediction_losses(network, torch.tensor([example.tokens]))[0, example.first_target - 1 :]
 
 
 def write_run(
     trained: Trained, train: list[Record], validation: list[Record], settings: FineTuneSettings, run: Path
 ) -> None:
-    """Write the run directory of a fine-tuning. Raises BadInput where there are too few records for an update."""
+    """Write the run directory of a fine-tuning. Raises BadInput if there are too few records for an update."""
     if len(train) < settings.batch_size:
-        raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} training records; pass a smaller one")
+        raise BadInput(
+            f"--batch-size {settings.batch_size}: there are only {len(train)} training records; pass a smaller number"
+        )
     context = trained.network.config.context_length
     examples = [make_example(trained, record, targets=False) for record in train]
     held_out = [make_example(trained, record, targets=False) for record in validation]
@@ -110,7 +118,7 @@ def write_run(
     _write_rows(files[1], trained, [[example] for example in held_out], attrs.evolve(settings, prompt_loss=False))
     _write_manifest(run / TOKENS, trained.tokenizer, files, len(examples) + len(held_out))
     batch = max(1, round(settings.batch_size * len(rows) / len(examples)))
-    steps = len(rows) // batch  # of an epoch
+    steps = len(rows) // batch  # per epoch
     values = TRAIN | {
         "dataset": str((run / TOKENS).absolute()),
         "min_train_tokens": settings.epochs * steps * batch * context,
@@ -128,23 +136,23 @@ def write_run(
 
 
 def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
-    """Train a run from the weights of a model, or go on with it, to its end; return its losses. Raises BadInput."""
+    """Train a run from the weights of a model, or resume it, and return its losses. Raises BadInput if it fails."""
     batch = json.loads((run / "train.json").read_text())["global_batch_size"]
     gpus = torch.cuda.device_count() if device.type == "cuda" else 1
     launcher = ["-m", "training.supervision.torchrun"] if 1 < min(gpus, MOST_RANKS) <= batch else []
     options = ["--init-from", str(origin.absolute()), "--device", device.type]
     command = [*launcher, str(ROOT / "train.py"), str(run.absolute()), *options]
     process = TrainingProcess(run, command, {"PYTHONPATH": os.pathsep.join([str(ROOT), os.getenv("PYTHONPATH", "")])})
-    told = 1
+    next_epoch = 1
     try:
         while (end := process.end()) is None:
-            told = _tell_losses(run, told)
+            next_epoch = _print_losses(run, next_epoch)
             time.sleep(POLL_SECONDS)
-    finally:  # Ctrl-C, for one
+    finally:  # for example, after Ctrl-C
         process.ask_to_stop()
         while process.end() is None:
             time.sleep(POLL_SECONDS)
-    _tell_losses(run, told)
+    _print_losses(run, next_epoch)
     if end.status != EXIT_DONE:
         raise BadInput(f"{end.problem} ({run / JOB_LOG})")
     losses = _losses(run)
@@ -152,42 +160,44 @@ def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
 
 
 def _write_rows(path: Path, trained: Trained, rows: Sequence[list[Example]], settings: FineTuneSettings) -> None:
-    context, end = trained.network.config.context_length, trained.tokenizer.end_of_text_id
-    tokens = np.full(len(rows) * context + 1, end, token_dtype(trained.tokenizer.vocabulary_size))
+    """Write a token file with a weight for each token: 1 for the targets of training, otherwise 0."""
+    context, padding = trained.network.config.context_length, trained.tokenizer.end_of_text_id
+    tokens = np.full(len(rows) * context + 1, padding, token_dtype(trained.tokenizer.vocabulary_size))
     weights = np.zeros(len(tokens), np.uint8)
     for number, row in enumerate(rows):
-        place = number * context
+        start = number * context
         for example in row:
-            first, following = (1 if settings.prompt_loss else example.first_target), place + len(example.tokens)
-            tokens[place:following] = example.tokens
-            weights[place + first : following] = 1
-            place = following
+            first, end = (1 if settings.prompt_loss else example.first_target), start + len(example.tokens)
+            tokens[start:end] = example.tokens
+            weights[start + first : end] = 1
+            start = end
     write_weighted(path, tokens, weights, context)
 
 
 def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path], documents: int) -> None:
+    """Write the manifest of token files. `documents`: the number of records in them."""
     if tokenizer.has_ranks_file:
         replace_file(directory / RANKS_FILE, ranks_text(tokenizer.coder.ranks))
-    opened = [read_header(path) for path in files]
+    token_files = [read_header(path) for path in files]
     entries = {
         file.path.name: FileEntry(**attrs.asdict(read_content(file)), tokens=file.length, dtype=file.dtype.name)
-        for file in opened
+        for file in token_files
     }
     record = record_of(tokenizer, ranks=tokenizer.has_ranks_file, template=ALPACA.text)
-    tokens = sum(file.length for file in opened)
+    tokens = sum(file.length for file in token_files)
     sources = [SourceRecord(name="instruct", files=1, bytes=0)]
     manifest = Manifest(files=entries, documents=documents, tokens=tokens, tokenizer=record, sources=sources)
     replace_file(directory / MANIFEST, manifest_text(manifest))
 
 
 def _losses(run: Path) -> list[float]:
-    """Return the validation losses of a run so far, the first of them before its first step."""
-    validated = [record for record in read_metrics(run) if Metric.VALIDATION_LOSS in record]
-    return [*{record["step"]: record[Metric.VALIDATION_LOSS] for record in validated}.values()]
+    """Return the validation losses of a run so far. The first one was measured before the first step."""
+    validations = [record for record in read_metrics(run) if Metric.VALIDATION_LOSS in record]
+    return [*{record["step"]: record[Metric.VALIDATION_LOSS] for record in validations}.values()]
 
 
-def _tell_losses(run: Path, first: int) -> int:
-    """Print the validation losses from epoch `first` on; return the next epoch."""
+def _print_losses(run: Path, first: int) -> int:
+    """Print the validation losses from epoch `first` on, and return the epoch to begin with in the next call."""
     losses = _losses(run)
     for epoch in range(first, len(losses)):
         show(f"  epoch {epoch}: validation loss {losses[epoch - 1]:.4f} -> {losses[epoch]:.4f}")

@@ -1,4 +1,4 @@
-"""Instruction following: fine-tune a copy of a model, then generate answers to held-out questions."""
+"""Measure instruction following: fine-tune a copy of a model, and generate answers to held-out questions."""
 
 import json
 import shutil
@@ -52,40 +52,45 @@ from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
-TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
-MEASURED = {"losses", "best_epoch"}  # settings in a file of answers that the fine-tuning found
-IDENTITY = "instruct.json"  # in a run directory of a fine-tuning: its model, data and settings
+TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
+OUTCOME_KEYS = {"losses", "best_epoch"}  # entries among the settings in a file of answers that are outcomes
+IDENTITY = "instruct.json"  # a file in the run directory of a fine-tuning, with its model, data and settings
 
 
 @attrs.frozen(kw_only=True)
 class HeldOutQuestions:
+    """A file of records, split for training, testing and validation."""
+
     file: str
     sha256: str
     train: list[Record]
     test: list[Record]
     validation: list[Record]
 
-    def described(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields to store, with the number of records instead of the records."""
         values = attrs.asdict(self, recurse=False)
         return {name: len(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @attrs.frozen(kw_only=True)
 class Tuned:
+    """A fine-tuning with one seed, and the scores of its answers."""
+
     seed: int
     fine_tuned: FineTuned
     scores: ReferenceScores
     answers: Path
-    cut: int  # records longer than the context
-    kept: bool  # from an earlier session
+    cut: int  # number of records longer than the context
+    is_reused: bool  # the answers are from an earlier session
 
     def __str__(self) -> str:
         losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
         parts = [
             f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats per token",
             str(self.scores),
-            *([f"{self.cut} records cut to the context"] if self.cut else []),
-            f"answers in {self.answers}" + (", kept from an earlier session" if self.kept else ""),
+            *([f"{self.cut} records were cut to the context"] if self.cut else []),
+            f"answers in {self.answers}" + (", kept from an earlier session" if self.is_reused else ""),
         ]
         return f"seed {self.seed}: {'; '.join(parts)}"
 
@@ -97,27 +102,35 @@ def run(command: InstructCommand) -> None:
 def measure(
     command: InstructCommand, trained: Trained, questions: HeldOutQuestions, ranks: Ranks
 ) -> tuple[dict[str, Any], str]:
-    """Return a model's scores after fine-tuning, to store and as text; call it on every rank. Raises BadInput."""
+    """Return a model's scores after fine-tuning, as fields to store and as text. Raises BadInput.
+
+    Call this on every rank.
+    """
     set_determinism("elastic", 1, ranks)
-    tuned, first = [], command.settings.seed
+    fine_tunings, first = [], command.settings.seed
     for seed in range(first, first + command.seeds):
-        tuned.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
-        show(f"{trained.place.path}: {tuned[-1]}", once=True)
-    values = summary(tuned, questions, command.settings)
+        fine_tunings.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
+        show(f"{trained.location.path}: {fine_tunings[-1]}", once=True)
+    values = summary(fine_tunings, questions, command.settings)
     means = [
         f"{name.replace('_', ' ')} {plus_minus(values[name]['value'], values[name]['spread'], 4)}"
         for name in ("reference_loss", "chrf")
     ]
-    spread = f", ± standard deviation over {len(tuned)} seeds" if len(tuned) > 1 else ""
+    spread = f", ± standard deviation over {len(fine_tunings)} seeds" if len(fine_tunings) > 1 else ""
     return values, f" {', '.join(means)}{spread}"
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
-    """Read a file of records, and split them 85/10/5, in order. Raises BadInput, also where a part would be empty."""
+    """Read a file of records, and split them in their order: 85 % for training, 10 % for testing, 5 % for validation.
+
+    Raises BadInput for damaged records, and for so few records that a part would be empty.
+    """
     records = read_records(path)
-    train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
+    train, test = int(len(records) * TRAIN_SHARE), int(len(records) * TEST_SHARE)
     if test == 0 or train + test == len(records):
-        raise BadInput(f"got {len(records)} records, wanted 10 or more to train, test and validate on; add records")
+        raise BadInput(
+            f"{path}: got {len(records)} records, wanted 10 or more for training, testing and validation; add records"
+        )
     return HeldOutQuestions(
         file=path.name,
         sha256=sha256(path),
@@ -130,69 +143,84 @@ def read_questions(path: Path) -> HeldOutQuestions:
 def instruct(
     trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, command: InstructCommand, ranks: Ranks
 ) -> Tuned:
-    """Fine-tune and write answers, unless an earlier session did; call it on every rank. Raises BadInput."""
-    place = trained.place
+    """Fine-tune a copy of the model with one seed and write its answers, unless an earlier session has done so.
+
+    Call this on every rank. Raises BadInput.
+    """
+    location = trained.location
     if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
-        raise BadInput(f"{place.path}: the model has no id for the end of text, which ends an answer")
-    file = answers_file(command, place, settings.seed)
+        raise BadInput(f"{location.path}: the model's vocabulary lacks the end of text, which has to end an answer")
+    file = answers_file(command, location, settings.seed)
     name = file.stem
     run = file.with_name(f".{name}") if command.keep is None else command.keep / name
-    known = attrs.asdict(settings) | {"data": questions.described()}
-    weights = from_coordinator(ranks, lambda: identity_of(trained.network, place.path))
-    known |= {WEIGHTS_VALUES: weights.values_sha256, "tokenizer": trained.tokenizer.name}
-    given = trained.given_tokenizer
-    known |= {
+    record = attrs.asdict(settings) | {"data": questions.as_record()}
+    weights = from_coordinator(ranks, lambda: identity_of(trained.network, location.path))
+    record |= {WEIGHTS_VALUES: weights.values_sha256, "tokenizer": trained.tokenizer.name}
+    tokenizer = trained.given_tokenizer
+    record |= {
         TOKENIZER: fingerprint(trained.tokenizer),
         ADDED_TOKENS: ordinary_added_tokens(trained.tokenizer.structure),
-        GIVEN_TOKENIZER: None if given is None else given.as_record(),
+        GIVEN_TOKENIZER: None if tokenizer is None else tokenizer.as_record(),
     }
-    answers = kept = from_coordinator(ranks, lambda: _kept(file, known, questions.test, command.keep and run))
+    answers = earlier = from_coordinator(
+        ranks, lambda: _earlier_answers(file, record, questions.test, command.keep and run)
+    )
     if answers is None:
-        made = from_coordinator(ranks, partial(_train, trained, questions, settings, run, known), group=ranks.download)
-        # Loaded anew also where no epoch was better: answers need another layout.
-        best = (place, command.tokenizer) if made.best_epoch == 0 else (locate(str(run), None), None)
+        outcome = from_coordinator(
+            ranks, partial(_train, trained, questions, settings, run, record), group=ranks.download
+        )
+        # Even if no epoch was better, the model is loaded again, because answers need another layout of the network.
+        best = (location, command.tokenizer) if outcome.best_epoch == 0 else (locate(str(run), None), None)
         tuned = load_on_all(ranks, *best)
         texts = answer_all(tuned, questions.test, settings, ranks)
-        known |= attrs.asdict(made)
+        record |= attrs.asdict(outcome)
         answers = Answers(
-            model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts, weights=weights
+            model=location.title,
+            seed=settings.seed,
+            home=location.home,
+            settings=record,
+            answers=texts,
+            weights=weights,
         )
         from_coordinator(ranks, partial(_write, file, answers))
         if command.keep is None and ranks.coordinates:
             shutil.rmtree(run, ignore_errors=True)
-    everything = [*questions.train, *questions.validation, *questions.test]
+    all_records = [*questions.train, *questions.validation, *questions.test]
     return Tuned(
         seed=settings.seed,
         fine_tuned=structured(answers.settings, FineTuned, unknown_keys=True),
         scores=reference_scores(answers),
         answers=file,
-        cut=sum(make_example(trained, record).cut for record in everything),
-        kept=kept is not None,
+        cut=sum(make_example(trained, question).cut for question in all_records),
+        is_reused=earlier is not None,
     )
 
 
-def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneSettings) -> dict[str, Any]:
-    """Return the stored result of several fine-tunings: each, and means with their spread over seeds."""
+def summary(fine_tunings: list[Tuned], questions: HeldOutQuestions, settings: FineTuneSettings) -> dict[str, Any]:
+    """Return the fields to store for the fine-tunings of a model: those of each seed, and means over the seeds."""
     return {
-        "data": questions.described(),
+        "data": questions.as_record(),
         "settings": {name: value for name, value in attrs.asdict(settings).items() if name != "seed"},
         "seeds": [
             {
-                "seed": one.seed,
-                "best_epoch": one.fine_tuned.best_epoch,
-                "validation_loss": one.fine_tuned.losses[one.fine_tuned.best_epoch],
-                **attrs.asdict(one.scores),
-                "answers": one.answers.name,
+                "seed": tuned.seed,
+                "best_epoch": tuned.fine_tuned.best_epoch,
+                "validation_loss": tuned.fine_tuned.losses[tuned.fine_tuned.best_epoch],
+                **attrs.asdict(tuned.scores),
+                "answers": tuned.answers.name,
             }
-            for one in tuned
+            for tuned in fine_tunings
         ],
-        "reference_loss": _over_seeds([one.scores.reference_loss for one in tuned]),
-        "chrf": _over_seeds([one.scores.chrf for one in tuned]),
+        "reference_loss": _over_seeds([tuned.scores.reference_loss for tuned in fine_tunings]),
+        "chrf": _over_seeds([tuned.scores.chrf for tuned in fine_tunings]),
     }
 
 
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
-    """Return greedy answers and the loss on reference answers, by all ranks; lays the model out for generation."""
+    """Return the model's greedy answers and its losses on the reference answers. All ranks share the work.
+
+    This changes the network's layout for generation.
+    """
 
     def reference_loss(record: Record) -> float:
         return float(answer_losses(trained.network, make_example(trained, record)).mean())
@@ -214,123 +242,144 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
     ]
 
 
-def answers_file(command: InstructCommand, place: ModelLocation, seed: int) -> Path:
-    """Return the file of the answers of a model that was fine-tuned with a seed."""
-    return (command.output or place.home / ANSWERS) / f"{_file_name(place.title, seed)}.json"
+def answers_file(command: InstructCommand, location: ModelLocation, seed: int) -> Path:
+    """Return the path of the file with the answers of a model that was fine-tuned with this seed."""
+    return (command.output or location.home / ANSWERS) / f"{_file_name(location.title, seed)}.json"
 
 
 def _file_name(title: str, seed: int) -> str:
     return f"{title.replace('/', '--').replace(' ', '-')}-seed-{seed}"
 
 
-def _check_is_of(file: Path, place: ModelLocation) -> None:
-    """Raise BadInput where a file holds the answers of a model in another directory, before anything is trained."""
+def _check_owner(file: Path, location: ModelLocation) -> None:
+    """Raise BadInput if a file contains the answers of a model in another directory, before anything is trained."""
     try:
         answers = read_answers(file)
     except BadInput:
-        return  # missing, or no answers: it is kept under another name
+        return  # there is no file, or it does not contain answers; in that case, it will be archived
     theirs = None if answers.home is None else answers.home.resolve()
-    ours = WeightsIdentity(files_sha256=files_sha256(place.path))
-    if theirs == place.home.resolve() or ours.is_same(answers.weights):
+    ours = WeightsIdentity(files_sha256=files_sha256(location.path))
+    if theirs == location.home.resolve() or ours.is_same(answers.weights):
         return
-    whose = f"of {theirs}" if theirs else f"of a model {answers.model} that is not here"
-    weights = f", weights {answers.weights}" if answers.weights else ""
+    owner = f"in {theirs}" if theirs else f"{answers.model}, which is not on this machine"
+    weights = f" (weights {answers.weights})" if answers.weights else ""
     raise BadInput(
-        f"{file}: holds the answers of another model of this name, {whose}{weights}, but {place.path} is to be "
-        f"fine-tuned; pass another --output, or move the file away"
+        f"{file}: contains the answers of another model of this name, {owner}{weights}, not of {location.path}; pass "
+        "another --output, or move the file away"
     )
 
 
 def _write(file: Path, answers: Answers) -> None:
-    """Write answers. A file of that name with anything but earlier answers of this fine-tuning is kept, archived."""
+    """Write answers. An existing file is archived, unless it has earlier answers of the same fine-tuning."""
     if file.exists() and not _is_of_fine_tuning(file, answers.settings):
-        kept = new_archive(file.parent) / file.name
-        with writing(kept):
-            file.rename(kept)
-        show(note(f"{file}: held the answers of other weights, settings or data; they are now {kept}"))
+        archived = new_archive(file.parent) / file.name
+        with writing(archived):
+            file.rename(archived)
+        show(note(f"{file}: the file had answers for other weights, settings or data; it was moved to {archived}"))
     write_answers(file, answers)
 
 
 def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
+    """Return whether a file contains answers of the fine-tuning with these settings."""
     try:
-        return _agrees(read_answers(file).settings, {key: settings[key] for key in settings if key not in MEASURED})
+        return _settings_agree(
+            read_answers(file).settings, {key: settings[key] for key in settings if key not in OUTCOME_KEYS}
+        )
     except BadInput:
         return False
 
 
-def _agrees(recorded: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Tell whether records of a fine-tuning say what is known. Older ones do not have all settings of the tokenizer."""
-    needed = {key: value for key, value in known.items() if key in recorded or key not in LATER_SETTINGS}
-    return all(key in recorded and recorded[key] == value for key, value in needed.items())
+def _settings_agree(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Return whether the recorded settings of a fine-tuning are the expected ones.
+
+    Settings of the tokenizer that earlier versions did not record are compared only if they were recorded.
+    """
+    required = {key: value for key, value in expected.items() if key in recorded or key not in LATER_SETTINGS}
+    return all(key in recorded and recorded[key] == value for key, value in required.items())
 
 
-def _prepare(command: InstructCommand, places: list[ModelLocation]) -> HeldOutQuestions:
-    titles = [place.title for place in places]
+def _prepare(command: InstructCommand, locations: list[ModelLocation]) -> HeldOutQuestions:
+    """Read the questions, and check everything that can be checked before the training. Raises BadInput."""
+    titles = [location.title for location in locations]
     if len({_file_name(title, 0) for title in titles}) < len(titles):
-        raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
+        raise BadInput(f"MODEL: got {', '.join(titles)}, wanted every model once, and under different names")
     questions = read_questions(command.data)
-    for place in places:
-        check_folder(command.output or place.home / ANSWERS)
+    for location in locations:
+        check_folder(command.output or location.home / ANSWERS)
         for seed in range(command.settings.seed, command.settings.seed + command.seeds):
-            _check_is_of(answers_file(command, place, seed), place)
+            _check_owner(answers_file(command, location, seed), location)
     if command.keep is not None:
         check_folder(command.keep, "--keep")
     return questions
 
 
 def _train(
-    trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, run: Path, known: dict[str, Any]
+    trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, run: Path, record: dict[str, Any]
 ) -> FineTuned:
-    """Train a run directory, or go on with it. Raises BadInput for one of another fine-tuning that is to be kept."""
-    if not _is_run_of(run, known):
+    """Train the run directory of a fine-tuning, or resume it. `record`: the fine-tuning's model, data and settings.
+
+    Raises BadInput if the directory belongs to something else that must not be removed.
+    """
+    if not _is_run_of(run, record):
         if not run.name.startswith(".") and run.exists():
-            raise BadInput(f"{run}: exists, and is no such fine-tuning; move it away, or pass another --keep")
-        recorded = read_json(run / IDENTITY) if (run / IDENTITY).is_file() else {}
-        if recorded.get(WEIGHTS_VALUES, known[WEIGHTS_VALUES]) != known[WEIGHTS_VALUES]:
             raise BadInput(
-                f"{run}: an unfinished fine-tuning of another model of this name; delete it, or repeat the command "
-                "that began it, or pass another --output"
+                f"{run}: exists, but belongs to another fine-tuning or is not a fine-tuning; move it away, or pass "
+                "another --keep"
+            )
+        recorded = read_json(run / IDENTITY) if (run / IDENTITY).is_file() else {}
+        if recorded.get(WEIGHTS_VALUES, record[WEIGHTS_VALUES]) != record[WEIGHTS_VALUES]:
+            raise BadInput(
+                f"{run}: an unfinished fine-tuning of another model of this name; delete it, repeat the command that "
+                "began it, or pass another --output"
             )
         _refuse_other_folder(run)
         shutil.rmtree(run, ignore_errors=True)
     with writing(run):
-        if not (run / "train.json").exists():  # which is written last
+        if not (run / "train.json").exists():  # this file is written last
             run.mkdir(parents=True, exist_ok=True)
-            replace_file(run / IDENTITY, json.dumps(known, indent=2) + "\n")
+            replace_file(run / IDENTITY, json.dumps(record, indent=2) + "\n")
             write_run(trained, questions.train, questions.validation, settings, run)
-    return train_run(run, trained.place.path, next(trained.network.parameters()).device)
+    return train_run(run, trained.location.path, next(trained.network.parameters()).device)
 
 
 def _refuse_other_folder(run: Path) -> None:
-    """Raise BadInput for a folder that no fine-tuning has begun: an unfinished one is removed, with all its files."""
-    strange = [] if (run / IDENTITY).is_file() or not run.is_dir() else [*run.iterdir()]
-    if strange := [path for path in strange if path.name != f".partial-{IDENTITY}"]:  # which a kill may leave
+    """Raise BadInput if a folder was not created by a fine-tuning, because an unfinished one is removed completely."""
+    unknown = [] if (run / IDENTITY).is_file() or not run.is_dir() else [*run.iterdir()]
+    if unknown := [
+        path for path in unknown if path.name != f".partial-{IDENTITY}"
+    ]:  # left by a session that was killed
         raise BadInput(
-            f"{run}: holds {strange[0].name}, and no fine-tuning has begun here; move it away, or pass another --output"
+            f"{run}: contains {unknown[0].name}, but no fine-tuning has begun here; move it away, or pass another "
+            "--output"
         )
 
 
-def _is_run_of(run: Path, known: dict[str, Any]) -> bool:
-    return (run / IDENTITY).is_file() and _agrees(read_json(run / IDENTITY), known)
+def _is_run_of(run: Path, record: dict[str, Any]) -> bool:
+    """Return whether a run directory belongs to the fine-tuning of `record`."""
+    return (run / IDENTITY).is_file() and _settings_agree(read_json(run / IDENTITY), record)
 
 
-def _kept(file: Path, known: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
-    """Return the answers of an earlier session with the same model, data and settings, if it finished, as its `run`."""
-    ended = None if run is None or not _is_run_of(run, known) else read_exit(run)
-    if run is not None and (ended is None or ended.status != EXIT_DONE):
+def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
+    """Return the answers of an earlier session with the same model, data and settings, or None if there are none.
+
+    `run`: the run directory, if it is to be kept. It must belong to the same fine-tuning and be complete, too.
+    """
+    run_exit = None if run is None or not _is_run_of(run, record) else read_exit(run)
+    if run is not None and (run_exit is None or run_exit.status != EXIT_DONE):
         return None
     try:
         answers = read_answers(file)
         structured(answers.settings, FineTuned, unknown_keys=True)
     except (BadInput, ValueError):
-        return None  # missing, another program's, or damaged: fine-tune
+        return None  # the file is missing, damaged, or from another program
     return (
         answers
-        if _agrees(answers.settings, known) and [answer.record for answer in answers.answers] == questions
+        if _settings_agree(answers.settings, record) and [answer.record for answer in answers.answers] == questions
         else None
     )
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, float | None]:
-    known = [value for value in values if value is not None]
-    return {"value": statistics.fmean(known), "spread": statistics.stdev(known) if len(known) > 1 else None}
+    """Return the mean over seeds, and the standard deviation if there are several."""
+    numbers = [value for value in values if value is not None]
+    return {"value": statistics.fmean(numbers), "spread": statistics.stdev(numbers) if len(numbers) > 1 else None}

@@ -1,4 +1,4 @@
-"""Scores of answers without a judge: exact matches, chrF, and the loss of the reference answers."""
+"""Scores of answers that need no judge: exact matches, chrF, and the loss of the reference answers."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from evaluation.shared.records import Answers
 from evaluation.shared.results import EvaluationResult, Measure, Measurement
 from evaluation.shared.significance import combined_error, mean_and_error, plus_minus
 
-MEASURES = {  # by the key of a stored result
+MEASURES = {  # by their keys in a stored result
     "chrf": Measure(name="chrF", digits=2),
     "reference_loss": Measure(name="reference loss", unit="nats per token", higher_is_better=False),
 }
@@ -20,12 +20,12 @@ MEASURES = {  # by the key of a stored result
 
 @attrs.frozen(kw_only=True)
 class ReferenceScores:
-    """Means over questions; standard errors are None where there is one question."""
+    """Means over questions. The standard errors are None if there is a single question."""
 
-    exact: float  # share of answers that are the reference, 0 to 1
+    exact: float  # share of answers that are equal to the reference, 0 to 1
     chrf: float  # 0 to 100
     chrf_error: float | None
-    reference_loss: float | None  # nats per token of the reference answer; None unless every answer carries it
+    reference_loss: float | None  # nats per token of the reference answer; None unless all answers have a loss
     reference_loss_error: float | None
 
     def __str__(self) -> str:
@@ -37,10 +37,10 @@ class ReferenceScores:
 
 
 def reference_scores(answers: Answers) -> ReferenceScores:
-    """Return the scores of one model's answers.
+    """Return the scores of a model's answers.
 
     chrF is the F-score of character n-grams (Popović, "chrF: character n-gram F-score for automatic MT evaluation",
-    2015), of each answer separately, by sacrebleu with its defaults. Surrounding white space is ignored.
+    2015). It is computed for each answer separately by sacrebleu with its defaults. Surrounding white space is ignored.
     """
     from sacrebleu.metrics.chrf import CHRF
 
@@ -59,8 +59,11 @@ def reference_scores(answers: Answers) -> ReferenceScores:
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
-    """Yield a stored result, which ranks no model: without scores of single questions nothing can be paired."""
-    data, settings = record["data"], record.get("settings", {})  # another fine-tuning gives another model
+    """Yield the result in a stored record.
+
+    It does not rank models: the scores of single questions are not stored, so models cannot be compared in pairs.
+    """
+    data, settings = record["data"], record.get("settings", {})  # results of different settings are not comparable
     after = f", after {', '.join(f'{key} {value}' for key, value in settings.items())}" if settings else ""
     measurements = []
     for key, measure in MEASURES.items():
@@ -71,16 +74,17 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         record,
         subject=f"{data['sha256']} {data['test']} {json.dumps(settings, sort_keys=True)}",
         description=f"{data['test']} questions of {data['file']}{after}; ± is a standard error over questions, and "
-        "over fine-tuning seeds where there are several",
+        "over fine-tuning seeds if there are several",
         measurements=measurements,
     )
 
 
 def _error_over_seeds(record: dict[str, Any], key: str) -> tuple[float | None, float]:
-    """Return the standard error of a mean over seeds, questions included, and its degrees of freedom."""
+    """Return the standard error of a mean over seeds and questions, and its degrees of freedom."""
     errors = [seed[f"{key}_error"] for seed in record["seeds"]]
     if not errors or None in errors:
         return None, math.inf
-    over_questions = math.fsum(errors) / len(errors)  # of the same questions: averaging does not reduce it
+    # All seeds answer the same questions, so averaging over seeds does not reduce the error over questions.
+    over_questions = math.fsum(errors) / len(errors)
     over_seeds = (record[key]["spread"] or 0) / math.sqrt(len(errors))
     return combined_error((over_questions, max(1, record["data"]["test"] - 1)), (over_seeds, max(1, len(errors) - 1)))

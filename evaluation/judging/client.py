@@ -1,4 +1,4 @@
-"""Requests to a judge by OpenAI's client, each reserved in the budget before it leaves, retries included."""
+"""Send requests to a judge through OpenAI's client. Every request, even a retry, is first reserved in the budget."""
 
 import asyncio
 import random
@@ -25,43 +25,44 @@ from common.text import dollars_at_most, quoted
 from common.transports import wrap_transports
 from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
-from evaluation.judging.store import Asked, Reply, Usage
+from evaluation.judging.store import JudgeRequest, Reply, Usage
 from tokens.documents.messages import read_content
 
-RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # of a request
-LONGEST_ASKED_PAUSE_SECONDS = 60.0  # whatever a server asks for
-REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes: this prompt, not others
-REJECTED = (400, 413, 422)  # this prompt, if others are answered: it may be too long
-UNUSABLE = (401, 402, 403, 404, 405)  # the same for every request, and for a repeated one
-NO_CREDIT = "insufficient_quota"  # a 429 that waiting does not end
-GAVE_UP = (408, 409, 425, 499)  # a gateway's timeout: the API behind it may go on, and bill
-RETRIED = (*GAVE_UP, 429)  # as 500 and more
-FAILED = (500, 503, 529)  # not billed if the API says so itself; other statuses say nothing of the API behind a gateway
+RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # of a single request
+LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
+REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern one prompt
+REJECTED = (400, 413, 422)  # concern one prompt if others are answered; it may be too long
+UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
+NO_CREDIT = "insufficient_quota"  # the error code of a 429 that does not end by waiting
+GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
+RETRIED = (*GAVE_UP, 429)  # statuses of 500 and more are retried, too
+FAILED = (500, 503, 529)  # not billed if the API itself reports it; other statuses may come from a gateway
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
-MOST_REPLY_BYTES = 1 << 24  # of a reply with its headers; the longest verdict has some 100 kB
-GZIP = 47  # of zlib: a gzip or zlib header, whichever there is
+MOST_REPLY_BYTES = 1 << 24  # limit of a reply with its headers; the longest verdict has about 100 kB
+GZIP = 47  # tells zlib to accept a gzip header or a zlib header
 
 
 class EndlessReply(Exception):
-    """A server's reply has more than MOST_REPLY_BYTES, or an encoding that was not asked for."""
+    """A server's reply has more than MOST_REPLY_BYTES, or an encoding that the client did not accept."""
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Requests that end after their whole time, or the size of their reply, whatever the server does.
+    """Limit the total time of a request and the size of its reply, whatever the server does.
 
-    httpx's own limits hold for each read alone: a server that drips bytes, or never stops, would be read for ever.
+    httpx's own limits apply only to single reads: with a server that sends byte after byte, or never stops, a request
+    would never end.
     """
 
     def __init__(self, transport: httpx2.AsyncBaseTransport, seconds: float):
         self._transport, self._seconds = transport, seconds
-        self.sent: set[str] = set()  # ids of requests of which something may have left this machine
+        self.sent: set[str] = set()  # ids of requests that may have left this machine, at least in part
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         id = request.headers.get("X-Client-Request-Id", "")
 
         async def trace(event: str, details: dict[str, Any]) -> None:
-            # A proxy is first asked for a connection, which the server does not see.
+            # A proxy first gets a CONNECT request, which the server does not see.
             if event.endswith("send_request_headers.started") and details["request"].method != b"CONNECT":
                 self.sent.add(id)
 
@@ -69,7 +70,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         try:
             return await asyncio.wait_for(self._exchange(request), self._seconds)
         except asyncio.TimeoutError as error:
-            raise httpx2.ReadTimeout(f"no whole reply within {self._seconds:g} seconds", request=request) from error
+            raise httpx2.ReadTimeout(f"no complete reply within {self._seconds:g} seconds", request=request) from error
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -78,51 +79,52 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         response = await self._transport.handle_async_request(request)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         try:
-            content = await _bounded(response.stream)
+            content = await _read_limited(response.stream)
         finally:
             await response.aclose()
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
-            content = _unpacked(content)
+            content = _decompress(content)
         elif encoding != "identity":
-            raise EndlessReply(f"the reply is encoded as {encoding[:20]}, which was not asked for")
+            raise EndlessReply(f"the reply is encoded as {encoding[:20]}, which the client did not accept")
         for name in ("content-length", "transfer-encoding"):
             response.headers.pop(name, None)
         return httpx2.Response(response.status_code, headers=response.headers, content=content, request=request)
 
 
 class RequestSlots:
-    """The number of requests that may be under way.
+    """Limit the number of simultaneous requests.
 
-    It is one at first, one more after each verdict, and half as many after each failure.
-
-    The first request shows what a request costs, and a server that refuses or fails gets fewer requests at once.
+    The limit starts at one, grows by one with every verdict, and is halved by every failure. The first request shows
+    what a request costs, and a server that refuses or fails gets fewer requests at once.
     """
 
     def __init__(self, most: int):
         self._most = most
         self.allowed = 1
-        self._excess = 0  # slots that are taken but no longer allowed
+        self._excess = 0  # number of slots that are in use but no longer allowed
         self._slots = asyncio.Semaphore(1)
 
     async def __aenter__(self) -> None:
         await self._slots.acquire()
 
     async def __aexit__(self, *_: object) -> None:
-        self._give()
+        self._release()
 
     def widen(self) -> None:
+        """Allow one more simultaneous request, up to the maximum."""
         if self.allowed < self._most:
             self.allowed += 1
-            self._give()
+            self._release()
 
     def halve(self) -> None:
-        """Allow half as many requests. Those under way continue, and the next ones wait until fewer are left."""
-        kept = max(1, self.allowed // 2)
-        self._excess += self.allowed - kept
-        self.allowed = kept
+        """Allow half as many requests. Running requests continue; new ones wait until few enough are running."""
+        remaining = max(1, self.allowed // 2)
+        self._excess += self.allowed - remaining
+        self.allowed = remaining
 
-    def _give(self) -> None:
+    def _release(self) -> None:
+        """Release a slot, or drop it if it is no longer allowed."""
         if self._excess > 0:
             self._excess -= 1
         else:
@@ -130,21 +132,24 @@ class RequestSlots:
 
 
 class Asker:
-    """Sends the requests of a session, as many at once as RequestSlots allows, up to --concurrency."""
+    """Send the requests of a session. RequestSlots limits how many are sent at once, up to --concurrency."""
 
     def __init__(self, judgement: Judgement, key: str):
         self._judgement, self._key = judgement, key
         url, timeout = judgement.judge.base_url, judgement.options.timeout
         http = DefaultAsyncHttpxClient(follow_redirects=False, headers={"Accept-Encoding": "identity"})
-        self._transports = _bound(http, timeout)
+        self._transports = _limit_transports(http, timeout)
         self._client = AsyncOpenAI(
             api_key=key or "none", base_url=url, timeout=timeout, max_retries=0, http_client=http
         )
         self._slots = RequestSlots(judgement.options.concurrency)
-        self._reached = False  # the server has answered
+        self._reached = False  # True once the server has answered
 
     async def ask(self) -> None:
-        """Send what is outstanding. The first SIGINT, SIGTERM or SIGHUP stops sending, the second waiting."""
+        """Send all outstanding requests.
+
+        The first SIGINT, SIGTERM or SIGHUP stops the sending; the second one abandons the requests in flight.
+        """
         judgement, before, task = self._judgement, -1, asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -153,7 +158,7 @@ class Asker:
             async with self._client:
                 while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
                     before = len(judgement.store.replies)
-                    judgement.over_budget = None  # replies have made room since
+                    judgement.over_budget = None  # replies have freed some of the budget since
                     with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
                         await asyncio.gather(*(self._ask(prompt, bar) for prompt in prompts))
                     if judgement.over_budget is None:
@@ -167,7 +172,7 @@ class Asker:
         show(progress("stopping: waiting for requests in flight; press Ctrl-C again to abandon them"))
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:
-        """Ask a prompt until it is settled, it fails, or nothing more is to be sent."""
+        """Send a prompt until it is settled, it fails, or the session stops."""
         judgement = self._judgement
         try:
             while not judgement.stopping and not judgement.is_settled(prompt):
@@ -179,100 +184,109 @@ class Asker:
                     break
                 if judgement.take(outcome):
                     self._slots.widen()
-        except Exception as error:  # noqa: BLE001  # the other prompts' replies are paid for: keep them
+        # Any error must end the session in order, because the replies to the other prompts are already paid for.
+        except Exception as error:  # noqa: BLE001
             judgement.fail(error)
         bar.set_postfix_str(dollars_at_most(judgement.cost.usd))
         bar.update()
 
     async def _send(self, prompt: Prompt) -> Reply | PromptVerdict | None:
-        """Return the reply to a request, or its failure, after RETRIES more; None: nothing more is to be sent."""
+        """Send a request, with up to RETRIES repetitions, and return its reply or the last failure.
+
+        Return None if the session stops before the first attempt.
+        """
         judgement = self._judgement
         failure: Reply | PromptVerdict | None = None
         for attempt in range(RETRIES + 1):
-            asked, body = judgement.request(prompt)
-            if not judgement.reserve(asked):
+            request, body = judgement.request(prompt)
+            if not judgement.reserve(request):
                 return failure
-            # A server that knows this header answers a repeated request with the reply that it has billed already.
-            key = f"{asked.key}-{len(judgement.store.by_prompt[prompt.key])}-{asked.limit}"
-            headers = {"Idempotency-Key": key, "X-Client-Request-Id": asked.id}
+            # A server that supports this header answers a repeated request with the reply that it has already billed.
+            key = f"{request.key}-{len(judgement.store.by_prompt[prompt.key])}-{request.limit}"
+            headers = {"Idempotency-Key": key, "X-Client-Request-Id": request.id}
             try:
                 raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)
                 self._reached = True
                 body = parse_json(hidden_in(raw.http_response.text, self._key), unique=False)
-                return read_reply(asked, hidden_in(body, self._key))
+                return read_reply(request, hidden_in(body, self._key))
             except APIConnectionError as error:
                 why = one_line(hidden_in(f"{error}: {error.__cause__}", self._key))
                 failure, pause = PromptVerdict("missing", why), 0.0
                 self._slots.halve()
-                self._note_lost(asked, error.__cause__)
+                self._record_no_response(request, error.__cause__)
                 if isinstance(error.__cause__, EndlessReply):
-                    return failure  # a repeated request would be billed again, and answered alike
+                    return failure  # a repeated request would be billed again and get the same reply
             except APIStatusError as error:
-                self._reached, failure = True, self._explained(error, asked)
+                self._reached, failure = True, self._outcome_of(error, request)
                 if not _may_be_billed(error.response):
-                    judgement.release(asked, f"status {error.status_code}")
-                again = error.status_code in RETRIED or error.status_code >= 500
-                if again:
+                    judgement.release(request, f"status {error.status_code}")
+                is_retried = error.status_code in RETRIED or error.status_code >= 500
+                if is_retried:
                     self._slots.halve()
-                if isinstance(failure, Reply) or not again or attempt == RETRIES:
+                if isinstance(failure, Reply) or not is_retried or attempt == RETRIES:
                     break
                 pause = _asked_pause(error.response)
             except Exception as error:
                 why = one_line(hidden_in(str(error), self._key))
-                if not self._was_sent(asked):  # such as a header of OPENAI_ORG_ID that holds no ASCII
-                    judgement.release(asked, why)
-                    raise BadInput(f"{judgement.judge.base_url}: no request can be made: {why}") from error
+                if not self._was_sent(
+                    request
+                ):  # for example, because OPENAI_ORG_ID is not ASCII and cannot be a header
+                    judgement.release(request, why)
+                    raise BadInput(f"{judgement.judge.base_url}: the request cannot be sent: {why}") from error
                 if not isinstance(error, ValueError):
                     raise
-                failure = PromptVerdict("missing", f"half a reply, or none: {why}")
+                failure = PromptVerdict("missing", f"the reply is incomplete: {why}")
                 break
             await asyncio.sleep(pause or min(0.5 * 2**attempt, LONGEST_PAUSE_SECONDS) * random.uniform(0.75, 1))
         else:
-            return failure  # requests without a response are counted
+            return failure  # _record_no_response has already counted each of these failures
         judgement.unanswered_in_a_row += 1
         return failure
 
-    def _note_lost(self, asked: Asked, cause: BaseException | None) -> None:
-        """Note a request without a response, which may have been billed unless it was not sent."""
+    def _record_no_response(self, request: JudgeRequest, cause: BaseException | None) -> None:
+        """Record a request without a response. It counts as billed unless it was not sent."""
         judgement = self._judgement
         judgement.unanswered_in_a_row += 1
-        if isinstance(cause, UNSENT) or not self._was_sent(asked):
-            judgement.release(asked, one_line(hidden_in(str(cause), self._key)))
+        if isinstance(cause, UNSENT) or not self._was_sent(request):
+            judgement.release(request, one_line(hidden_in(str(cause), self._key)))
             if not self._reached:
                 url = judgement.judge.base_url
                 why = one_line(hidden_in(str(cause), self._key)) or type(cause).__name__
-                judgement.fail(BadInput(f"{url}: no server: {why}; start it, or pass another --base-url"))
+                judgement.fail(
+                    BadInput(f"{url}: cannot be reached: {why}; start the server, or pass another --base-url")
+                )
 
-    def _was_sent(self, asked: Asked) -> bool:
-        """Tell whether anything of a request may have left this machine."""
-        return any(asked.id in transport.sent for transport in self._transports)
+    def _was_sent(self, request: JudgeRequest) -> bool:
+        """Return whether any part of a request may have left this machine."""
+        return any(request.id in transport.sent for transport in self._transports)
 
-    def _explained(self, error: APIStatusError, asked: Asked) -> Reply | PromptVerdict:
-        """Return the refusal or failure that an error is; one that all requests would get ends the session."""
-        said = server_message(error.body) or f"status {error.status_code}"
-        why = f"{error.status_code}: {one_line(hidden_in(said, self._key))}"
+    def _outcome_of(self, error: APIStatusError, request: JudgeRequest) -> Reply | PromptVerdict:
+        """Return the refusal or failure that an error means, and end the session if all requests would get it."""
+        message = server_message(error.body) or f"status {error.status_code}"
+        why = f"{error.status_code}: {one_line(hidden_in(message, self._key))}"
         if error.code in REFUSED:
-            return Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=why, usage=Usage(input=0, output=0))
+            usage = Usage(input=0, output=0)
+            return Reply(key=request.key, asked=request.id, id=None, text="", refusal=why, usage=usage)
         if error.status_code < 400:
-            why = f"{error.status_code}: redirects are not followed; pass the final address as --base-url"
+            why = f"{error.status_code}: redirects are not followed; pass the final address with --base-url"
         if error.status_code in UNUSABLE or error.status_code < 400 or error.code == NO_CREDIT:
             self._judgement.fail(BadInput(f"{self._judgement.judge.base_url}: {why}"))
         return PromptVerdict("not taken" if error.status_code in REJECTED else "missing", why)
 
 
-def _bound(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
-    """Bound all transports of a client, those of proxies too; return them."""
+def _limit_transports(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
+    """Limit all transports of a client, including those of proxies, and return the new transports."""
     bounded: dict[int, BoundedTransport] = {}
 
-    def wrapped(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:
+    def wrap(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:
         return bounded.setdefault(id(transport), BoundedTransport(transport, seconds))
 
-    wrap_transports(client, wrapped)
+    wrap_transports(client, wrap)
     return [*bounded.values()]
 
 
-async def _bounded(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> bytes:
-    """Return the content of a reply. Raises EndlessReply for one that is too large."""
+async def _read_limited(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> bytes:
+    """Return the content of a reply. Raises EndlessReply if it is too large."""
     content = bytearray()
     async for part in stream:
         content += part
@@ -281,8 +295,8 @@ async def _bounded(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> byt
     return bytes(content)
 
 
-def _unpacked(content: bytes) -> bytes:
-    """Return the content of a gzipped reply. Raises EndlessReply for one that is too large, or damaged."""
+def _decompress(content: bytes) -> bytes:
+    """Return the content of a compressed reply. Raises EndlessReply if it is too large or damaged."""
     unpacker = zlib.decompressobj(GZIP)
     try:
         unpacked = unpacker.decompress(content, MOST_REPLY_BYTES)
@@ -293,14 +307,15 @@ def _unpacked(content: bytes) -> bytes:
     return unpacked
 
 
-def read_reply(asked: Asked, body: Any) -> Reply:
-    """Return the content of a chat completion. One of another form is paid for as well: an invalid verdict.
+def read_reply(request: JudgeRequest, body: Any) -> Reply:
+    """Return the reply in the body of a response.
 
-    A field that is null, empty or missing is absent, except for the choices and their message. The content of a message
-    may be missing only if the judge refuses. A field of another type is refused: its text, such as "None" or "5", is
-    nothing that the judge wrote.
+    A body that is not a chat completion becomes a reply with an error, which counts as an invalid verdict, because it
+    is paid for, too. Except for the choices and their message, fields may be null, empty or missing. The content of a
+    message may be missing only if the judge refuses. A field of another type is an error: the text of the value, such
+    as "None" or "5", is not something that the judge wrote.
     """
-    reply = Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
+    reply = Reply(key=request.key, asked=request.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
         choices = body["choices"]
         if not isinstance(choices, list) or not choices:
@@ -319,12 +334,12 @@ def read_reply(asked: Asked, body: Any) -> Reply:
             cut=finish == "length",
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        said = server_message(body.get("error"))
-        return attrs.evolve(reply, error=one_line(said or f"no chat completion: {_described(error)}"))
+        message = server_message(body.get("error"))
+        return attrs.evolve(reply, error=one_line(message or f"not a chat completion: {_describe(error)}"))
 
 
 def server_message(error: Any) -> str | None:
-    """Return the message of an error that a server sent, as a text or as an object with a message; None without."""
+    """Return the message of an error that a server sent as a text or as an object, or None if there is no error."""
     message = error.get("message") if isinstance(error, dict) else error
     if is_absent(message):
         return None if is_absent(error) else quoted(error)
@@ -332,7 +347,7 @@ def server_message(error: Any) -> str | None:
 
 
 def _text(values: dict[str, Any], key: str) -> str | None:
-    """Return a text, or None if it is absent. Raises ValueError for a value of another type."""
+    """Return the text under a key, or None if it is absent. Raises ValueError for a value of another type."""
     value = values.get(key)
     if is_absent(value):
         return None
@@ -341,8 +356,8 @@ def _text(values: dict[str, Any], key: str) -> str | None:
     return value
 
 
-def _described(error: Exception) -> str:
-    """Return the problem of a reply of another form."""
+def _describe(error: Exception) -> str:
+    """Return what is wrong with a body that is not a chat completion."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     return str(error.args[-1]) if isinstance(error, ValueError) else "wanted an object with choices and a message"
@@ -353,28 +368,30 @@ def _usage(usage: Any) -> Usage | None:
     try:
         details = usage.get("prompt_tokens_details")
         details = {} if is_absent(details) else details
-        given: list[Any] = [details.get(name) for name in ("cached_tokens", "cache_write_tokens")]
-        cached, written = (0 if is_absent(count) else count for count in given)
-        read, said = usage["prompt_tokens"], usage["completion_tokens"]
-        return Usage(input=read, cached_input=cached, cache_write=written, output=said) if read and said else None
+        counts: list[Any] = [details.get(name) for name in ("cached_tokens", "cache_write_tokens")]
+        cached_input, cache_write = (0 if is_absent(count) else count for count in counts)
+        input_tokens, output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        if not input_tokens or not output_tokens:
+            return None
+        return Usage(input=input_tokens, cached_input=cached_input, cache_write=cache_write, output=output_tokens)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
 def _asked_pause(response: httpx2.Response) -> float:
-    """Return the seconds that a server asks to wait, a minute at most; 0: it does not, or no longer."""
-    asked = response.headers.get("Retry-After", "")
-    if re.fullmatch(r"\d+(\.\d+)?", asked, re.ASCII):
-        return min(float(asked), LONGEST_ASKED_PAUSE_SECONDS)
+    """Return how many seconds the server asks to wait, at most a minute; 0 if it does not, or the time is over."""
+    retry_after = response.headers.get("Retry-After", "")
+    if re.fullmatch(r"\d+(\.\d+)?", retry_after, re.ASCII):
+        return min(float(retry_after), LONGEST_ASKED_PAUSE_SECONDS)
     try:  # HTTP also allows a date, always in GMT
-        seconds = (parsedate_to_datetime(asked) - datetime.now(timezone.utc)).total_seconds()
+        seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
     except (TypeError, ValueError, OverflowError):
         return 0.0
     return min(max(seconds, 0.0), LONGEST_ASKED_PAUSE_SECONDS)
 
 
 def _may_be_billed(response: httpx2.Response) -> bool:
-    """Tell whether a request that ended with this error may have been done, and billed, all the same."""
+    """Return whether a request that ended with this error may nevertheless have been processed and billed."""
     if response.status_code < 500:
         return response.status_code in GAVE_UP
     try:

@@ -1,4 +1,4 @@
-"""Judge session: prompts, outcomes, stop conditions, and the budget in dollars that each request is taken from."""
+"""A judge session: its prompts, their outcomes, the conditions that end it, and the budget in dollars."""
 
 import json
 import uuid
@@ -11,8 +11,8 @@ from common.text import dollars_at_most, printable
 from evaluation.command_line import JudgeCommand
 from evaluation.judging.prompt import Grade, Judge, Panel, Prompt, make_prompts, read_grades, request_body
 from evaluation.judging.store import (
-    Asked,
     JudgeCost,
+    JudgeRequest,
     Price,
     Reply,
     StoreLine,
@@ -22,102 +22,121 @@ from evaluation.judging.store import (
     most_output,
 )
 
-TRIES = 2  # of a prompt whose first reply is invalid
-DEAD = 8  # requests in a row without a reply, or with an invalid one: the fault is common to all
-MOST_DOUBLINGS = 4  # of the limit of a reply
-MOST_CHARACTERS = 300  # of a server's message
+TRIES = 2  # how often a prompt is sent if the first reply is invalid
+# After this many requests in a row without a valid reply, the fault is assumed to affect all requests.
+MOST_FAILURES = 8
+MOST_DOUBLINGS = 4  # how often the token limit of a reply may be doubled
+MOST_CHARACTERS = 300  # length to which a server's message is cut
 NOT_ASKED = "not asked"
 State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid"]
 
 
 @attrs.frozen
 class PromptVerdict:
+    """The outcome of a prompt."""
+
     state: State
-    why: str = ""  # there are no grades
-    grades: list[Grade] | None = None  # by position
+    why: str = ""  # why there are no grades
+    grades: list[Grade] | None = None  # by position in the prompt
 
 
 class Judgement:
-    """The prompts of a panel for a judge, and the outcomes of requests in this session and earlier ones."""
+    """The prompts of a panel, and the outcomes of the requests to a judge in this session and earlier ones."""
 
     def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price, options: JudgeCommand):
         self.panel, self.judge, self.store, self.price, self.options = panel, judge, store, price, options
         self.prompts = make_prompts(panel, judge, options.orders, options.seed)
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
         self._tries = {key: TRIES + options.retry_wrong * len(store.by_prompt[key]) for key in self.by_key}
-        self._first_reply = len(store.replies) if options.retry_wrong else 0  # that counts as invalid in a row
+        # The replies from this one on count as invalid in a row; with --retry-wrong, only those of this session.
+        self._first_reply = len(store.replies) if options.retry_wrong else 0
         self.interrupted = False
-        self.over_budget: float | None = None  # dollars of the next request at its most, if --max-usd has no room
+        self.over_budget: float | None = None  # largest cost of the next request in dollars, if it exceeds --max-usd
         self.fatal: Exception | None = None  # the first error that ended the session
-        self.failed: dict[str, PromptVerdict] = {}  # by key: the last request in this session got no reply
+        self.failed: dict[str, PromptVerdict] = {}  # by key: failures of prompts whose last request got no reply
         self.unanswered_in_a_row = 0
 
     @property
     def stopping(self) -> bool:
-        ended = self.interrupted or self.over_budget is not None or self.fatal is not None
-        return ended or self.unanswered_in_a_row >= DEAD
+        """True if no more requests may be sent in this session."""
+        is_ended = self.interrupted or self.over_budget is not None or self.fatal is not None
+        return is_ended or self.unanswered_in_a_row >= MOST_FAILURES
 
     @property
     def cost(self) -> JudgeCost:
-        """Cost of all sessions of this judgement; requests without an outcome or a count count at their most."""
+        """The cost of all sessions of this judgement.
+
+        Requests without an outcome or without a recorded token count are charged at their maximum.
+        """
         usages = [reply.usage for key in self.by_key for reply in self.store.by_prompt[key] if reply.usage is not None]
-        open = [asked.most for asked in self.store.open.values() if asked.key in self.by_key]
-        return JudgeCost(sum(map(self.price.of, usages)), list(map(self.price.of, open)))
+        open_usages = [request.most for request in self.store.open.values() if request.key in self.by_key]
+        return JudgeCost(sum(map(self.price.of, usages)), list(map(self.price.of, open_usages)))
 
     def outstanding(self) -> list[Prompt]:
+        """Return the prompts that have to be sent."""
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
 
     def is_settled(self, prompt: Prompt) -> bool:
-        """Tell whether nothing is left to ask: there is a verdict, a refusal, or too many invalid replies."""
+        """Return whether a prompt has a verdict, a refusal, or too many invalid replies, and is not sent again."""
         return self.verdict(prompt).state in ("judged", "refused", "invalid")
 
     def plan(self) -> str:
-        """Return the requests and their cost. Raises BadInput above --max-usd, or after invalid replies only."""
-        left, most_usd, paid = self.outstanding(), self.options.max_usd, self.cost.usd
-        if left and not self.options.retry_wrong:
+        """Return a line with the number of requests and their cost.
+
+        Raises BadInput if the expected cost exceeds --max-usd, or if all of the last replies were invalid.
+        """
+        prompts, max_usd, paid = self.outstanding(), self.options.max_usd, self.cost.usd
+        if prompts and not self.options.retry_wrong:
             self._check_last_replies()
-        requests = [(prompt.answers, self.request(prompt)[0].most) for prompt in left]
+        requests = [(prompt.answers, self.request(prompt)[0].most) for prompt in prompts]
         usd = sum(self.price.of(expected_usage(most.input, answers, self.judge)) for answers, most in requests)
-        if left and most_usd is not None and paid + usd > most_usd:
-            before = f", beside {dollars_at_most(paid)} that earlier sessions paid" if paid else ""
+        if prompts and max_usd is not None and paid + usd > max_usd:
+            earlier = f", in addition to {dollars_at_most(paid)} for earlier sessions" if paid else ""
             raise BadInput(
-                f"--max-usd: got {most_usd:g}, and {len(left):,} requests may cost about {dollars_at_most(usd)}"
-                f"{before}; nothing was sent: allow more, or pass fewer --orders or answers"
+                f"--max-usd: got {max_usd:g}, but {len(prompts):,} requests may cost about {dollars_at_most(usd)}"
+                f"{earlier}; nothing was sent: raise --max-usd, or pass fewer --orders or answers"
             )
         most = dollars_at_most(sum(self.price.of(most) for _, most in requests))
         estimate = (
-            f"about {dollars_at_most(usd)} at prices of {self.price.date}, {most} if every reply is as long as allowed"
+            f"about {dollars_at_most(usd)} at prices of {self.price.date}, {most} if every reply has its maximum length"
         )
         return (
-            f"{len(left):,} requests, {len(self.by_key) - len(left):,} already answered, "
+            f"{len(prompts):,} requests, {len(self.by_key) - len(prompts):,} already answered, "
             f"{estimate if self.price.date else 'price unknown'}"
         )
 
-    def request(self, prompt: Prompt) -> tuple[Asked, dict[str, Any]]:
-        """Return the record and the body of a request. A reply that was cut off gets twice the limit next time."""
+    def request(self, prompt: Prompt) -> tuple[JudgeRequest, dict[str, Any]]:
+        """Return the record and the body of a request.
+
+        The token limit is doubled after each reply that was cut off.
+        """
         cut = sum(reply.cut for reply in self.store.by_prompt[prompt.key])
         limit = most_output(prompt.answers, self.judge) << min(cut, MOST_DOUBLINGS)
         body = request_body(self.judge, prompt, limit)
-        sent = len(json.dumps(body, ensure_ascii=False).encode())  # no tokenizer makes more than a token of each byte
-        most = Usage(input=sent, cache_write=sent, output=limit)
-        return Asked(id=uuid.uuid4().hex, key=prompt.key, limit=limit, most=most), body
+        sent_bytes = len(json.dumps(body, ensure_ascii=False).encode())  # an upper bound of the tokens in any tokenizer
+        most = Usage(input=sent_bytes, cache_write=sent_bytes, output=limit)
+        return JudgeRequest(id=uuid.uuid4().hex, key=prompt.key, limit=limit, most=most), body
 
-    def reserve(self, asked: Asked) -> bool:
-        """Store a request before it is sent; False if nothing more is, or the budget has no room. Raises BadInput."""
+    def reserve(self, request: JudgeRequest) -> bool:
+        """Store a request before it is sent. Return False if the session is stopping or the budget is too small.
+
+        Raises BadInput if the store cannot be written.
+        """
         if self.stopping:
             return False
-        usd, most_usd = self.price.of(asked.most), self.options.max_usd
-        if most_usd is not None and self.cost.usd + usd > most_usd:
+        usd, max_usd = self.price.of(request.most), self.options.max_usd
+        if max_usd is not None and self.cost.usd + usd > max_usd:
             self.over_budget = usd
             return False
-        self.store.append(StoreLine(asked=asked))
+        self.store.append(StoreLine(asked=request))
         return True
 
-    def release(self, asked: Asked, why: str) -> None:
-        self.store.append(StoreLine(unbilled=[asked.id], why=why))
+    def release(self, request: JudgeRequest, why: str) -> None:
+        """Record that a request was not billed."""
+        self.store.append(StoreLine(unbilled=[request.id], why=why))
 
     def take(self, reply: Reply) -> bool:
-        """Store a reply; return whether it is a verdict or a refusal."""
+        """Store a reply, and return whether it is a valid verdict or a refusal."""
         self.store.append(StoreLine(reply=reply))
         self.failed.pop(reply.key, None)
         self.unanswered_in_a_row = 0
@@ -128,17 +147,19 @@ class Judgement:
         return reply.problem(self.by_key[reply.key].answers) is None
 
     def fail(self, error: Exception) -> None:
+        """End the session with an error."""
         self.fatal = self.fatal or error
 
     def verdicts(self) -> list[PromptVerdict]:
         return [self.verdict(prompt) for prompt in self.prompts]
 
     def snapshots(self) -> list[str]:
-        """Return the models that answered, by the server's name."""
+        """Return the server's names of the models that answered."""
         replies = [reply for prompt in self.prompts for reply in self.store.by_prompt[prompt.key]]
         return sorted({reply.model for reply in replies if reply.model is not None})
 
     def verdict(self, prompt: Prompt) -> PromptVerdict:
+        """Return the outcome of a prompt so far."""
         replies, why = self.store.by_prompt[prompt.key], NOT_ASKED
         for reply in replies:
             if reply.refusal is not None:
@@ -146,22 +167,23 @@ class Judgement:
             if (problem := reply.problem(prompt.answers)) is None:
                 return PromptVerdict("judged", grades=read_grades(reply.text, prompt.answers))
             why = f"an invalid verdict: {problem}"
-        given_up = len(replies) >= self._tries[prompt.key]
-        return self.failed.get(prompt.key) or PromptVerdict("invalid" if given_up else "missing", why)
+        is_given_up = len(replies) >= self._tries[prompt.key]
+        return self.failed.get(prompt.key) or PromptVerdict("invalid" if is_given_up else "missing", why)
 
     def _check_last_replies(self) -> None:
-        last = [one for one in self.store.replies[self._first_reply :] if one.key in self.by_key][-DEAD:]
+        """Raise BadInput if the last MOST_FAILURES replies are all invalid."""
+        last = [reply for reply in self.store.replies[self._first_reply :] if reply.key in self.by_key][-MOST_FAILURES:]
         problems = [reply.problem(self.by_key[reply.key].answers) for reply in last]
-        if len(last) < DEAD or None in problems:
+        if len(last) < MOST_FAILURES or None in problems:
             return
-        quoted = "" if last[-1].error is not None else f"; it says '{one_line(last[-1].text)[:200]}'"
+        quotation = "" if last[-1].error is not None else f", in the reply '{one_line(last[-1].text)[:200]}'"
         raise BadInput(
-            f"{self.judge.model}: {DEAD} replies in a row are not valid verdicts, the last one: "
-            f"{problems[-1]}{quoted}; they are stored, and not paid for again: pass another --model, or "
+            f"{self.judge.model}: {MOST_FAILURES} replies in a row were not valid verdicts, the last one because of "
+            f"{problems[-1]}{quotation}; they are stored and will not be paid for again; pass another --model, or "
             "--retry-wrong"
         )
 
 
 def one_line(text: str) -> str:
-    """Return foreign text cut to a line that is safe to print."""
+    """Return text from a server as one short line that is safe to print."""
     return printable(" ".join(text[: 4 * MOST_CHARACTERS].split()))[:MOST_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Scores of a judgement: means with intervals and ranks, their report, stored results and their measure, comments."""
+"""The scores of a judgement: means with intervals and ranks, the report, the stored results, and the comments."""
 
 import hashlib
 import json
@@ -24,55 +24,67 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
-CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
-OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
-ASSUMED_OF_TWO = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
-OF_TWO_SEEDS = (
+CAVEAT = "With another judge, all scores and their order can change by more than the intervals."
+SEEDS_NOTE = "Intervals cover other questions and fine-tuning seeds of the same kind."
+TWO_SEEDS_ASSUMPTION = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
+TWO_SEEDS_NOTE = (
     "Intervals cover other questions and fine-tuning seeds of the same kind,\n"
-    f"{ASSUMED_OF_TWO}.\n"
-    "Where one model's seeds scatter far more, up to 12 % of such tables name a\n"
-    "difference that does not exist; instruct --seeds 3 or more needs no such assumption."
+    f"{TWO_SEEDS_ASSUMPTION}.\n"
+    "If one model's seeds scatter far more, up to 12 % of such tables report a\n"
+    "difference that does not exist. instruct --seeds 3 or more avoids this assumption."
 )
-OF_ONE_SEED = (
-    "Intervals cover other questions of the same kind, for this one fine-tuning only:\n"
-    "another seed can move a difference by more, so no rank is given and no model is\n"
-    "called better. instruct --seeds 2 or more is what tells."
+ONE_SEED_NOTE = (
+    "Intervals cover other questions of the same kind, but only this one fine-tuning.\n"
+    "Another seed can change a difference by more, so there are no ranks, and no model\n"
+    "is called better. To rank models, use instruct --seeds 2 or more."
 )
-COMMENTS_TITLE = "# Comments of "  # begins each file of comments, followed by the judge
-SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # of results that are comparable
+COMMENTS_TITLE = "# Comments of "  # the beginning of every file of comments, followed by the judge's name
+SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # keys that are equal in comparable results
 IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate", "answers_sha256")
 
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """Scores of all candidates, and of the reference answers as a check of the judge."""
+    """The scores of all candidates, and of the reference answers as a check of the judge."""
 
     means: list[Interval]  # of the candidates, in the panel's order, over the questions that were judged
-    differences: dict[tuple[int, int], Interval]  # of candidates a - b, by their numbers
+    differences: dict[tuple[int, int], Interval]  # of the candidates a - b, by their numbers
     anchor: float  # mean score of the reference answers
 
     def ranks(self, number: int) -> tuple[int, int]:
-        """Return the best and worst rank of a candidate: those that are surely better or worse are counted."""
+        """Return the best and the worst possible rank of a candidate.
+
+        They follow from the numbers of candidates that are significantly better and significantly worse.
+        """
         pairs = self.differences.items()
-        ours = [one if a == number else -one for (a, b), one in pairs if number in (a, b) and one.apart]
-        return 1 + sum(one.value < 0 for one in ours), len(self.means) - sum(one.value > 0 for one in ours)
+        significant = [
+            difference if a == number else -difference
+            for (a, b), difference in pairs
+            if number in (a, b) and difference.excludes_zero
+        ]
+        better = sum(difference.value < 0 for difference in significant)
+        worse = sum(difference.value > 0 for difference in significant)
+        return 1 + better, len(self.means) - worse
 
 
 def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> Scores:
-    """Return the scores of verdicts by prompt, at least one; None is left out for all candidates alike."""
+    """Return the scores of verdicts, at least one of which must be present.
+
+    `verdicts`: the grades for each prompt, or None; a prompt without grades is left out for all candidates alike.
+    """
     models, repeats = len(panel.candidates), len(prompts) // (panel.slots * len(panel.questions))
     cells = np.full((models + 1, panel.slots, len(panel.questions), repeats), np.nan)  # the reference comes last
     for index, (prompt, verdict) in enumerate(zip(prompts, verdicts, strict=True)):
         if verdict is not None:
-            place = prompt.slot, prompt.question, index % repeats
-            cells[(list(prompt.order), *place)] = [grade.score for grade in verdict]
+            position = prompt.slot, prompt.question, index % repeats
+            cells[(list(prompt.order), *position)] = [grade.score for grade in verdict]
     by_question = np.ma.masked_invalid(cells).mean(3)  # (models + 1, seeds, questions)
     means, differences = two_way_intervals(by_question[:models].filled(np.nan))
     return Scores(means=means, differences=differences, anchor=float(by_question[models].mean(0).mean()))
 
 
 def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> str:
-    """Return the scores that need no judge, by candidate and seed, a line per candidate: means over its seeds."""
+    """Return a table of the scores that need no judge. It has a line for each candidate, with means over its seeds."""
     rows = [
         [
             candidate.title,
@@ -87,20 +99,21 @@ def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> st
 
 
 def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
+    """Return the text about a judgement: how many verdicts there are, their cost, and the scores."""
     states, snapshots, judge = [verdict.state for verdict in verdicts], judgement.snapshots(), judgement.judge.model
     lines = [
         f"judge: {judge}, verdicts: {states.count('judged'):,} of {len(states):,}, refused: "
-        f"{states.count('refused'):,}; a prompt without a verdict is left out for all models alike"
+        f"{states.count('refused'):,}; prompts without a verdict are left out for all models"
     ]
     if snapshots not in ([], [judge]):
         lines.append(f"answered by: {', '.join(snapshots)}")
     lines.append(cost_line(judgement))
     if invalid := states.count("invalid"):
-        lines.append(f"invalid verdicts only: {invalid:,} prompts, which are not paid for again unless --retry-wrong")
-    if not_taken := states.count("not taken"):
+        lines.append(f"prompts with only invalid verdicts: {invalid:,}; to pay for them again, pass --retry-wrong")
+    if rejected := states.count("not taken"):
         first = states.index("not taken")
         question = judgement.panel.questions[judgement.prompts[first].question].instruction[:100]
-        lines.append(f"rejected by the server: {not_taken:,} prompts, such as {question!r}: {verdicts[first].why}")
+        lines.append(f"prompts rejected by the server: {rejected:,}, for example {question!r}: {verdicts[first].why}")
     return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgement.panel, scores))
 
 
@@ -109,39 +122,54 @@ def cost_line(judgement: Judgement) -> str:
 
 
 def describe(panel: Panel, scores: Scores) -> str:
-    """Return scores and differences as tables, the highest first, without ranks for one fine-tuning each."""
-    several, titles = panel.slots > 1, panel.titles
+    """Return tables of the scores and differences, the highest first. With one fine-tuning each, there are no ranks."""
+    several_seeds, titles = panel.slots > 1, panel.titles
     order = sorted(range(len(titles)), key=lambda number: -scores.means[number].value)
     ranking, differences = [["rank", "model", "score"]], [["difference", "", ""]]
     for number in order:
         ranks = "-".join(map(str, dict.fromkeys(scores.ranks(number))))
         ranking.append([ranks, titles[number], scores.means[number].text(1)])
     for a, b in combinations(order, 2):
-        one = scores.differences.get((a, b)) or -scores.differences[b, a]
-        differences.append([f"{titles[a]} - {titles[b]}", one.text(1, "+"), "" if one.apart else "not told apart"])
-    if not several:
+        difference = scores.differences.get((a, b)) or -scores.differences[b, a]
+        remark = "" if difference.excludes_zero else "not significant"
+        differences.append([f"{titles[a]} - {titles[b]}", difference.text(1, "+"), remark])
+    if not several_seeds:
         ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
     tables = [rows for rows in (ranking, differences) if len(rows) > 1]
-    anchor = f"reference answers, shown to the judge among the others: {scores.anchor:.1f}"
-    seeds = OF_ONE_SEED if not several else OF_TWO_SEEDS if panel.slots == 2 else OF_SEEDS
+    anchor = f"reference answers, which the judge sees among the others: {scores.anchor:.1f}"
+    seeds = ONE_SEED_NOTE if not several_seeds else TWO_SEEDS_NOTE if panel.slots == 2 else SEEDS_NOTE
     about = "\n".join([anchor, seeds, CAVEAT])
     return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
 
 
 @attrs.frozen(kw_only=True)
 class JudgedCandidate:
-    name: str  # in that session, which gives models of one title different ones
-    differences: dict[tuple[str, str], Interval]  # a - b and b - a of all pairs of the session, by name
+    """A model in a session, with the differences by which it is compared."""
+
+    name: str  # the name in the session, where models with the same title have different names
+    differences: dict[tuple[str, str], Interval]  # a - b and b - a for all pairs in the session, by name
 
 
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
-    """Return the session's own simultaneous difference; of several candidates a side, means of value and bounds."""
-    found = [one.differences[pair] for one in a for other in b if (pair := (one.name, other.name)) in one.differences]
-    if not found:
+    """Return the session's simultaneous interval of the difference between two models, or None if there is none.
+
+    If there are several candidates on a side, return the means of the values and of the bounds.
+    """
+    differences = [
+        first.differences[pair]
+        for first in a
+        for second in b
+        if (pair := (first.name, second.name)) in first.differences
+    ]
+    if not differences:
         return None
-    value = fmean(pair.value for pair in found)
-    bounds = [(pair.low, pair.high) for pair in found if pair.low is not None and pair.high is not None]
-    if len(bounds) < len(found):
+    value = fmean(difference.value for difference in differences)
+    bounds = [
+        (difference.low, difference.high)
+        for difference in differences
+        if difference.low is not None and difference.high is not None
+    ]
+    if len(bounds) < len(differences):
         return Interval(value=value)
     low, high = map(fmean, zip(*bounds, strict=True))
     return Interval(value=value, low=low, high=high)
@@ -159,45 +187,50 @@ JUDGED = Measure(
 )
 
 
-def keep_results(
+def store_results(
     judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
 ) -> list[str]:
-    """Append the result to each model's, unless an equal one is as complete; return notes. Raises BadInput."""
+    """Append the result of each model to its log, and return notes. Raises BadInput.
+
+    A result is not appended if the log has one of the same judgement that is at least as complete.
+    """
     shared = _shared_values(judgement, verdicts, scores)
     notes = []
     for candidate, mean, seeds in zip(judgement.panel.candidates, scores.means, reference_scores, strict=True):
         if candidate.home is None:
             continue
-        own = {"candidate": candidate.title, "score": mean.record()}
-        if (given := candidate.seeds[0].settings.get(GIVEN_TOKENIZER)) is not None:
-            own[GIVEN_TOKENIZER] = given
-        values = {**own, "free": [attrs.asdict(seed) for seed in seeds], **shared}
+        candidate_values = {"candidate": candidate.title, "score": mean.record()}
+        if (tokenizer := candidate.seeds[0].settings.get(GIVEN_TOKENIZER)) is not None:
+            candidate_values[GIVEN_TOKENIZER] = tokenizer
+        values = {**candidate_values, "free": [attrs.asdict(seed) for seed in seeds], **shared}
         earlier = results_of(candidate.home, candidate.model, "judge")
-        same = [old for old in earlier if _identity(old) == _identity(values)]
+        same = [result for result in earlier if _identity(result) == _identity(values)]
         if same and same[-1]["left_out"] <= values["left_out"]:
             notes.append(
-                f"{candidate.title}: no result was added: that of {same[-1]['time']} leaves out "
-                f"{same[-1]['left_out']:,} prompts, this one {values['left_out']:,}"
+                f"{candidate.title}: no result was added, because the one of {same[-1]['time']} leaves out "
+                f"{same[-1]['left_out']:,} prompts, and this one leaves out {values['left_out']:,}"
             )
         else:
             append_result(candidate.home, candidate.model, "judge", values, candidate.seeds[0].weights)
     return notes
 
 
-def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
-    """Write the judge's comments beside the answers of every model that has a home; return notes. Raises BadInput."""
+def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
+    """Write the judge's comments next to the answers of every model with a home, and return notes. Raises BadInput."""
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
     content = _sha256(panel) + _answers_sha256(panel)
     subject = [judge.effort, judge.base_url, content, panel.titles, options.orders, options.seed, panel.slots]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
-    paths = dict.fromkeys(one.home / ANSWERS / name for one in panel.candidates if one.home is not None)
+    paths = dict.fromkeys(
+        candidate.home / ANSWERS / name for candidate in panel.candidates if candidate.home is not None
+    )
     notes = []
     for path in paths:
         try:
             check_replaceable(path, COMMENTS_TITLE.encode(), "a file of the judge's comments")
-        except BadInput as problem:  # the scores, which were paid for, are shown nevertheless
-            notes.append(f"the judge's comments are not written: {problem}")
+        except BadInput as problem:  # the scores are still shown, because they were paid for
+            notes.append(f"the judge's comments were not written: {problem}")
             continue
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,11 +240,12 @@ def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[s
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
+    """Yield the result in a stored record."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
-    missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
-    one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
-    covered = "questions and fine-tuning seeds" if seeds > 1 else one_each
-    covered += f", {ASSUMED_OF_TWO}" if seeds == 2 else ""
+    missing = f", {left_out:,} prompts of which were left out for all models" if left_out else ""
+    one_seed = "questions only, with one fine-tuning each; to cover seeds, use instruct --seeds 2 or more"
+    coverage = "questions and fine-tuning seeds" if seeds > 1 else one_seed
+    coverage += f", {TWO_SEEDS_ASSUMPTION}" if seeds == 2 else ""
     differences = {
         (entry["a"], entry["b"]): structured(entry, Interval, unknown_keys=True) for entry in record["differences"]
     }
@@ -221,7 +255,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     yield EvaluationResult.of(
         record,
         subject=json.dumps([record[key] for key in SUBJECT]),
-        description=f"{count} questions in one session of {record['judge']}{missing}; 95 % intervals over {covered}",
+        description=f"{count} questions in one session of {record['judge']}{missing}; 95 % intervals over {coverage}",
         measurements=[Measurement(measure=JUDGED, value=score.value, interval=score, sample=candidate)],
         ranks_models=seeds > 1,
         left_out=left_out,
@@ -229,15 +263,19 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
 
 
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
-    """Return a mean over seeds; empty if one has none. Seeds have the same questions: errors do not average out."""
-    means, errors = ([one for one in column if one is not None] for column in zip(*values, strict=True))
+    """Return a text with the mean over seeds and its error; "" if a seed has no value.
+
+    All seeds answer the same questions, so averaging over them does not reduce the error.
+    """
+    means, errors = ([number for number in column if number is not None] for column in zip(*values, strict=True))
     if len(means) < len(values):
         return ""
     return plus_minus(fmean(means), fmean(errors) if len(errors) == len(values) else None, digits)
 
 
 def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
-    panel, judge, cost, priced = judgement.panel, judgement.judge, judgement.cost, bool(judgement.price.date)
+    """Return the fields of a result that are the same for all candidates of a session."""
+    panel, judge, cost, is_priced = judgement.panel, judgement.judge, judgement.cost, bool(judgement.price.date)
     states = [verdict.state for verdict in verdicts]
     return {
         "judge": judge.model,
@@ -245,7 +283,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
-        "answers_sha256": _answers_sha256(panel),  # other answers to the same questions are another judgement
+        "answers_sha256": _answers_sha256(panel),  # distinguishes judgements of other answers to the same questions
         "orders": judgement.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,
@@ -259,13 +297,13 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         ],
         "left_out": len(states) - states.count("judged"),
         "refused": states.count("refused"),
-        "usd": cost.usd if priced else None,
-        "usd_uncounted": sum(cost.open) if priced else None,
+        "usd": cost.usd if is_priced else None,
+        "usd_uncounted": sum(cost.open) if is_priced else None,
     }
 
 
 def _identity(result: dict[str, Any]) -> list[Any]:
-    """Return the values that are equal in results of one judgement."""
+    """Return the values that are equal in all results of a judgement."""
     panel = [candidate["model"] for candidate in result.get("candidates", [])]
     return [panel, *(result.get(key) for key in IDENTITY)]
 
@@ -285,12 +323,12 @@ def _answers_sha256(panel: Panel) -> str:
 
 
 def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
-    """Return every question with each answer to it, and that answer's scores and comments, one for each order."""
+    """Return a text with every question, every answer to it, and the answer's scores and comments in all orders."""
     panel = judgement.panel
-    said: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed, number of the answer
+    grades: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed and answer's number
     for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
         for answer, grade in zip(prompt.order, verdict.grades or (), strict=False):
-            said[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")
+            grades[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")
     lines = [f"{COMMENTS_TITLE}{printable(judgement.judge.model)}", ""]
     for question, record in enumerate(panel.questions):
         lines += [f"## {question + 1}. {printable(record.instruction)}", ""]
@@ -300,7 +338,7 @@ def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
                 is_model = answer < len(panel.candidates)
                 seed = f", seed {panel.candidates[answer].seeds[slot].seed}" if is_model else ""
                 lines += [f"**{printable(title)}**{seed}", "", *_quoted(panel.text(question, slot, answer)), ""]
-                lines += [*(said[question, slot, answer] or ["- no verdict"]), ""]
+                lines += [*(grades[question, slot, answer] or ["- no verdict"]), ""]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
-"""Verdict store: an append-only JSON Lines file of requests and replies, and their cost.
+"""The verdict store: an append-only JSON Lines file of requests and replies, and what they cost.
 
-A line is a request about to be sent, with the most that it can be billed; a reply, under the key of its prompt; or the
-ids of requests that ended unbilled. A request without an outcome counts at its most forever. Prices are dollars per
-million tokens, from a dated JSON file that people edit.
+A line is one of three things: a request that is about to be sent, with the largest usage that can be billed; a reply,
+under the key of its prompt; or the ids of requests that ended without being billed. A request without an outcome is
+always charged at its maximum. Prices are dollars per million tokens; they come from a dated JSON file that users edit.
 """
 
 import math
@@ -23,63 +23,64 @@ from evaluation.judging.prompt import Judge, read_grades
 
 _COUNT = integer(0, 1 << 50)
 PRICES = Path(__file__).with_name("prices.json")
-BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
-TOKENS_PER_GRADE = 40  # label, comment, score
-MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # of a judge that exceeds the rubric's fifteen words
-# Reasoning tokens by effort: expected (a guess), and allowed. A reply that is cut off is paid for in vain and asked for
-# again with twice the limit; but a request without an answer counts at all that it was allowed.
+BYTES_PER_TOKEN = 4  # approximately, in English; the judges' own tokenizers would have to be downloaded
+TOKENS_PER_GRADE = 40  # expected tokens of a label, a comment and a score
+MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for comments longer than the rubric's 15 words
+# Reasoning tokens by effort: the expected number, which is a guess, and the limit. If the limit is too low, a reply is
+# cut off, which means that it is paid for in vain and requested again with twice the limit. If it is too high, requests
+# without an answer are charged too much.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
-MOST_REASONING = (2000, 25_000)  # of every other effort; OpenAI advises as much to begin with
-REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # by default, except:
+MOST_REASONING = (2000, 25_000)  # for all other efforts; the limit is the one that OpenAI recommends to start with
+REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except the following ones
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
-NEVER_REASONING = ("gpt-4", "gpt-3.5")  # others are not known
+NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about other models
 _USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
 
 
 @attrs.frozen(kw_only=True)
 class Usage:
-    """Tokens that the server has counted."""
+    """The server's counts of tokens."""
 
-    input: int = attrs.field(validator=_COUNT)  # with the two below
+    input: int = attrs.field(validator=_COUNT)  # including the two counts below
     cached_input: int = attrs.field(default=0, validator=_COUNT)
     cache_write: int = attrs.field(default=0, validator=_COUNT)
     output: int = attrs.field(validator=_COUNT)
 
     def __attrs_post_init__(self) -> None:
         if self.cached_input + self.cache_write > self.input:
-            raise ValueError("more cached tokens than tokens")
+            raise ValueError("more cached tokens than input tokens")
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
-    """A request about to be sent."""
+class JudgeRequest:
+    """A request that is about to be sent."""
 
-    id: str  # of this sending
-    key: str  # of the prompt
-    limit: int  # max_completion_tokens, as sent
-    most: Usage  # that can be billed
+    id: str  # unique, also among repetitions of a request
+    key: str  # key of the prompt
+    limit: int  # the request's max_completion_tokens
+    most: Usage  # the largest usage that can be billed
 
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """A judge's reply to a prompt, valid or not: it is paid for."""
+    """A judge's reply to a prompt. It is paid for whether it is valid or not."""
 
     key: str
-    asked: str | None  # Asked.id
-    id: str | None  # the server's
+    asked: str | None  # the id of the JudgeRequest
+    id: str | None  # the server's id
     text: str
     refusal: str | None
-    usage: Usage | None  # None: not counted by the server
-    model: str | None = None  # the dated snapshot that answered, by the server's name
-    cut: bool = False  # ended at the limit
-    error: str | None = None  # the server's message in place of an answer
+    usage: Usage | None  # None: the server sent no valid counts
+    model: str | None = None  # the server's name of the dated snapshot that answered
+    cut: bool = False  # True: the reply ended at the token limit
+    error: str | None = None  # the server's error message instead of an answer
 
     def problem(self, answers: int) -> str | None:
-        """Return the fault of the reply; None for a valid verdict and a refusal."""
+        """Return what is wrong with the reply, or None if it is a valid verdict or a refusal."""
         if self.refusal is not None:
             return None
         if self.error is not None:
-            return f"the server says: {self.error}"
+            return f"the server's message: {self.error}"
         try:
             read_grades(self.text, answers)
         except ValueError as error:
@@ -89,35 +90,41 @@ class Reply:
 
 @attrs.frozen(kw_only=True)
 class StoreLine:
-    """One line of the file, which has one of these keys."""
+    """A line of the file, which has one of the first three keys."""
 
-    asked: Asked | None = None
+    asked: JudgeRequest | None = None
     reply: Reply | None = None
-    unbilled: list[str] = attrs.field(factory=list)  # ids of requests that have ended unbilled
-    why: str | None = None
+    unbilled: list[str] = attrs.field(factory=list)  # ids of requests that ended without being billed
+    why: str | None = None  # why the requests were not billed
 
 
 class VerdictStore:
-    """The file, locked while it is open. Raises BadInput if it cannot be used, or is in use."""
+    """The file of verdicts, which is locked while it is open."""
 
     def __init__(self, path: Path):
+        """Open the file. Raises BadInput if it cannot be used or is in use."""
         self.path = path
         self.replies: list[Reply] = []  # oldest first
-        self.by_prompt: defaultdict[str, list[Reply]] = defaultdict(list)  # the same, by the prompt's key
-        self.open: dict[str, Asked] = {}  # requests without an outcome, or without a count, by id
+        self.by_prompt: defaultdict[str, list[Reply]] = defaultdict(list)  # the same replies, by the prompt's key
+        self.open: dict[str, JudgeRequest] = {}  # requests without an outcome or without token counts, by id
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = open_locked(path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
-            self._log = JsonLog(path)  # opened under the lock: it checks whether the last line is whole
+            self._lock = open_locked(
+                path, f"{path}: in use by another judge session; wait for it, or pass another --verdicts"
+            )
+            self._log = JsonLog(path)  # opened under the lock, because it checks whether the last line is complete
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
             self._take(line)
         show(*lines.notes())
 
     def append(self, line: StoreLine) -> None:
-        """Store a line, synced to the disk. Raises BadInput if the disk is full, say."""
+        """Store a line and sync it to the disk. Raises BadInput, for example if the disk is full.
+
+        A line with unbilled requests is not synced: if it is lost, they merely count as billed.
+        """
         record = {key: value for key, value in attrs.asdict(line).items() if value}
-        with writing(self.path):  # what is unbilled counts as billed if this line is lost
+        with writing(self.path):
             self._log.append({**record, "time": utc_now()}, durable=not line.unbilled)
         self._take(line)
 
@@ -126,8 +133,9 @@ class VerdictStore:
         self._lock.close()
 
     def _take(self, line: StoreLine) -> None:
-        if (asked := line.asked) is not None:
-            self.open[asked.id] = asked
+        """Update the replies and the open requests."""
+        if (request := line.asked) is not None:
+            self.open[request.id] = request
         for id in line.unbilled:
             self.open.pop(id, None)
         if (reply := line.reply) is not None:
@@ -139,15 +147,16 @@ class VerdictStore:
 
 @attrs.frozen(kw_only=True)
 class Price:
-    """Prices of one model, in US dollars per million tokens."""
+    """The prices of a model, in US dollars per million tokens."""
 
     input: float = attrs.field(validator=_USD)
     cached_input: float = attrs.field(validator=_USD)
     cache_write: float = attrs.field(validator=_USD)
     output: float = attrs.field(validator=_USD)
-    date: str  # when the price was read; empty: the price is unknown
+    date: str  # when the price was looked up; empty: the price is unknown
 
     def of(self, usage: Usage) -> float:
+        """Return the price of a usage in dollars."""
         plain = usage.input - usage.cached_input - usage.cache_write
         write = max(self.input, self.cache_write)
         usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write
@@ -159,27 +168,30 @@ UNKNOWN_PRICE = Price(input=0.0, cached_input=0.0, cache_write=0.0, output=0.0, 
 
 @attrs.frozen
 class JudgeCost:
-    """Cost so far, never below the server's bill."""
+    """The cost so far in dollars, which is never less than the server's bill."""
 
-    counted: float  # dollars of replies, by the server's counts
-    open: list[float]  # the most that each request without an answer or a count can cost
+    billed_usd: float  # the cost of replies, by the server's token counts
+    open: list[float]  # the maximum costs of the requests without an answer or without token counts
 
     @property
     def usd(self) -> float:
-        return self.counted + sum(self.open)
+        return self.billed_usd + sum(self.open)
 
     def __str__(self) -> str:
         if not self.open:
             return dollars_at_most(self.usd)
         return (
-            f"at most {dollars_at_most(self.usd)}: {dollars_at_most(self.counted)} by the server's counts, and up to "
-            f"{dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or count, which may "
-            "have been billed"
+            f"at most {dollars_at_most(self.usd)}: {dollars_at_most(self.billed_usd)} by the server's token counts, "
+            f"and up to {dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or count, "
+            "which may have been billed"
         )
 
 
 def read_price(path: Path, model: str) -> Price:
-    """Return the price of a model, or of a dated version of it. Raises BadInput if the file has none."""
+    """Return the price of a model. Raises BadInput if the file does not have it.
+
+    A dated version of a model, such as gpt-5-mini-2025-08-07, has the model's price if it has no separate row.
+    """
     table = read_json(path)
     try:
         models = table["usd_per_million_tokens"]
@@ -188,12 +200,12 @@ def read_price(path: Path, model: str) -> Price:
             defaults = {"cached_input": row["input"], "cache_write": row["input"]}
             return structured({**defaults, **row, "date": table["date"]}, Price, unknown_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
+        raise BadInput(f"{path}: {error!r}; wanted a file with the same keys as {PRICES.name}") from error
     raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
 
 
 def most_output(answers: int, judge: Judge) -> int:
-    """Return the token limit of a reply, reasoning included."""
+    """Return the token limit of a reply, including reasoning."""
     by_default = "low" if judge.model.startswith(SILENT_BY_DEFAULT) else "medium"
     allowed = REASONING.get(judge.effort or by_default, MOST_REASONING)[1]
     reasoning = 0 if judge.model.startswith(NEVER_REASONING) else allowed
@@ -201,8 +213,8 @@ def most_output(answers: int, judge: Judge) -> int:
 
 
 def expected_usage(sent_bytes: int, answers: int, judge: Judge) -> Usage:
-    """Return a guess of the usage of a request, without discounts for repeated prefixes."""
-    silent = judge.effort is None and judge.model.startswith(SILENT_BY_DEFAULT)
-    reasons = judge.model.startswith(REASONING_MODELS) and not silent
-    reasoning = REASONING.get(judge.effort or "medium", MOST_REASONING)[0] if reasons else 0
+    """Return an estimate of a request's usage, without discounts for repeated prefixes."""
+    is_silent = judge.effort is None and judge.model.startswith(SILENT_BY_DEFAULT)
+    is_reasoning = judge.model.startswith(REASONING_MODELS) and not is_silent
+    reasoning = REASONING.get(judge.effort or "medium", MOST_REASONING)[0] if is_reasoning else 0
     return Usage(input=-(-sent_bytes // BYTES_PER_TOKEN), output=answers * TOKENS_PER_GRADE + reasoning)

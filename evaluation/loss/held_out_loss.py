@@ -1,8 +1,8 @@
 """Held-out loss: nats per token, perplexity and bits per byte of unseen text, with standard errors.
 
-A range of a token file is read in adjacent windows of the model's context; the first token of the range has no
-prediction, so `count` predictions need count + 1 tokens. Batches do not depend on the number of ranks, on a CPU each
-rank has one thread, and losses are summed in order, in fp64: the result has the same bits on any number of ranks.
+A range of a token file is read in adjacent windows of the model's context length. The first token of the range is not
+predicted, so `count` predictions need count + 1 tokens. The result has the same bits on any number of ranks, because
+the batches do not depend on it, each rank uses one thread on a CPU, and the losses are summed in order, in fp64.
 """
 
 import math
@@ -16,9 +16,9 @@ import torch
 from common.errors import BadInput
 from common.text import printable
 from evaluation.command_line import LossCommand
-from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
+from evaluation.loss.loss_measures import VALIDATION_RANGES, group_sums, stored_error
 from evaluation.loss.token_losses import check_losses, range_losses
-from evaluation.loss.token_range import Range, choose, documents_shared, is_known_apart
+from evaluation.loss.token_range import Range, choose, is_certainly_unread, shared_documents
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each
 from evaluation.shared.results import perplexity
@@ -30,9 +30,9 @@ from tokens.tokenizer.tokenizer import Tokenizer
 from training.checkpoints.saved_state import SavedState, read_state
 from training.parallel.process_group import Ranks
 
-UNKNOWN = "; its training data are unknown"
+UNKNOWN_DATA = "; its training data are unknown"
 OTHER_FILES = (
-    "\n  Whether the run has read these tokens is unknown: they are in other files than those that it was trained and "
+    "\n  It is unknown whether the run has read these tokens: they are not in the files that it was trained and "
     "validated on."
 )
 UNKNOWN_START = "\n  The run began with the weights of {source}, whose training data are unknown."
@@ -40,22 +40,22 @@ UNKNOWN_START = "\n  The run began with the weights of {source}, whose training 
 
 @attrs.frozen(kw_only=True)
 class HeldOutLoss:
-    """A model's loss on a range. Standard errors are over documents, as tokens of one document are correlated.
+    """A model's loss on a range of tokens.
 
-    They are larger where neighbouring documents are alike, so that the value plus and minus about two errors is a 95 %
-    interval (`stored_error`).
+    Standard errors are over documents, because the tokens of a document are correlated. They are larger if neighbouring
+    documents are similar, so that the value plus and minus about two errors is always a 95 % interval (`stored_error`).
     """
 
     tokens: int
-    documents: int | None  # that the range touches; None, as are bytes, where the tokenizer is unknown
+    documents: int | None  # documents with tokens in the range; None, like the bytes, if the tokenizer is unknown
     text_bytes: int | None
     nats_per_token: float
-    nats_per_token_error: float | None  # None where there is one document
+    nats_per_token_error: float | None  # None if there is a single document
     perplexity: float
     bits_per_byte: float | None
     bits_per_byte_error: float | None
-    independent_documents: float | None = None  # that would give the error of the nats, if none of them were alike
-    groups: dict[str, list[float]]  # of `in_groups`
+    independent_documents: float | None = None  # the number of independent documents that would give the nats' error
+    groups: dict[str, list[float]]  # the sums that `group_sums` returns
 
     def __str__(self) -> str:
         parts = [f"{plus_minus(self.nats_per_token, self.nats_per_token_error, 4)} nats per token"]
@@ -63,9 +63,9 @@ class HeldOutLoss:
         if self.bits_per_byte is not None:
             parts.append(f"{plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)} bits per byte")
         documents = "" if self.documents is None else f", documents: {self.documents:,}"
-        worth = None if self.independent_documents is None else round(self.independent_documents)
-        if self.documents is not None and worth is not None and worth < self.documents:
-            documents += f", which are alike: worth {worth:,} independent ones"
+        independent = None if self.independent_documents is None else round(self.independent_documents)
+        if self.documents is not None and independent is not None and independent < self.documents:
+            documents += f", equivalent to {independent:,} independent ones"
         return f"{', '.join(parts)}, over {self.tokens:,} tokens{documents}"
 
 
@@ -74,7 +74,10 @@ def run(command: LossCommand) -> None:
 
 
 def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks) -> tuple[dict[str, Any], str]:
-    """Return the model's loss, to store and as text; call it on every rank. Raises BadInput for other ids, and NaN."""
+    """Return the model's loss, as fields to store and as text. Call this on every rank.
+
+    Raises BadInput for tokens of another tokenizer, for a range without text, and for a loss that is not finite.
+    """
     span, identity = chosen
     stream, tokenizer = open_split(span.directory, span.split), trained.known_tokenizer
     _check_tokenizer(trained, stream, span)
@@ -82,55 +85,59 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
     weights = np.empty(span.count, np.uint8)
     stream.read_weights_into(weights, span.start + 1)
     if not weights.any() or (tokenizer is not None and (targets == tokenizer.end_of_text_id).all()):
-        raise BadInput(f"{span}: holds no text; pass another --from or --count")
+        raise BadInput(f"{span}: there is no text in this range; pass another --from or --count")
     losses = range_losses(trained, stream, span, ranks) * weights
     check_losses(trained, torch.from_numpy(losses))
-    result = summary(losses, targets, tokenizer, weights)
-    return {"range": identity, **attrs.asdict(result)}, f" {result}{_beside_training(trained, span)}"
+    loss = summary(losses, targets, tokenizer, weights)
+    return {"range": identity, **attrs.asdict(loss)}, f" {loss}{_training_note(trained, span)}"
 
 
-def _beside_training(trained: Trained, span: Range) -> str:
-    """Return what is known of the model's training on a range, as text that follows its loss.
+def _training_note(trained: Trained, span: Range) -> str:
+    """Return a text, to follow the loss, about what the model's training has read.
 
-    For a run that is why the loss differs from the one that training printed: that was measured on other tokens.
+    For a run, it explains why the loss differs from the one printed during training, which is of other tokens.
     """
-    if not trained.place.is_own:
-        return UNKNOWN
-    state = read_state(trained.place.path)
+    if not trained.location.is_lockstep_checkpoint:
+        return UNKNOWN_DATA
+    state = read_state(trained.location.path)
     origin = state.config.initial_weights
     start = "" if origin is None else UNKNOWN_START.format(source=printable(origin.source))
-    if not is_known_apart(trained.place, span):
+    if not is_certainly_unread(trained.location, span):
         return OTHER_FILES + start
-    return _beside_validation(trained, state, span) + start
+    return _validation_note(trained, state, span) + start
 
 
-def _beside_validation(trained: Trained, state: SavedState, span: Range) -> str:
-    """Return why a loss differs from the validation loss of training; "" where it need not."""
+def _validation_note(trained: Trained, state: SavedState, span: Range) -> str:
+    """Return why the loss differs from the validation loss in training; "" if there is no reason to expect that."""
     if state.position.validation_loss is None or span.name in VALIDATION_RANGES:
         return ""
     validation, length = state.config.train.validation, state.config.model.context_length
     begin, count = validation.start_val_token, validation.validation_sequences * length
     streams = state.config.validation_streams
-    of = f" of {printable(streams[0].directory)}" if len(streams) > 1 else ""  # the first dataset's loss is kept
+    # With several validation datasets, the loss of the first one is recorded.
+    dataset = f" of {printable(streams[0].directory)}" if len(streams) > 1 else ""
     tokenizer = trained.known_tokenizer
     end_of_text_id = None if tokenizer is None else tokenizer.end_of_text_id
     shared = "".join(
-        f"\n  {line}" for line in documents_shared(streams[:1], (begin, begin + count), span, end_of_text_id)
+        f"\n  {line}" for line in shared_documents(streams[:1], (begin, begin + count), span, end_of_text_id)
     )
     return (
-        f"\n  These are other tokens than those of the validation in training, tokens {begin:,} to "
-        f"{begin + count:,}{of}, whose loss was {state.position.validation_loss:.4f}.{shared}"
+        f"\n  These are not the tokens of the validation during training, which were tokens {begin:,} to "
+        f"{begin + count:,}{dataset}, with a loss of {state.position.validation_loss:.4f}.{shared}"
     )
 
 
 def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None, weights: np.ndarray) -> HeldOutLoss:
-    """Return means over targets (count,), with errors over documents. `weights`: 0 where the target does not count."""
+    """Return the means over targets, with standard errors over documents.
+
+    `losses`, `targets` and `weights` have one entry per predicted token (count,). A weight of 0 excludes the target.
+    """
     ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1 if tokenizer else np.array([], np.int64)
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
     nats = np.add.reduceat(losses.astype(np.float64), begins)
     lengths = byte_lengths(tokenizer)[targets] if tokenizer else np.zeros(len(targets))
-    counts, text_bytes = (np.add.reduceat(each, begins, dtype=np.float64) for each in (weights, lengths * weights))
-    nats, counts, text_bytes = (each[counts > 0] for each in (nats, counts, text_bytes))
+    counts, text_bytes = (np.add.reduceat(sizes, begins, dtype=np.float64) for sizes in (weights, lengths * weights))
+    nats, counts, text_bytes = (sums[counts > 0] for sums in (nats, counts, text_bytes))
     loss = stream_mean(nats, counts)
     bits = stream_mean(nats / math.log(2), text_bytes) if tokenizer else None
     return HeldOutLoss(
@@ -143,12 +150,12 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None
         bits_per_byte=None if bits is None else bits.value,
         bits_per_byte_error=None if bits is None else stored_error(bits, text_bytes),
         independent_documents=None if tokenizer is None else loss.independent,
-        groups=in_groups(nats, counts, text_bytes),
+        groups=group_sums(nats, counts, text_bytes),
     )
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Return the bytes of text of each id, int64 (vocabulary_size,); none for the end of text."""
+    """Return the number of bytes of each id's text, int64 (vocabulary_size,); it is 0 for the end of text."""
     lengths = np.zeros(tokenizer.vocabulary_size, np.int64)
     for token, number in tokenizer.coder.ranks.items():
         lengths[number] = len(token)
@@ -156,18 +163,18 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None:
-    """Raise BadInput for tokens of another tokenizer, where a manifest names it."""
+    """Raise BadInput for tokens of another tokenizer, if a manifest names it, and for ids outside the vocabulary."""
     manifest, ours, ids = read_manifest(span.directory), trained.known_tokenizer, trained.network.config.vocab_size
     if manifest is not None and ours is not None:
         theirs = manifest.tokenizer
-        kept = theirs.all_special_tokens  # those that the model has besides were added at the end
-        added = len(ours.special_tokens) - len(kept)
+        shared = theirs.all_special_tokens  # the model may have more special tokens, which were added at the end
+        added = len(ours.special_tokens) - len(shared)
         sizes = (theirs.vocabulary_size + added, theirs.end_of_text_id)
         if (
             sizes != (ours.vocabulary_size, ours.end_of_text_id)
-            or not kept.items() <= ours.special_tokens.items()
+            or not shared.items() <= ours.special_tokens.items()
             or not is_recorded(ours, theirs, span.directory)
         ):
-            problem = f"its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses {ours.name}"
+            problem = f"its tokens are from tokenizer {theirs.name}, but {trained.location.path} uses {ours.name}"
             raise BadInput(f"{span.directory}: {problem}; prepare the text with {ours.name}")
     stream.check_ids(span.start, span.count + 1, min(ids, ours.vocabulary_size if ours else ids))

@@ -1,4 +1,4 @@
-"""Losses of single tokens: how a network predicts tokens, and the refusal of losses that are not finite."""
+"""Compute the losses of single tokens, and refuse losses that are not finite."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,15 @@ from model.loss import check_finite, token_losses
 from tokens.format.token_file import TokenStream
 from training.parallel.process_group import Ranks
 
-BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
+BATCH_TOKENS = 1 << 12  # tokens in a forward pass; with GPT-2's vocabulary, their logits take 0.8 GB
 
 
 @torch.inference_mode()
 def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
-    """Return the loss of each token but the first of each row, nats, fp32 (B, T), of tokens (B, T + 1) int64."""
+    """Return the loss of every token except the first of each row, nats, fp32 (B, T).
+
+    `tokens`: int64 (B, T + 1).
+    """
     tokens = tokens.to(next(network.parameters()).device)
     logits = network(tokens[:, :-1])  # (B, T, V)
     return token_losses(logits.flatten(0, 1), tokens[:, 1:].flatten()).view(len(tokens), -1)
@@ -30,12 +33,12 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
 def range_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
     """Return the loss of each predicted token of a range, nats, fp32 (count,), on every rank."""
     network, length = trained.network, trained.network.config.context_length
-    length = min(length, stream.context_length or length)  # no window spans two rows of conversations
+    length = min(length, stream.context_length or length)  # a window must not span two rows of conversations
     starts = range(span.start, span.start + span.count, length)
-    whole = span.count // length  # windows; one that is shorter may follow
+    full_windows = span.count // length  # one shorter window may follow
     size = max(1, BATCH_TOKENS // length)
-    batches = [starts[at : min(at + size, whole)] for at in range(0, whole, size)]
-    batches += [starts[whole:]] if whole < len(starts) else []
+    batches = [starts[at : min(at + size, full_windows)] for at in range(0, full_windows, size)]
+    batches += [starts[full_windows:]] if full_windows < len(starts) else []
 
     def losses(batch: range) -> np.ndarray:
         ends = [min(start + length, span.start + span.count) for start in batch]
@@ -46,11 +49,11 @@ def range_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
 
 
 def check_losses(trained: Trained, losses: Tensor) -> None:
-    """Raise BadInput if a loss is not finite: no mean is computed, and nothing is stored."""
-    with refusing(trained.place.path):
+    """Raise BadInput if any loss is not finite, so that no mean is computed and nothing is stored."""
+    with refusing(trained.location.path):
         check_finite(losses, "its loss is")
 
 
 def log_probabilities(losses: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Return the log-probability of each token, nats, as pages show it; None where it is not finite."""
+    """Return the log-probability of each token, nats, or None if it is not finite, as pages show it."""
     return [-float(loss) if math.isfinite(loss) else None for loss in losses]

@@ -1,4 +1,4 @@
-"""Range of tokens for the held-out loss: chosen beyond what a run has read, identified by its content."""
+"""Choose the range of tokens for the held-out loss, among those that a run has not read, and identify its content."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,15 +24,13 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # at the beginning of two streams, which tell whether they hold the same tokens
-
-
-READ_TOKENS = 1 << 16  # at a time, in search of the end of a document
+COMPARED_TOKENS = 1 << 20  # two streams are considered the same if their first tokens, up to this number, are equal
+READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 
 @attrs.frozen(kw_only=True)
 class Range:
-    """A range of a split: tokens start + 1 .. start + count are predicted."""
+    """A range of a split. The predicted tokens are start + 1 .. start + count."""
 
     directory: Path
     split: str
@@ -45,7 +43,10 @@ class Range:
         return f"{name}{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
     def identity(self) -> dict[str, Any]:
-        """Return its identity as JSON: its position, the sha256 of its tokens as 32-bit integers, and of weights."""
+        """Return the range's identity as JSON: its position, and the sha256 of its tokens and weights.
+
+        The tokens are hashed as 32-bit integers, so that the format of the files does not matter.
+        """
         stream = open_split(self.directory, self.split)
         tokens, weights = stream.read(self.start, self.count + 1), np.empty(self.count * stream.weighted, np.uint8)
         stream.read_weights_into(weights, self.start + 1)
@@ -59,81 +60,91 @@ class Range:
         }
 
 
-def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
-    """Return the range of a command line, unseen by all models, and its identity. Raises BadInput."""
+def choose(command: LossCommand, locations: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
+    """Return the range that a command line asks for, and its identity. Raises BadInput if a model has seen it."""
     if command.name is None:
         if command.tokens is None:
-            recorded = (place.job.token_directories for place in places)
+            recorded = (location.job.token_directories for location in locations)
             directories = next(filter(None, recorded), ())
         else:
             directories = (command.tokens,)
         if len(directories) != 1:
-            raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
-        span = choose_range(directories[0], command.split or "validation", command.start, command.count, places)
+            raise BadInput(f"{locations[0].path}: does not name exactly one token directory; pass --tokens DIR")
+        span = choose_range(directories[0], command.split or "validation", command.start, command.count, locations)
     else:
-        span = choose_named(command.name, command.tokens, places)
-    for place in places:
-        check_unseen(place, span)
+        span = choose_named(command.name, command.tokens, locations)
+    for location in locations:
+        check_unseen(location, span)
     show(str(span), *describe_missing_first(span.directory, open_split(span.directory, span.split).files))
     return span, span.identity()
 
 
 def choose_range(
-    directory: Path, split: str, start: int | None, count: int | None, places: list[ModelLocation]
+    directory: Path, split: str, start: int | None, count: int | None, locations: list[ModelLocation]
 ) -> Range:
-    """Return the requested range, else gpjt's, or what follows the validated tokens. Raises BadInput without any."""
+    """Return the requested range. Raises BadInput if the split is too short for it.
+
+    Without a request, the range is gpjt's if the split is long enough, and otherwise begins after the tokens that the
+    models were validated on.
+    """
     stream = open_split(directory, split)
     length, row = stream.length, stream.context_length or 1
     if start is not None and start % row:
-        raise BadInput(f"--from {start}: wanted a multiple of {row}, where a row in {directory} begins")
+        raise BadInput(f"--from {start}: wanted a multiple of {row}, the length of a row in {directory}")
     if start is None:
         start = DEFAULT.start
         if length <= DEFAULT.start + 1:
-            seen = [end for place in places for _, _, end in _seen(place, directory, split)]
-            start = max((end for end in seen if end < length), default=0)
-    there = length - start - 1
-    if there < 1 or (count is not None and count > there):
+            ends = [end for location in locations for _, _, end in _ranges_read(location, directory, split)]
+            start = max((end for end in ends if end < length), default=0)
+    available = length - start - 1
+    if available < 1 or (count is not None and count > available):
         got = f"{directory}: its {split} stream has {length:,} tokens, wanted {count or 1:,} tokens"
         raise BadInput(f"{got} to predict after {start:,}; pass another --from or --count")
-    return Range(directory=directory, split=split, start=start, count=min(there, count or DEFAULT.count))
+    return Range(directory=directory, split=split, start=start, count=min(available, count or DEFAULT.count))
 
 
-def choose_named(name: RangeName, directory: Path | None, places: list[ModelLocation]) -> Range:
-    """Return a named range, whose held-out tokens are downloaded if no directory has them. Raises BadInput."""
+def choose_named(name: RangeName, directory: Path | None, locations: list[ModelLocation]) -> Range:
+    """Return a named range. Raises BadInput.
+
+    Its tokens are read from `directory`, or, if that is None, downloaded without the tokens to train on.
+    """
     named = NAMED_RANGES[name]
     if directory is None:
         directory = DOWNLOADS / named.dataset
         download_dataset(named.dataset, directory, train_tokens=0)
     elif hub_name(directory) not in (None, named.dataset):
-        wanted = f"wanted {named.dataset} for --range {name}; leave out --tokens to download it"
-        raise BadInput(f"{directory}: got dataset {hub_name(directory)}, {wanted}")
-    return attrs.evolve(choose_range(directory, named.split, named.start, named.count, places), name=name)
+        advice = f"wanted {named.dataset} for --range {name}; leave out --tokens to download it"
+        raise BadInput(f"{directory}: got dataset {hub_name(directory)}, {advice}")
+    return attrs.evolve(choose_range(directory, named.split, named.start, named.count, locations), name=name)
 
 
-def check_unseen(place: ModelLocation, span: Range) -> None:
-    """Raise BadInput for a range that a model has seen; print a note where the range is there to validate on."""
-    for how, begin, end in _seen(place, span.directory, span.split):
+def check_unseen(location: ModelLocation, span: Range) -> None:
+    """Raise BadInput if a model was trained or validated on tokens of a range.
+
+    For a range that is meant for validation, the latter is only printed as a note.
+    """
+    for how, begin, end in _ranges_read(location, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name in VALIDATION_RANGES:
-                show(note(f"{place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
+                show(note(f"{location.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
-            seen = f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it"
-            raise BadInput(f"{seen}; pass another --from, --count or --split")
+            problem = f"{span}: {location.path} was {how} on tokens {begin:,} to {end:,} of it"
+            raise BadInput(f"{problem}; pass another --from, --count or --split")
 
 
-def is_known_apart(place: ModelLocation, span: Range) -> bool:
-    """Tell whether it is known that a run has not read a range, once `check_unseen` has found nothing.
+def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
+    """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
-    That is so for the tokens that it was validated or trained on, whose other parts it has not read, and for the other
-    splits of the same preparation. Any other files may hold the same documents.
+    This is certain in the files that the run was trained or validated on, because their other parts were not read, and
+    in the other splits of the same preparation. Any other files may contain the same documents.
     """
-    if not place.is_own:
+    if not location.is_lockstep_checkpoint:
         return False
-    config, manifest = read_state(place.path).config, read_manifest(span.directory)
+    config, manifest = read_state(location.path).config, read_manifest(span.directory)
     if manifest is not None:
-        listed = {entry.sha256 for entry in manifest.files.values()}
+        manifest_digests = {entry.sha256 for entry in manifest.files.values()}
         for stream in config.train_streams:
-            if stream.sha256 and listed.issuperset(stream.sha256):
+            if stream.sha256 and manifest_digests.issuperset(stream.sha256):
                 return True
             if stream.plan is not None and stream.plan == manifest.plan:
                 return True
@@ -142,20 +153,20 @@ def is_known_apart(place: ModelLocation, span: Range) -> bool:
     return any(_is_same(stream, name, span.directory, span.split) for name, stream in recorded)
 
 
-def documents_shared(
+def shared_documents(
     validated: Sequence[StreamRecord], tokens: tuple[int, int], span: Range, end_of_text_id: int | None
 ) -> list[str]:
-    """Return lines about documents of which a run was validated on one part and the range holds another.
+    """Return lines about documents that are partly in the validation of a run and partly in the range.
 
-    `validated`: the run's validation streams, which were read from the first of `tokens` to the second. A stream of
-    conversations has no such documents, and without an end-of-text id they cannot be known.
+    `validated`: the run's validation streams. `tokens`: the first token of the validation, and its end. A stream of
+    conversations does not have such documents. Without an end-of-text id, they cannot be recognized.
     """
     stream = open_split(span.directory, span.split)
-    same = any(_is_same(each, "validation", span.directory, span.split) for each in validated)
-    if not same or stream.weighted or end_of_text_id is None:
+    is_validation = any(_is_same(record, "validation", span.directory, span.split) for record in validated)
+    if not is_validation or stream.weighted or end_of_text_id is None:
         return []
     lines = []
-    # The end of text belongs to the document before it, so it may be the last token of the one part.
+    # The end of text belongs to the document before it, so it may be the last token of the first part.
     if tokens[1] <= span.start and not _has_end(stream, tokens[1], span.start + 1, end_of_text_id):
         lines.append("They begin inside the last document of that validation.")
     last = span.start + span.count
@@ -165,57 +176,64 @@ def documents_shared(
 
 
 def _has_end(stream: TokenStream, begin: int, end: int, end_of_text_id: int) -> bool:
-    """Tell whether a document ends at one of the tokens begin .. end - 1."""
+    """Return whether a document ends at one of the tokens begin .. end - 1."""
     starts = range(begin, end, READ_TOKENS)
-    return any((stream.read(at, min(READ_TOKENS, end - at)) == end_of_text_id).any() for at in starts)
+    return any((stream.read(start, min(READ_TOKENS, end - start)) == end_of_text_id).any() for start in starts)
 
 
-def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
-    """Return the ranges of a stream that a run was trained or validated on, as known: how, first token, end."""
-    if not place.is_own:
+def _ranges_read(location: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
+    """Return the ranges of a stream that a run is known to have read.
+
+    Each has the use, "trained" or "validated", the first token, and the end.
+    """
+    if not location.is_lockstep_checkpoint:
         return []
-    config = read_state(place.path).config
+    config = read_state(location.path).config
     train = config.train
-    whole, seen = open_split(directory, split), []
-    last = 0 if whole.weighted else 1  # the target after a row, the first token of the next one, does not count
+    split_stream, ranges = open_split(directory, split), []
+    # In a stream of conversations, the target after a row is the first token of the next row, which has no weight.
+    last = 0 if split_stream.weighted else 1
     for stream, source in zip(config.train_streams, config.sources or [], strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
             begin = train.data.start_train_token
-            # Shuffled windows may lie anywhere.
-            everything = train.data.shuffle or source["epochs"] is None or source["epochs"] > 1
-            seen.append(("trained", begin, whole.length if everything else begin + source["tokens"] + last))
+            # Shuffled windows may be anywhere in the stream.
+            read_all = train.data.shuffle or source["epochs"] is None or source["epochs"] > 1
+            ranges.append(("trained", begin, split_stream.length if read_all else begin + source["tokens"] + last))
     if any(_is_same(held_out, "validation", directory, split) for held_out in config.validation_streams):
         begin, windows = train.validation.start_val_token, train.validation.validation_sequences
-        seen.append(("validated", begin, begin + windows * config.model.context_length + last))
-    return seen
+        ranges.append(("validated", begin, begin + windows * config.model.context_length + last))
+    return ranges
 
 
 def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
-    """Tell whether a stream is that of a run's record, which for growing tokens has a plan in place of a sha256."""
+    """Return whether a stream is the one in a run's record.
+
+    The record of tokens that were still growing has the plan of their preparation instead of a sha256.
+    """
     manifest, plan = read_manifest(directory), recorded.plan
     planned = recorded_split == split and plan is not None and manifest is not None and plan == manifest.plan
     if planned or not recorded.sha256:
         return planned
     digests = _digests(directory, split)
-    shared = min(len(digests), len(recorded.sha256))  # shards may have been downloaded since
-    return recorded.sha256[:shared] == digests[:shared] or _holds_same_tokens(
-        recorded, recorded_split, directory, split
-    )
+    shared = min(len(digests), len(recorded.sha256))  # more shards may have been downloaded since
+    return recorded.sha256[:shared] == digests[:shared] or _has_same_tokens(recorded, recorded_split, directory, split)
 
 
-def _holds_same_tokens(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
-    """Tell whether other files begin with the tokens of a run's stream, such as larger shards or wider integers.
+def _has_same_tokens(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
+    """Return whether different files, such as larger shards or wider integers, begin with a recorded stream's tokens.
 
-    It compares tokens, so it needs the run's own files: it returns False where they are gone, or hold other tokens now.
+    The tokens are compared, which requires the files that the run has read. If those are missing or have changed, the
+    answer is False.
     """
     try:
         if not recorded.directory or _digests(Path(recorded.directory), recorded_split) != recorded.sha256:
             return False
-        own, other = open_split(Path(recorded.directory), recorded_split), open_split(directory, split)
+        recorded_stream = open_split(Path(recorded.directory), recorded_split)
+        stream = open_split(directory, split)
     except BadInput:
         return False
-    count = min(own.length, other.length, COMPARED_TOKENS)
-    return count > 0 and np.array_equal(own.read(0, count), other.read(0, count))
+    count = min(recorded_stream.length, stream.length, COMPARED_TOKENS)
+    return count > 0 and np.array_equal(recorded_stream.read(0, count), stream.read(0, count))
 
 
 @cache

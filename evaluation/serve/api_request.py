@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API: JSON bodies, checked, as prompts of token ids and the options of their answers."""
+"""Read requests in the form of OpenAI's API: check a JSON body, and return prompts as token ids, and answer options."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -19,17 +19,17 @@ from model.generate import Sampling
 from tokens.documents.messages import read_message
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
-STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # most of each
-MOST_CHOICES = 128  # answers to one prompt, as OpenAI's
+STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # largest number of stop strings, and of characters in each of them
+MOST_CHOICES = 128  # largest number of answers to a prompt; OpenAI's limit
 ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
 ONE = ValueCheck(lambda value: type(value) is int and value == 1, "1")
-# Parameters that change no answer here.
+# Parameters that have no effect on an answer of this server.
 IGNORED = {
     **dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), ANY_TEXT),
     **dict.fromkeys(("store", "parallel_tool_calls"), boolean()),
     "metadata": ValueCheck(lambda value: isinstance(value, dict), "an object"),
 }
-# Parameters that change an answer in a way that is not implemented, with the values that ask for nothing.
+# Parameters whose effect on an answer is not implemented. Only the values that have no effect are accepted.
 NEUTRAL = {
     "best_of": ONE,
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), ValueCheck(lambda v: is_number(v) and v == 0, "0")),
@@ -41,7 +41,7 @@ NEUTRAL_OF_CHAT = {"n": ONE, "echo": ValueCheck(lambda value: value is False, "f
 
 
 class ApiError(Exception):
-    """A refusal or failure of a request, in the API's own form."""
+    """The refusal or failure of a request, in the form of the API."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -52,12 +52,12 @@ class ApiError(Exception):
 
 @attrs.frozen(kw_only=True)
 class ServedModel:
-    """A model as clients see it."""
+    """The model that clients use, and its limits."""
 
     trained: Trained
     name: str
-    longest_answer: int  # most tokens of an answer
-    most_answers: int  # most answers to one request: as many as its engine computes and lets wait
+    longest_answer: int  # largest number of tokens in an answer
+    most_answers: int  # largest number of answers to a request: the engine's slots and its queue
 
     @property
     def context(self) -> int:
@@ -65,14 +65,16 @@ class ServedModel:
 
 
 def _is_stop(value: Any) -> bool:
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or len(given) > STOP_STRINGS:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or len(strings) > STOP_STRINGS:
         return False
-    return all(isinstance(one, str) and 0 < len(one) <= STOP_CHARACTERS for one in given)
+    return all(isinstance(string, str) and 0 < len(string) <= STOP_CHARACTERS for string in strings)
 
 
 STOP = ValueCheck(_is_stop, f"at most {STOP_STRINGS} strings of at most {STOP_CHARACTERS:,} characters")
-TEXTS = ValueCheck(lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value), "texts")
+TEXTS = ValueCheck(
+    lambda value: isinstance(value, list) and all(isinstance(entry, str) for entry in value), "a list of texts"
+)
 
 
 def _is_stream_options(value: Any) -> bool:
@@ -87,7 +89,7 @@ STREAM_OPTIONS = ValueCheck(_is_stream_options, '{"include_usage": true} or {"in
 
 @attrs.frozen(kw_only=True)
 class AnswerOptions:
-    """Parameters of both forms."""
+    """The parameters that text completions and chat completions have in common."""
 
     model: str = attrs.field(validator=text())
     max_tokens: int | None = attrs.field(default=None, validator=optional(integer(1)))
@@ -97,25 +99,26 @@ class AnswerOptions:
     stop: str | list[str] = attrs.field(factory=list, validator=STOP)
     stream: bool = attrs.field(default=False, validator=boolean())
     stream_options: dict[str, bool] = attrs.field(factory=dict, validator=STREAM_OPTIONS)
-    # Of OpenAI's API of responses; "auto": where the context is full, leave out the oldest turns, and say how many.
+    # A parameter of OpenAI's Responses API. "auto": if the context is too short, leave out the oldest turns, and report
+    # their number.
     truncation: str = attrs.field(default="disabled", validator=one_of("disabled", "auto"))
 
 
 @attrs.frozen(kw_only=True)
 class CompletionBody(AnswerOptions):
-    """Body of /v1/completions."""
+    """The body of a request to /v1/completions."""
 
     prompt: Any
-    earlier: list[str] = attrs.field(factory=list, validator=TEXTS)  # before each prompt: texts and their continuations
+    earlier: list[str] = attrs.field(factory=list, validator=TEXTS)  # texts and continuations that precede each prompt
     n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
     echo: bool = attrs.field(default=False, validator=boolean())
-    max_tokens: int = attrs.field(default=16, validator=integer(0))  # as OpenAI's
+    max_tokens: int = attrs.field(default=16, validator=integer(0))  # OpenAI's default
     logprobs: int | None = attrs.field(default=None, validator=optional(integer(0, 20)))
 
 
 @attrs.frozen(kw_only=True)
 class ChatBody(AnswerOptions):
-    """Body of /v1/chat/completions."""
+    """The body of a request to /v1/chat/completions."""
 
     messages: list[Any] = attrs.field(
         validator=ValueCheck(lambda value: isinstance(value, list) and value != [], "a list of messages")
@@ -127,50 +130,52 @@ class ChatBody(AnswerOptions):
 
 @attrs.frozen(kw_only=True)
 class AnswerRequest:
-    """One answer to one prompt. A request of several prompts, or with n above 1, has several."""
+    """A request for one answer. A client's request with several prompts, or with n above 1, has several answers."""
 
     prompt: list[int]
-    is_first: bool = True  # of the answers to this prompt, whose tokens are counted once
-    left_out: int | None = None  # of the oldest turns, if truncation is asked for
-    echo: list[int] | None = None  # tokens of the prompt that the answer begins with; of an empty text none
-    count: int  # most tokens; 0 only with echo
+    is_first: bool = True  # True for one of the answers to a prompt, so that the prompt's tokens are counted once
+    left_out: int | None = None  # number of oldest turns that were left out; None: truncation is disabled
+    echo: list[int] | None = None  # tokens of the prompt, with which the answer begins; [] for an empty text
+    count: int  # largest number of new tokens; 0 only with echo
     sampling: Sampling
     stop: tuple[str, ...]
-    alternatives: int | None  # of each token, with probabilities; None: no probabilities
+    alternatives: int | None  # number of likeliest tokens to report at each position; None: no probabilities
     stream: bool
     include_usage: bool
     is_chat: bool
-    repeatable: bool  # has a seed: nothing is reused or computed together, so that other requests change no bit
+    repeatable: bool  # True if there is a seed: no cache or batch is shared, so other requests cannot change any bit
 
     @property
     def scores_prompt(self) -> bool:
-        """True if the answer states the probabilities of the prompt's tokens as well."""
+        """True if the answer also reports the probabilities of the prompt's tokens."""
         return bool(self.echo) and self.alternatives is not None
 
 
 def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[AnswerRequest]:
-    """Return the answers that a body asks for, in the order of their indices. Raises ApiError."""
+    """Return the answers that a client's request asks for, in the order of their indices. Raises ApiError."""
     try:
         body = {key: value for key, value in parse_json(content).items() if value is not None}
         neutral = NEUTRAL | (NEUTRAL_OF_CHAT if chat else {})
         for key, check in (IGNORED | neutral).items():
             if key in body and not check.holds(value := body.pop(key)):
-                unsupported = "not supported here; " if key in neutral else ""
-                problem = f"{key}: {unsupported}got {quoted(value)}, wanted {check.wanted}, or leave it out"
+                unsupported = "not supported by this server; " if key in neutral else ""
+                problem = (
+                    f"{key}: {unsupported}got {quoted(value)}, wanted {check.accepted_values}; you may leave it out"
+                )
                 raise ApiError(400, problem, param=key, code="unsupported_parameter" if key in neutral else None)
-        wanted = checked(ChatBody, body) if chat else checked(CompletionBody, body)
-        if wanted.model != served.name:
-            problem = f"the model {quoted(wanted.model)} does not exist; this server has '{served.name}'"
+        parsed = checked(ChatBody, body) if chat else checked(CompletionBody, body)
+        if parsed.model != served.name:
+            problem = f"the model {quoted(parsed.model)} does not exist; this server has '{served.name}'"
             raise ApiError(404, problem, param="model", code="model_not_found")
-        return _chat_answers(wanted, served) if isinstance(wanted, ChatBody) else _text_answers(wanted, served)
+        return _chat_answers(parsed, served) if isinstance(parsed, ChatBody) else _text_answers(parsed, served)
     except (ValueError, BadInput) as error:
         param = error.problem.key if isinstance(error, InvalidValue) else ""
         raise ApiError(400, str(error), param=param or None) from error
 
 
 @contextmanager
-def _about(param: str) -> Iterator[None]:
-    """Raise errors of a parameter's content, which do not name the parameter, as errors of it."""
+def _naming_parameter(param: str) -> Iterator[None]:
+    """Add the parameter's name to errors about its content that do not name it."""
     try:
         yield
     except InvalidValue:
@@ -179,126 +184,141 @@ def _about(param: str) -> Iterator[None]:
         raise InvalidValue(Problem(key=param, text=str(error))) from error
 
 
-def _chat_answers(wanted: ChatBody, served: ServedModel) -> list[AnswerRequest]:
-    if wanted.top_logprobs and not wanted.logprobs:
+def _chat_answers(body: ChatBody, served: ServedModel) -> list[AnswerRequest]:
+    """Return the answer to a conversation."""
+    if body.top_logprobs and not body.logprobs:
         raise InvalidValue(Problem(key="top_logprobs", found="a number", expected="logprobs to be true as well"))
-    left_out, prompt = _chat_prompt(wanted, served)
-    return [attrs.evolve(_answer_request(wanted, served, prompt, None), left_out=left_out)]
+    left_out, prompt = _chat_prompt(body, served)
+    return [attrs.evolve(_answer_request(body, served, prompt, None), left_out=left_out)]
 
 
-def _text_answers(wanted: CompletionBody, served: ServedModel) -> list[AnswerRequest]:
-    """Return the answers to each prompt, one prompt after the other."""
-    if not wanted.max_tokens and not wanted.echo:
+def _text_answers(body: CompletionBody, served: ServedModel) -> list[AnswerRequest]:
+    """Return the answers to all prompts, in the order of the prompts."""
+    if not body.max_tokens and not body.echo:
         expected = "at least 1, or echo to be true"
         raise InvalidValue(Problem(key="max_tokens", found="0", expected=expected, cause="the answer would be empty"))
-    prompts = _prompts_of(wanted)
-    if (answers := len(prompts) * wanted.n) > served.most_answers:
-        problem = f"prompt: {len(prompts):,} prompts with n = {wanted.n} are {answers:,} answers"
-        most = f"this server draws at most {served.most_answers:,} for one request, by its options --slots and --queue"
-        raise InvalidValue(Problem(key="prompt", text=problem, advice=most))
+    prompts = _prompts_of(body)
+    if (answers := len(prompts) * body.n) > served.most_answers:
+        problem = f"prompt: {len(prompts):,} prompts with n = {body.n} are {answers:,} answers"
+        limit = (
+            f"this server allows at most {served.most_answers:,} answers per request, because of its options --slots "
+            "and --queue"
+        )
+        raise InvalidValue(Problem(key="prompt", text=problem, advice=limit))
     requests: list[AnswerRequest] = []
-    for where, given in prompts.items():
-        if wanted.echo and wanted.logprobs is not None:
-            _check_scored(where, given, served)
-        left_out, prompt = _plain_prompt(where, given, wanted, served)
-        first = attrs.evolve(_answer_request(wanted, served, prompt, where), left_out=left_out)
-        if wanted.echo:
-            first = attrs.evolve(first, echo=prompt if given or wanted.earlier else [])
-        for place in range(wanted.n):
-            sampling = attrs.evolve(first.sampling, seed=_seed(wanted, place))
-            requests.append(attrs.evolve(first, is_first=place == 0, sampling=sampling))
+    for where, content in prompts.items():
+        if body.echo and body.logprobs is not None:
+            _check_scored(where, content, served)
+        left_out, prompt = _plain_prompt(where, content, body, served)
+        first = attrs.evolve(_answer_request(body, served, prompt, where), left_out=left_out)
+        if body.echo:
+            first = attrs.evolve(first, echo=prompt if content or body.earlier else [])
+        for index in range(body.n):
+            sampling = attrs.evolve(first.sampling, seed=_seed(body, index))
+            requests.append(attrs.evolve(first, is_first=index == 0, sampling=sampling))
     return requests
 
 
 def _answer_request(
-    wanted: ChatBody | CompletionBody, served: ServedModel, prompt: list[int], where: str | None
+    body: ChatBody | CompletionBody, served: ServedModel, prompt: list[int], where: str | None
 ) -> AnswerRequest:
-    """Return the first answer to a prompt, without echo. `where`: the prompt's name; None: a chat. Raises ApiError."""
-    count = _longest_answer(wanted, served)
+    """Return the request for the first answer to a prompt, without echo. Raises ApiError.
+
+    `where`: the name of the prompt in error messages; None: the prompt is a conversation.
+    """
+    count = _longest_answer(body, served)
     if len(prompt) + min(count, 1) > served.context:
-        has = "the prompt has" if where in (None, "prompt") else f"{where}: the prompt has"
-        both = "prompt and answer together have" if count else "the context has"
-        problem = f"{has} {len(prompt):,} tokens; {both} at most {served.context:,} tokens"
+        subject = "the prompt has" if where in (None, "prompt") else f"{where}: the prompt has"
+        limit = "prompt and answer together may have" if count else "the context has"
+        problem = f"{subject} {len(prompt):,} tokens; {limit} at most {served.context:,} tokens"
         raise _too_long(problem, where and "prompt")
-    if wanted.stream_options and not wanted.stream:
-        found, expected = "it without a stream", "stream to be true as well"
+    if body.stream_options and not body.stream:
+        found, expected = "this option without a stream", "stream to be true as well"
         raise InvalidValue(Problem(key="stream_options", found=found, expected=expected))
-    if isinstance(wanted, ChatBody):
-        alternatives = wanted.top_logprobs if wanted.logprobs else None
-    else:
-        alternatives = wanted.logprobs
-    temperature = wanted.temperature if wanted.temperature >= LEAST_TEMPERATURE else 0.0  # its limit; fp32 ends there
+    alternatives = (body.top_logprobs if body.logprobs else None) if isinstance(body, ChatBody) else body.logprobs
+    # A smaller temperature would exceed the range of fp32; its limit is greedy sampling.
+    temperature = body.temperature if body.temperature >= LEAST_TEMPERATURE else 0.0
     return AnswerRequest(
         prompt=prompt,
         count=min(count, served.context - len(prompt)),
-        sampling=Sampling(temperature=temperature, top_p=wanted.top_p, seed=_seed(wanted, 0)),
-        stop=(wanted.stop,) if isinstance(wanted.stop, str) else tuple(wanted.stop),
+        sampling=Sampling(temperature=temperature, top_p=body.top_p, seed=_seed(body, 0)),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         alternatives=alternatives,
-        stream=wanted.stream,
-        include_usage=bool(wanted.stream_options.get("include_usage")),
-        is_chat=isinstance(wanted, ChatBody),
-        repeatable=wanted.seed is not None,
+        stream=body.stream,
+        include_usage=bool(body.stream_options.get("include_usage")),
+        is_chat=isinstance(body, ChatBody),
+        repeatable=body.seed is not None,
     )
 
 
-def _longest_answer(wanted: ChatBody | CompletionBody, served: ServedModel) -> int:
-    """Return the most tokens that an answer may have, if the context has room for them."""
-    given = wanted.max_tokens
-    if isinstance(wanted, ChatBody) and wanted.max_completion_tokens is not None:
-        if given not in (None, wanted.max_completion_tokens):
-            found = f"{given} and max_completion_tokens {wanted.max_completion_tokens}"
-            raise InvalidValue(Problem(key="max_tokens", found=found, expected="one of them"))
-        given = wanted.max_completion_tokens
-    return served.longest_answer if given is None else min(given, served.longest_answer)
+def _longest_answer(body: ChatBody | CompletionBody, served: ServedModel) -> int:
+    """Return the largest number of tokens that an answer may have, if the context has room for them."""
+    limit = body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        if limit not in (None, body.max_completion_tokens):
+            found = f"{limit} and max_completion_tokens {body.max_completion_tokens}"
+            raise InvalidValue(Problem(key="max_tokens", found=found, expected="only one of them"))
+        limit = body.max_completion_tokens
+    return served.longest_answer if limit is None else min(limit, served.longest_answer)
 
 
 def _too_long(problem: str, param: str | None) -> ApiError:
     return ApiError(400, problem, param=param, code="context_length_exceeded")
 
 
-def _seed(wanted: AnswerOptions, place: int) -> int:
-    """Return the seed of an answer. `place`: among the answers to its prompt; prompts do not change each other's."""
-    return secrets.randbits(53) if wanted.seed is None else wanted.seed + place
+def _seed(body: AnswerOptions, index: int) -> int:
+    """Return the seed of an answer. `index`: its index among the answers to its prompt.
+
+    The seed does not depend on the other prompts of the request.
+    """
+    return secrets.randbits(53) if body.seed is None else body.seed + index
 
 
-def _prompts_of(wanted: CompletionBody) -> dict[str, Any]:
-    """Return the prompts of a request, by their names in errors: a text or token ids, or a list of these."""
-    given = wanted.prompt
-    if isinstance(given, list) and given and not all(type(one) is int for one in given):
-        return {f"prompt[{number}]": one for number, one in enumerate(given)}
-    return {"prompt": given}
+def _prompts_of(body: CompletionBody) -> dict[str, Any]:
+    """Return the prompts of a request by their names in error messages.
+
+    A request has a single prompt, which is a text or a list of token ids, or a list of prompts.
+    """
+    prompt = body.prompt
+    if isinstance(prompt, list) and prompt and not all(type(entry) is int for entry in prompt):
+        return {f"prompt[{number}]": entry for number, entry in enumerate(prompt)}
+    return {"prompt": prompt}
 
 
-def _plain_prompt(where: str, given: Any, wanted: CompletionBody, served: ServedModel) -> tuple[int | None, list[int]]:
-    """Return how many of the earlier texts are left out, None if all have to fit, and the ids of a prompt."""
-    if isinstance(given, str):
-        texts = [*wanted.earlier, given]
-        with _about("prompt"):
+def _plain_prompt(where: str, content: Any, body: CompletionBody, served: ServedModel) -> tuple[int | None, list[int]]:
+    """Return how many of the earlier texts are left out, or None if none may be, and the ids of the prompt.
+
+    `content`: the prompt in the request, a text or a list of token ids.
+    """
+    if isinstance(content, str):
+        texts = [*body.earlier, content]
+        with _naming_parameter("prompt"):
             for text in texts:
                 check_text(text, where)
         turns = [Message((USER, ASSISTANT)[number % 2], text) for number, text in enumerate(texts)]
         return _prompt_of(
-            [], turns, lambda turns: served.trained.encode("".join(said for _, said in turns)), wanted, served
+            [], turns, lambda turns: served.trained.encode("".join(text for _, text in turns)), body, served
         )
-    if wanted.earlier:
+    if body.earlier:
         raise InvalidValue(Problem(key="earlier", found="texts before token ids", expected=f"{where} to be a string"))
     ids = integer(0, served.trained.network.config.vocab_size - 1)
-    if isinstance(given, list) and given and all(map(ids.holds, given)):
-        return None, given
-    problem = f"{where}: got {quoted(given)}, wanted a string, or a list of token ids, each {ids.wanted}"
+    if isinstance(content, list) and content and all(map(ids.holds, content)):
+        return None, content
+    problem = f"{where}: got {quoted(content)}, wanted a string, or a list of token ids, each {ids.accepted_values}"
     advice = "" if where != "prompt" else "or a list of such prompts"
     raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 
 
-def _check_scored(where: str, given: Any, served: ServedModel) -> None:
-    """Refuse a text that is scored and spells a special token: its client would count one token, and here are several.
+def _check_scored(where: str, content: Any, served: ServedModel) -> None:
+    """Refuse a text with the name of a special token if its tokens are scored.
 
-    lm-evaluation-harness does so with tokenized_requests=False.
+    The client would expect one token there, but in a text, the name is several ordinary tokens. lm-evaluation-harness
+    sends such texts with tokenized_requests=False.
     """
     special = served.trained.tokenizer.special_tokens
-    if isinstance(given, str) and (name := next((name for name in special if name in given), None)):
-        problem = f"{where}: got {quoted(name)} in a text whose tokens are scored; in a text it is ordinary characters"
-        advice = f"send token ids instead, with {special[name]} for it"
+    if isinstance(content, str) and (name := next((name for name in special if name in content), None)):
+        problem = f"{where}: got {quoted(name)} in a text whose tokens are scored, but in a text, it is ordinary text"
+        advice = f"send token ids instead, with {special[name]} for this token"
         raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 
 
@@ -306,39 +326,41 @@ def _prompt_of(
     system: list[Message],
     turns: list[Message],
     encode: Callable[[list[Message]], list[int]],
-    wanted: ChatBody | CompletionBody,
+    body: ChatBody | CompletionBody,
     served: ServedModel,
 ) -> tuple[int | None, list[int]]:
-    """Return how many of the oldest turns are left out, None if all have to fit, and the ids of the prompt."""
-    if wanted.truncation == "disabled":
+    """Return how many of the oldest turns are left out, or None if none may be, and the ids of the prompt."""
+    if body.truncation == "disabled":
         return None, encode([*system, *turns])
     try:
-        return latest_turns(system, turns, encode, served.context, _longest_answer(wanted, served))
+        return latest_turns(system, turns, encode, served.context, _longest_answer(body, served))
     except TooLong as error:
-        raise _too_long(str(error), "messages" if isinstance(wanted, ChatBody) else "prompt") from error
+        raise _too_long(str(error), "messages" if isinstance(body, ChatBody) else "prompt") from error
 
 
-def _chat_prompt(wanted: ChatBody, served: ServedModel) -> tuple[int | None, list[int]]:
+def _chat_prompt(body: ChatBody, served: ServedModel) -> tuple[int | None, list[int]]:
+    """Return how many of the oldest turns are left out, or None if none may be, and the ids of a conversation."""
     trained = served.trained
     if trained.template is None:
-        problem = "messages: the model has no conversation template: it continues text"
+        problem = "messages: the model has no conversation template, so it only continues text"
         raise InvalidValue(Problem(key="messages", text=problem, advice="use /v1/completions"))
-    if (count := len(wanted.messages)) > served.context:  # of at least a token each
-        expected = f"at most {served.context:,}, as the context has tokens"
+    if (count := len(body.messages)) > served.context:  # a message has at least one token
+        expected = f"at most {served.context:,}, because the context has that number of tokens"
         raise InvalidValue(Problem(key="messages", found=f"{count:,}", expected=expected))
-    with _about("messages"):
-        messages = [_message(f"messages[{number}]", given) for number, given in enumerate(wanted.messages)]
+    with _naming_parameter("messages"):
+        messages = [_message(f"messages[{number}]", content) for number, content in enumerate(body.messages)]
         system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
-        return _prompt_of(system, messages[len(system) :], trained.ask, wanted, served)
+        return _prompt_of(system, messages[len(system) :], trained.ask, body, served)
 
 
-def _message(where: str, given: Any) -> Message:
-    """Return a message of a request. Raises ValueError for a field that would be dropped, and BadInput."""
+def _message(where: str, content: Any) -> Message:
+    """Return a message of a request. Raises BadInput, and ValueError for a field that would otherwise be ignored."""
     try:
-        message, unread = read_message(given, where)
+        message, unread = read_message(content, where)
     except ValueError as error:
-        raise ValueError(error.args[-1]) from error  # without the kind of the problem, by which documents are counted
+        # The other arguments are the kind of the problem, by which prepare_data.py counts documents.
+        raise ValueError(error.args[-1]) from error
     if unread:
-        raise ValueError(f"{where}: got {quoted(unread[0])}, wanted role and content alone; leave it out")
+        raise ValueError(f"{where}: got {quoted(unread[0])}, wanted only role and content; leave it out")
     check_text(message.content, where)
     return message

@@ -1,36 +1,36 @@
 "use strict";
-const at = (id) => document.getElementById(id);
-const facts = at("facts").dataset, isChat = facts.chat === "1", bounds = facts.bounds.split(" ").map(Number);
-const talk = at("talk"), message = at("message");
-let history = [];       // messages of the conversation; of a base model the one text so far
-let running = null;     // AbortController of the answer that comes
-let forgets = false;    // the oldest turns did not fit the context any more, and are no longer sent
+const byId = (id) => document.getElementById(id);
+const facts = byId("facts").dataset, isChat = facts.chat === "1", bounds = facts.bounds.split(" ").map(Number);
+const talk = byId("talk"), message = byId("message");
+let history = [];       // messages of the conversation; with a base model, prompts and continuations in turn
+let running = null;     // AbortController of the answer that is being generated
+let forgets = false;    // true if the oldest turns no longer fit the context, so that they are not sent
 
 document.body.classList.toggle("plain", !isChat);
 
 function add(parent, name, className, text = "") {
   const element = document.createElement(name);
   element.className = className;
-  element.textContent = text;   // never HTML: the text is the model's
+  element.textContent = text;   // never innerHTML, because the text comes from the model
   parent.append(element);
   return element;
 }
 
-function noted(text) {
+function addNote(text) {
   const line = add(talk, "p", "said note", text);
   line.setAttribute("role", "note");
   return line;
 }
 
-// A chunk's tokens in one form: bytes, probability, alternatives.
+// Return a chunk's tokens, from either form of the API, with text, bytes, nats and alternatives.
 function tokensOf(choice) {
   const scores = choice.logprobs;
   if (!scores) return [];
   if (scores.content)
-    return scores.content.map((one) => ({text: one.token, bytes: one.bytes, nats: -one.logprob,
-      others: one.top_logprobs.map((other) => [other.token, other.logprob])}));
+    return scores.content.map((token) => ({text: token.token, bytes: token.bytes, nats: -token.logprob,
+      alternatives: token.top_logprobs.map((alternative) => [alternative.token, alternative.logprob])}));
   return scores.tokens.map((text, number) => ({text, bytes: null, nats: -scores.token_logprobs[number],
-    others: Object.entries(scores.top_logprobs[number]).sort((one, other) => other[1] - one[1])}));
+    alternatives: Object.entries(scores.top_logprobs[number]).sort((first, second) => second[1] - first[1])}));
 }
 
 function percent(logprob) {
@@ -38,32 +38,32 @@ function percent(logprob) {
   return (share >= 1 ? share.toFixed(1) : share >= 1e-3 ? share.toFixed(3) : share.toExponential(1)) + " %";
 }
 
-function about(tokens) {
-  return tokens.map((one) => `${JSON.stringify(one.text)}  ${percent(-one.nats)}, ${one.nats.toFixed(2)} nats` +
-    one.others.map(([text, logprob]) => `\n${percent(logprob).padStart(9)}  ${JSON.stringify(text)}`).join("")).join("\n");
+function describeTokens(tokens) {
+  return tokens.map((token) => `${JSON.stringify(token.text)}  ${percent(-token.nats)}, ${token.nats.toFixed(2)} nats` +
+    token.alternatives.map(([text, logprob]) => `\n${percent(logprob).padStart(9)}  ${JSON.stringify(text)}`).join("")).join("\n");
 }
 
-// A cell of the heat map for each token; tokens that are no whole characters, or were cut, share one.
+// Add a cell of the heat map for each token. If tokens are not complete characters or were cut, they share a cell.
 function show(parent, text, tokens) {
-  const whole = tokens.map((one) => one.text).join("") === text && !tokens.some((one) => one.text.includes("\ufffd"));
-  for (const group of whole ? tokens.map((one) => [one]) : [tokens]) {
-    const cell = add(parent, "span", "", whole ? group[0].text : text);
+  const complete = tokens.map((token) => token.text).join("") === text && !tokens.some((token) => token.text.includes("\ufffd"));
+  for (const group of complete ? tokens.map((token) => [token]) : [tokens]) {
+    const cell = add(parent, "span", "", complete ? group[0].text : text);
     if (!group.length) continue;
-    const nats = group.reduce((sum, one) => sum + one.nats, 0);
+    const nats = group.reduce((sum, token) => sum + token.nats, 0);
     cell.className = "p" + bounds.filter((bound) => nats >= bound).length;
-    cell.dataset.t = about(group);
+    cell.dataset.t = describeTokens(group);
     cell.tabIndex = -1;
   }
 }
 
-function place(event) {   // the words under the pointer stay inside the page
+function placeTooltip(event) {   // keep the text about a token inside the page
   if (!event.target.dataset.t) return;
   const box = event.target.getBoundingClientRect(), inside = talk.getBoundingClientRect();
   event.target.classList.toggle("late", box.left > inside.left + inside.width / 2);
   event.target.classList.toggle("low", box.top > inside.top + inside.height / 2);
 }
-talk.addEventListener("pointerover", place);
-talk.addEventListener("focusin", place);
+talk.addEventListener("pointerover", placeTooltip);
+talk.addEventListener("focusin", placeTooltip);
 
 function headers() {
   const key = sessionStorage.getItem("key");
@@ -87,36 +87,36 @@ async function ask(body, signal) {
   const path = isChat ? "/v1/chat/completions" : "/v1/completions";
   const response = await fetch(path, {method: "POST", headers: headers(), body: JSON.stringify(body), signal});
   if (response.ok) return response;
-  if (response.status === 401) { sessionStorage.removeItem("key"); at("key").hidden = false; at("key-text").focus(); }
+  if (response.status === 401) { sessionStorage.removeItem("key"); byId("key").hidden = false; byId("key-text").focus(); }
   const problem = await response.json().catch(() => null);
   throw new Error(problem?.error?.message ?? `the server answered ${response.status}`);
 }
 
-function wanted() {
-  const common = {model: facts.model, stream: true, temperature: Number(at("temperature").value),
-    top_p: Number(at("top-p").value), max_tokens: Number(at("longest").value) || undefined, truncation: "auto"};
+function requestBody() {
+  const common = {model: facts.model, stream: true, temperature: Number(byId("temperature").value),
+    top_p: Number(byId("top-p").value), max_tokens: Number(byId("longest").value) || undefined, truncation: "auto"};
   if (!isChat) return {...common, earlier: history.slice(0, -1), prompt: history.at(-1), logprobs: 5};
-  const system = at("system").value.trim();
+  const system = byId("system").value.trim();
   const messages = [...(system ? [{role: "system", content: system}] : []), ...history];
   return {...common, messages, logprobs: true, top_logprobs: 5};
 }
 
 async function answer() {
-  const said = add(talk, "div", "said waiting"), text = add(said, "div", "text"), begun = performance.now();
-  const asking = history;   // another list once the conversation is forgotten
+  const turn = add(talk, "div", "said waiting"), text = add(turn, "div", "text"), startedAt = performance.now();
+  const conversation = history;   // the list is replaced when the user begins a new chat
   if (!isChat) add(text, "span", "prompt", history.at(-1));
-  let got = "", count = 0, finish = null, problem = null, first = begun;
+  let received = "", count = 0, finish = null, problem = null, first = startedAt;
   running = new AbortController();
-  at("stop").hidden = !(at("send").hidden = true);
+  byId("stop").hidden = !(byId("send").hidden = true);
   try {
-    for await (const chunk of events(await ask(wanted(), running.signal))) {
+    for await (const chunk of events(await ask(requestBody(), running.signal))) {
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices[0], part = choice.delta?.content ?? choice.text ?? "", tokens = tokensOf(choice);
       const follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
       if (!count) first = performance.now();
-      if (chunk.left_out) forget_oldest(said, asking, chunk.left_out);
+      if (chunk.left_out) forgetOldest(turn, conversation, chunk.left_out);
       if (part) show(text, part, tokens);
-      [got, count, finish] = [got + part, count + tokens.length, choice.finish_reason];
+      [received, count, finish] = [received + part, count + tokens.length, choice.finish_reason];
       if (follows) talk.scrollTop = talk.scrollHeight;
     }
   } catch (error) {
@@ -124,45 +124,45 @@ async function answer() {
     finish = "stopped";
   }
   running = null;
-  said.classList.remove("waiting");
-  at("send").hidden = !(at("stop").hidden = true);
+  turn.classList.remove("waiting");
+  byId("send").hidden = !(byId("stop").hidden = true);
   const seconds = (performance.now() - first) / 1000, speed = count > 1 ? `, ${((count - 1) / seconds).toFixed(0)} tokens/s` : "";
-  const ends = {length: ", ended at its longest", stopped: ", stopped"}[finish] ?? "";
-  if (count || !problem) add(said, "p", "about", `${count} tokens${speed}${ends}`);
-  if (problem) add(said, "p", "error", problem).setAttribute("role", "alert");
-  if (history !== asking) return;
-  if (got || finish !== "stopped") return history.push(isChat ? {role: "assistant", content: got} : got);
-  const asked = history.pop();   // nothing came: it may be sent again
-  message.value ||= isChat ? asked.content : asked;
+  const ends = {length: ", reached the length limit", stopped: ", stopped"}[finish] ?? "";
+  if (count || !problem) add(turn, "p", "about", `${count} tokens${speed}${ends}`);
+  if (problem) add(turn, "p", "error", problem).setAttribute("role", "alert");
+  if (history !== conversation) return;
+  if (received || finish !== "stopped") return history.push(isChat ? {role: "assistant", content: received} : received);
+  const unanswered = history.pop();   // no text arrived, so the message returns to the input to be sent again
+  message.value ||= isChat ? unanswered.content : unanswered;
   return resize();
 }
 
-// The model no longer sees the oldest turns, as in `evaluate.py chat`: they stay on the page.
-function forget_oldest(said, asking, count) {
-  asking.splice(0, count);
-  if (!forgets && history === asking) said.before(noted(facts.forgotten));
-  forgets ||= history === asking;
+// Note that the model no longer sees the oldest turns, as in `evaluate.py chat`. They stay on the page.
+function forgetOldest(turn, conversation, count) {
+  conversation.splice(0, count);
+  if (!forgets && history === conversation) turn.before(addNote(facts.forgotten));
+  forgets ||= history === conversation;
 }
 
 async function send(event) {
   event.preventDefault();
   const text = isChat ? message.value.trim() : message.value;
   if (running || (!text && (isChat || !history.length))) return;
-  at("empty").hidden = true;
+  byId("empty").hidden = true;
   message.value = "";
   resize();
   if (isChat) add(add(talk, "div", "said user"), "p", "", text);
   history.push(isChat ? {role: "user", content: text} : text);
   talk.scrollTop = talk.scrollHeight;
-  const asking = answer();
+  const answered = answer();
   talk.scrollTop = talk.scrollHeight;
-  await asking;
+  await answered;
   talk.scrollTop = talk.scrollHeight;
   message.focus();
 }
 
 function resize() {
-  message.style.height = "";   // of one line
+  message.style.height = "";   // the height of one line
   message.style.height = Math.max(message.offsetHeight, message.scrollHeight + 2) + "px";
 }
 
@@ -170,32 +170,32 @@ function forget() {
   running?.abort();
   history = [];
   forgets = false;
-  for (const said of talk.querySelectorAll(".said")) said.remove();
-  at("empty").hidden = false;
+  for (const turn of talk.querySelectorAll(".said")) turn.remove();
+  byId("empty").hidden = false;
   message.focus();
 }
 
-at("composer").addEventListener("submit", send);
-at("stop").addEventListener("click", () => running?.abort());
-at("new").addEventListener("click", forget);
+byId("composer").addEventListener("submit", send);
+byId("stop").addEventListener("click", () => running?.abort());
+byId("new").addEventListener("click", forget);
 message.addEventListener("input", resize);
 message.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   if (event.key === "Escape") running?.abort();
 });
-at("colours").addEventListener("change", (event) => talk.classList.toggle("heat", event.target.checked));
-at("options-button").addEventListener("click", (event) => {
-  at("options").hidden = !at("options").hidden;
-  event.target.setAttribute("aria-expanded", String(!at("options").hidden));
+byId("colours").addEventListener("change", (event) => talk.classList.toggle("heat", event.target.checked));
+byId("options-button").addEventListener("click", (event) => {
+  byId("options").hidden = !byId("options").hidden;
+  event.target.setAttribute("aria-expanded", String(!byId("options").hidden));
 });
 for (const slider of document.querySelectorAll("[type=range]"))
   slider.addEventListener("input", () => { slider.previousElementSibling.value = slider.value; });
-at("options").addEventListener("submit", (event) => event.preventDefault());
-at("key").addEventListener("submit", (event) => {
+byId("options").addEventListener("submit", (event) => event.preventDefault());
+byId("key").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("key", at("key-text").value);
-  at("key-text").value = "";
-  at("key").hidden = true;
+  sessionStorage.setItem("key", byId("key-text").value);
+  byId("key-text").value = "";
+  byId("key").hidden = true;
   message.focus();
 });
-fetch("/v1/models", {headers: headers()}).then((response) => { at("key").hidden = response.status !== 401; });
+fetch("/v1/models", {headers: headers()}).then((response) => { byId("key").hidden = response.status !== 401; });

@@ -1,4 +1,4 @@
-"""Engine: one thread that owns the network and draws a token of each active answer, in one forward pass."""
+"""The engine: one thread that owns the network and generates a token of every active answer in each forward pass."""
 
 import threading
 import time
@@ -9,93 +9,107 @@ from contextlib import contextmanager
 import torch
 
 from common.errors import refusing
-from evaluation.serve.answer import DrawnAnswer
+from evaluation.serve.answer import ServedAnswer
 from evaluation.serve.api_request import ApiError
 from evaluation.shared.load import Trained
 from model.generate import Prefix, advance
 
-CHUNK = 128  # tokens of a prompt that are computed before the others' next token
-GRACE_SECONDS = 3.0  # for active answers, once the server stops
+CHUNK = 128  # tokens of a prompt that are computed before the next token of the other answers
+GRACE_SECONDS = 3.0  # time that active answers get to finish when the server stops
 
 
 class Engine:
-    """Slots for active answers, each taken by the prompt most like its last text, and the queue behind them."""
+    """The slots of active answers, and a queue of answers that wait for one.
+
+    A free slot keeps the cache of its last text. A prompt gets the slot whose text has the most in common with it.
+    """
 
     def __init__(self, trained: Trained, slots: int, waiting: int):
+        """Start the thread. `slots`: largest number of active answers. `waiting`: largest number in the queue."""
         self.trained, self.slots, self.waiting = trained, slots, waiting
         self._changed = threading.Condition()
-        self._queue: deque[DrawnAnswer] = deque()
-        self._open: list[DrawnAnswer] = []  # slow readers of complete ones included
-        self._active: list[DrawnAnswer] = []
+        self._queue: deque[ServedAnswer] = deque()
+        self._open: list[ServedAnswer] = []  # answers that are not closed, including complete ones with slow readers
+        self._active: list[ServedAnswer] = []
         self._idle: list[Prefix] = []
-        self._end: float | None = None  # time of the end, once it stops
+        self._end: float | None = None  # when active answers will be ended; None: the server is not stopping
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def submit(self, answers: list[DrawnAnswer]) -> None:
-        """Queue all answers of a request, or none. Raises ApiError where the queue is full, or the server stops."""
+    def submit(self, answers: list[ServedAnswer]) -> None:
+        """Queue all answers of a request. Raises ApiError if the queue is too full or the server is stopping.
+
+        In this case, none of the answers is queued.
+        """
         with self._changed:
             if self._end is not None:
-                raise stopping()
-            self._open = [one for one in self._open if not one.closed]
+                raise shutdown_error()
+            self._open = [answer for answer in self._open if not answer.closed]
             if len(self._open) + len(answers) > self.slots + self.waiting:
-                problem = f"{len(self._open)} answers are being drawn or wait; try again later"
+                problem = f"the server is busy with {len(self._open)} answers; try again later"
                 raise ApiError(429, problem, code="rate_limit_exceeded")
             self._open += answers
             self._queue += answers
             self._changed.notify()
 
     def stop(self) -> None:
-        """Refuse new and waiting answers; end active ones within GRACE_SECONDS, and the thread after them."""
+        """Refuse new and waiting answers, and end the thread when the active answers end, within GRACE_SECONDS."""
         with self._changed:
             self._end = self._end or time.monotonic() + GRACE_SECONDS
             self._changed.notify()
 
     @torch.inference_mode()
     def _run(self) -> None:
+        """Generate answers until the engine is stopped."""
         while self._admit():
             now = time.monotonic()
             for answer in [*self._active]:
                 if self._end is not None and now > self._end:
-                    self._release(answer, stopping())
+                    self._release(answer, shutdown_error())
                 elif answer.closed or now > answer.deadline:
                     problem = "the answer took too long; ask for fewer tokens, or for fewer answers at once"
                     self._release(answer, ApiError(503, problem, code="timeout"))
-            prompts = [one for one in self._active if one.drawing is not None and len(one.drawing.new) > 1]
-            alone = [one for one in self._active if one.request.repeatable or one.scores_prompt or one in prompts]
-            together = [one for one in self._active if one not in alone]
-            for group in [*filter(None, [together]), *([one] for one in alone)]:
+            prompts = [answer for answer in self._active if answer.drawing is not None and len(answer.drawing.new) > 1]
+            alone = [
+                answer
+                for answer in self._active
+                if answer.request.repeatable or answer.scores_prompt or answer in prompts
+            ]
+            together = [answer for answer in self._active if answer not in alone]
+            for group in [*filter(None, [together]), *([answer] for answer in alone)]:
                 self._advance(group)
 
     def _admit(self) -> bool:
-        """Wait for work, and give free slots to those that wait longest; return False at the end."""
+        """Wait for work, and give free slots to the answers that have waited longest. Return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._active or self._end)
             while self._queue and (len(self._active) < self.slots or self._end or self._queue[0].closed):
                 answer = self._queue.popleft()
                 if self._end:
-                    answer.post(stopping())
+                    answer.post(shutdown_error())
                 elif not answer.closed:
                     with self._ending([answer]):
                         self._begin(answer)
             return not (self._end and not self._active)
 
-    def _begin(self, answer: DrawnAnswer) -> None:
+    def _begin(self, answer: ServedAnswer) -> None:
+        """Give an answer a slot: the one whose cache has most of its prompt, or a new one if no cache has any of it."""
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))
-        full = len(self._idle) + len(self._active) >= self.slots
-        fresh = not full and (not self._idle or not self._idle[-1].shared(prompt))
+        is_full = len(self._idle) + len(self._active) >= self.slots
+        is_new = not is_full and (not self._idle or not self._idle[-1].shared(prompt))
         self._active.append(answer)
-        answer.begin(Prefix(self.trained.network) if fresh else self._idle.pop(0 if answer.request.repeatable else -1))
+        # A repeatable answer does not use the cache, so it takes the least useful one.
+        answer.begin(Prefix(self.trained.network) if is_new else self._idle.pop(0 if answer.request.repeatable else -1))
 
-    def _advance(self, group: list[DrawnAnswer]) -> None:
-        """Compute the next token of each answer of a group, or a chunk of the prompt of a single one."""
+    def _advance(self, group: list[ServedAnswer]) -> None:
+        """Compute the next token of each answer in a group, or the next chunk of the prompt of a single answer."""
         with self._ending(group):
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
-            scores_prompt = group[0].scores_prompt  # such an answer is a group of its own
+            scores_prompt = group[0].scores_prompt  # such an answer is the only one in its group
             logits = advance(drawings, most=CHUNK, all_positions=scores_prompt)
             if scores_prompt:
                 group[0].score_prompt(logits)
-            if drawings[0].new:  # the rest of a long prompt, whose answer is a group of its own
+            if drawings[0].new:  # a part of a long prompt remains; its answer is the only one in the group
                 return
             for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):
@@ -106,17 +120,17 @@ class Engine:
                             self._release(answer, None)
 
     @contextmanager
-    def _ending(self, answers: list[DrawnAnswer]) -> Iterator[None]:
-        """End answers by an exception of the block; the others go on."""
+    def _ending(self, answers: list[ServedAnswer]) -> Iterator[None]:
+        """End these answers if the block raises an exception. The other answers continue."""
         try:
-            with refusing(self.trained.place.path):  # logits that are not finite
+            with refusing(self.trained.location.path):  # for example, logits that are not finite
                 yield
-        except Exception as error:  # noqa: BLE001  # too little memory, for one
+        except Exception as error:  # noqa: BLE001  # any error, such as too little memory, must only end these answers
             for answer in answers:
                 self._release(answer, error)
 
-    def _release(self, answer: DrawnAnswer, problem: Exception | None) -> None:
-        """Free an answer's slot; its prefix stays for a prompt that begins alike."""
+    def _release(self, answer: ServedAnswer, problem: Exception | None) -> None:
+        """Free an answer's slot. The cache of its text stays for prompts with the same beginning."""
         if problem is not None:
             answer.post(problem)
         if answer in self._active:
@@ -125,5 +139,5 @@ class Engine:
                 self._idle.append(answer.drawing.prefix)
 
 
-def stopping() -> ApiError:
+def shutdown_error() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down")

@@ -1,4 +1,4 @@
-"""Server of a model: OpenAI's API and a page, on loopback, or with an API key on another address."""
+"""Serve a model through OpenAI's API and a chat page, on loopback, or on another address with an API key."""
 
 import asyncio
 import ipaddress
@@ -24,62 +24,73 @@ from evaluation.serve.engine import GRACE_SECONDS, Engine
 from evaluation.serve.web_app import BODY_SECONDS, web_app
 
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
-KEY_CHARACTERS = 16  # least
+KEY_CHARACTERS = 16  # shortest key
 REQUEST_SECONDS, HEADER_BYTES = ANSWER_SECONDS + 30.0, 1 << 14
-CONNECTIONS = 1024  # that wait to be accepted, and of those that have been
+CONNECTIONS = 1024  # limit of the connections that wait to be accepted, and of those that are open
 
 
 def run(command: ServeCommand) -> None:
-    """Serve until SIGTERM, or SIGINT, which raises KeyboardInterrupt. Raises BadInput for an address without a key."""
+    """Serve until SIGTERM, or until SIGINT, which raises KeyboardInterrupt.
+
+    Raises BadInput for an address that is not loopback if there is no API key.
+    """
     key = read_key(command)
     with listen(command, key) as listener:
         trained = load_for_generation(command)
-        trained.stop_ids  # noqa: B018  # a model without a tokenizer is refused here, not at the first request
+        trained.stop_ids  # noqa: B018  # raises BadInput for a model without a tokenizer now, not at the first request
         longest = command.tokens or trained.network.config.context_length
-        name = trained.place.home.resolve().name.replace("--", "/")
+        name = trained.location.home.resolve().name.replace("--", "/")
         most = command.slots + command.queue
         served = ServedModel(trained=trained, name=name, longest_answer=longest, most_answers=most)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        names = ("localhost", "127.0.0.1", shown) if key is None else ()  # a page whose name was rebound has no key
+        # Without a key, other host names are refused: a page could make its own name point to this machine. Such a page
+        # would not know a key.
+        names = ("localhost", "127.0.0.1", shown) if key is None else ()
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
-        signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises a signal again at its end
-        show(f"{trained.place.title}: {url} is the page, {url}/v1 OpenAI's API; Ctrl-C ends the server")
+        signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises the signal again when it has ended
+        show(f"{trained.location.title}: {url} is the chat page, and {url}/v1 is OpenAI's API; Ctrl-C ends the server")
         server.run([listener])
 
 
 def read_key(command: ServeCommand) -> bytes | None:
-    """Return the API key of a file or the environment. Raises BadInput for a short one."""
-    place, given = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+    """Return the API key from the file or the environment, or None. Raises BadInput for a key that is too short."""
+    source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
     if command.api_key_file is not None:
-        place = str(command.api_key_file)
-        with refusing(f"--api-key-file {place}", kinds=(OSError, ValueError)):
-            given = read_regular(command.api_key_file, 1 << 12).decode("ascii").strip()
-    if given is None:
+        source = str(command.api_key_file)
+        with refusing(f"--api-key-file {source}", kinds=(OSError, ValueError)):
+            key = read_regular(command.api_key_file, 1 << 12).decode("ascii").strip()
+    if key is None:
         return None
-    if len(given) < KEY_CHARACTERS or not given.isascii() or not given.isprintable() or " " in given:
-        wanted = f"an API key of at least {KEY_CHARACTERS} ASCII characters without spaces"
-        raise BadInput(f"{place}: wanted {wanted}; make one: openssl rand -hex 32")
-    return given.encode()
+    if len(key) < KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
+        expected = f"an API key of at least {KEY_CHARACTERS} ASCII characters without spaces"
+        raise BadInput(f"{source}: wanted {expected}; to create one, run openssl rand -hex 32")
+    return key.encode()
 
 
 def listen(command: ServeCommand, key: bytes | None) -> socket.socket:
-    """Return a listening socket. Raises BadInput for an address that is taken, or not loopback and without a key."""
+    """Return a listening socket.
+
+    Raises BadInput if the address is in use, or if it is not loopback and there is no API key.
+    """
     where = f"--host {command.host} --port {command.port}"
-    with refusing(where, "pass another", kinds=(OSError, UnicodeError)):
+    with refusing(where, "pass another host or port", kinds=(OSError, UnicodeError)):
         family, *_, address = socket.getaddrinfo(command.host, command.port, type=socket.SOCK_STREAM)[0]
         if key is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-            raise BadInput(f"--host {command.host}: not loopback: pass an API key: --api-key-file or ${KEY_VARIABLE}")
+            raise BadInput(
+                f"--host {command.host}: this is not a loopback address, so an API key is needed; pass --api-key-file, "
+                f"or set ${KEY_VARIABLE}"
+            )
         return socket.create_server(address, family=family, backlog=CONNECTIONS)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server of an application, whose engine ends with it."""
+    """uvicorn's server, which also stops the engine when it ends."""
 
     def __init__(self, engine: Engine, application: Starlette):
         self.engine = engine
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not each malformed request
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hides the warnings about malformed requests
         config = uvicorn.Config(
             application,
             http=BoundedProtocol,
@@ -96,13 +107,16 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal, at a second SIGINT without waiting."""
+        """Stop after a signal. A second SIGINT stops without waiting for answers."""
         self.engine.stop()
         super().handle_exit(sig, frame)
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline of headers, and of a request with its whole answer: a slow client is dropped."""
+    """HTTP/1.1 with time limits, so that slow clients are disconnected.
+
+    There is a limit for the headers, and one for a complete request with its answer.
+    """
 
     deadline: asyncio.TimerHandle | None = None
 
@@ -113,12 +127,12 @@ class BoundedProtocol(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before:  # the headers of a request are complete
+        if self.cycle is not before:  # the headers of a request are now complete
             self._end_within(REQUEST_SECONDS)
 
     def on_response_complete(self) -> None:
-        self._end_within(BODY_SECONDS)  # uvicorn's keep-alive timeout is shorter, but any byte ends that
-        super().on_response_complete()  # may begin the next request
+        self._end_within(BODY_SECONDS)  # uvicorn's keep-alive timeout is shorter, but a single byte cancels it
+        super().on_response_complete()  # this may begin the next request
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -126,6 +140,7 @@ class BoundedProtocol(H11Protocol):
             self.deadline.cancel()
 
     def _end_within(self, seconds: float) -> None:
+        """Set a new deadline, after which the connection is aborted."""
         if self.deadline is not None:
             self.deadline.cancel()
         self.deadline = self.loop.call_later(seconds, self.transport.abort)

@@ -1,4 +1,7 @@
-"""Web application: OpenAI's API, and a page that uses it; without CORS, so that no other origin can read or ask."""
+"""The web application: OpenAI's API, and a chat page that uses it.
+
+There are no CORS headers, so that pages of other origins cannot use the server.
+"""
 
 import asyncio
 import base64
@@ -19,30 +22,36 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import BadInput
 from common.web_page import HEAT_LEGEND, render
-from evaluation.generation.prompts import forgotten
-from evaluation.serve.answer import AnswerPart, ApiReply, DrawnAnswer, as_event
+from evaluation.generation.prompts import forgotten_note
+from evaluation.serve.answer import AnswerPart, ApiReply, ServedAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
 
-BODY_BYTES = 1 << 20  # most of a request
-BODY_SECONDS = 20.0  # to send it, and before it the headers
+BODY_BYTES = 1 << 20  # size limit of a request's body
+BODY_SECONDS = 20.0  # time limit for the headers, and another one for the body
 CODES = {404: "unknown_url", 405: "method_not_allowed"}
 Queue = asyncio.Queue[tuple[int, AnswerPart | Exception]]
-Parts = AsyncGenerator[tuple[int, AnswerPart], None]  # each with the index of its answer
+Parts = AsyncGenerator[tuple[int, AnswerPart], None]  # parts with the indices of their answers
 
 
 def web_app(served: ServedModel, engine: Engine, key: bytes | None, names: Collection[str]) -> Starlette:
-    """Return the application. `key`: of the API, None: open; `names`: hosts that it answers to; none: all."""
+    """Return the application.
+
+    `key`: the API key; None: the API is open. `names`: the host names to which the server answers; empty: all.
+    """
 
     async def complete(request: Request, *, chat: bool) -> Response:
-        wanted = await asyncio.to_thread(read_request, await read_body(request), served, chat=chat)
+        answer_requests = await asyncio.to_thread(read_request, await read_body(request), served, chat=chat)
         loop, queue = asyncio.get_running_loop(), Queue()
 
         def post(index: int, part: AnswerPart | Exception) -> None:
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # raised if the loop has ended
                 loop.call_soon_threadsafe(queue.put_nowait, (index, part))
 
-        answers = [DrawnAnswer(one, served, partial(post, index)) for index, one in enumerate(wanted)]
+        answers = [
+            ServedAnswer(answer_request, served, partial(post, index))
+            for index, answer_request in enumerate(answer_requests)
+        ]
         engine.submit(answers)
         return await respond(ApiReply(answers, served), parts_of(answers, queue, request))
 
@@ -67,7 +76,7 @@ def web_app(served: ServedModel, engine: Engine, key: bytes | None, names: Colle
 
 
 async def read_body(request: Request) -> bytes:
-    """Return a request's body. Raises ApiError for one that is too large or too slow."""
+    """Return the body of a request. Raises ApiError if it is too large or too slow."""
     content = bytearray()
 
     async def read() -> None:
@@ -79,25 +88,25 @@ async def read_body(request: Request) -> bytes:
     try:
         await asyncio.wait_for(read(), BODY_SECONDS)
     except asyncio.TimeoutError as error:
-        raise ApiError(408, f"the body has not come within {BODY_SECONDS:g} seconds") from error
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:
-        raise ApiError(400, "the client has left") from error  # nobody reads it
+        raise ApiError(400, "the client has disconnected") from error  # no client will receive this error
     return bytes(content)
 
 
-async def parts_of(answers: list[DrawnAnswer], queue: Queue, request: Request) -> Parts:
-    """Yield the parts of a request's answers as they come, while its client is there: one that leaves frees the slots.
+async def parts_of(answers: list[ServedAnswer], queue: Queue, request: Request) -> Parts:
+    """Yield the parts of a request's answers as they arrive.
 
-    An exception of one answer ends all of them.
+    If the client disconnects, the slots become free. An exception in one answer ends all answers.
     """
 
-    async def leave() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         close(answers)
-        queue.put_nowait((0, ConnectionError("the client has left")))
+        queue.put_nowait((0, ConnectionError("the client has disconnected")))
 
-    watch = asyncio.create_task(leave())
+    watch = asyncio.create_task(wait_for_disconnect())
     try:
         unfinished = len(answers)
         while unfinished:
@@ -111,24 +120,26 @@ async def parts_of(answers: list[DrawnAnswer], queue: Queue, request: Request) -
         watch.cancel()
 
 
-def close(answers: list[DrawnAnswer]) -> None:
-    """Free the slots of answers that nobody reads any more."""
+def close(answers: list[ServedAnswer]) -> None:
+    """Free the slots of answers that are no longer read."""
     for answer in answers:
         answer.closed = True
 
 
 async def respond(reply: ApiReply, parts: Parts) -> Response:
+    """Return the response to a request: a stream of events, or a body."""
     try:
-        first = await anext(parts)  # refusals until then have their status
+        first = await anext(parts)  # an error before the first part still determines the status of the response
         if reply.request.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events(reply, first, parts), media_type="text/event-stream", headers=headers)
         return JSONResponse(reply.body([first, *[part async for part in parts]]))
     except ConnectionError:
-        return Response()  # nobody reads it
+        return Response()  # no client will receive it
 
 
 async def events(reply: ApiReply, first: tuple[int, AnswerPart], parts: Parts) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream. An error becomes the last event."""
     async with aclosing(parts):
         try:
             yield as_event(reply.chunk(*first, first=True))
@@ -144,7 +155,7 @@ async def events(reply: ApiReply, first: tuple[int, AnswerPart], parts: Parts) -
 
 
 class OriginGuard:
-    """Middleware: refuses other origins, and requests of the API without its key."""
+    """Middleware that refuses requests from other origins, and requests to the API without its key."""
 
     def __init__(self, app: ASGIApp, key: bytes | None, names: Collection[str]):
         self.app, self.key, self.names = app, key, names
@@ -156,42 +167,44 @@ class OriginGuard:
     def _problem(self, request: Request) -> ApiError | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self.names and re.sub(r":\d+$", "", host) not in self.names:
-            return ApiError(403, f"Host: got another name than {', '.join(self.names)}")
+            return ApiError(403, f"Host: wanted one of the names {', '.join(self.names)}")
         if origin is not None and origin.partition("://")[2] != host:
-            return ApiError(403, "Origin: a page of another origin may not use this server")
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
-        if self.key and request.url.path.startswith("/v1") and not hmac.compare_digest(given, self.key):
+            return ApiError(403, "Origin: pages from other origins may not use this server")
+        request_key = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        if self.key and request.url.path.startswith("/v1") and not hmac.compare_digest(request_key, self.key):
             return ApiError(401, "incorrect API key", code="invalid_api_key")
         return None
 
 
 def page_of(served: ServedModel) -> HTMLResponse:
-    """Return the page, with a policy by which a browser runs no other script and asks no other server."""
+    """Return the chat page, with a policy that makes browsers refuse all other scripts and servers."""
     values = {"model": served.name, "chat": served.trained.template is not None, "legend": HEAT_LEGEND}
-    values["forgotten"] = forgotten(served.context)
+    values["forgotten"] = forgotten_note(served.context)
     longest = min(served.longest_answer, served.context)
     html = render("evaluation/serve/chat_page.html", title=f"{served.name}: chat", longest=longest, **values)
     policy = "default-src 'none'; connect-src 'self'; img-src data:"
     policy += "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     for name in ("style", "script"):
-        found = re.search(f"<{name}>(.*?)</{name}>", html, re.DOTALL)
-        digest = hashlib.sha256(found[1].encode() if found else b"").digest()
+        match = re.search(f"<{name}>(.*?)</{name}>", html, re.DOTALL)
+        digest = hashlib.sha256(match[1].encode() if match else b"").digest()
         policy += f"; {name}-src 'sha256-{base64.b64encode(digest).decode()}'"
     return HTMLResponse(html, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return any error as one of the API; the text of a defect stays in the server's log."""
+    """Return any error as an error of the API. The text of an unexpected error appears only in the server's log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, f"this URL or method: {error.detail}", code=CODES.get(error.status_code))
-    return ApiError(500, str(error) if isinstance(error, BadInput) else "internal error; the server's log has it")
+        problem = f"this URL or method is not available: {error.detail}"
+        return ApiError(error.status_code, problem, code=CODES.get(error.status_code))
+    return ApiError(500, str(error) if isinstance(error, BadInput) else "internal error; see the server's log")
 
 
 async def on_error(_: Request | None, error: Exception) -> JSONResponse:
-    told = api_error(error)
-    headers = {"Retry-After": "1"} if told.status in (429, 503) else {}
-    if told.status in (408, 413):  # the rest of the body is not read
+    """Return the response to a request that ended with an error."""
+    failure = api_error(error)
+    headers = {"Retry-After": "1"} if failure.status in (429, 503) else {}
+    if failure.status in (408, 413):  # the rest of the body is not read
         headers["Connection"] = "close"
-    return JSONResponse(told.body, told.status, headers)
+    return JSONResponse(failure.body, failure.status, headers)

@@ -1,4 +1,4 @@
-"""Conversations with a model of a Hugging Face directory: its chat template, and the ids that end an answer."""
+"""Read from a Hugging Face model directory what a conversation needs: its chat template and its end-of-answer ids."""
 
 from pathlib import Path
 from typing import Any
@@ -16,40 +16,51 @@ GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
 def read_template(directory: Path) -> Template | None:
-    """Return the chat template, with the special tokens that it may name, or None without one. Raises BadInput."""
+    """Return the directory's chat template with the special tokens that it may refer to, or None if it has none.
+
+    A separate template file takes precedence over the key in tokenizer_config.json, as it does in transformers.
+    Raises BadInput.
+    """
     settings, path = _values(directory / SPECIAL) | _values(directory / SETTINGS), directory / CHAT_TEMPLATE
     text = settings.get("chat_template")
-    if isinstance(text, list) and all(isinstance(each, dict) for each in text):  # several by name, as of tools
-        names = [each.get("name") for each in text]
+    # A list holds several named templates, for example a second one for the use of tools.
+    if isinstance(text, list) and all(isinstance(entry, dict) for entry in text):
+        names = [entry.get("name") for entry in text]
         if text and "default" not in names:
-            raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(names)}, wanted one named 'default'")
-        text = next((each.get("template") for each in text if each.get("name") == "default"), None)
+            raise BadInput(
+                f"{directory / SETTINGS}: chat_template: got the names {quoted(names)}, wanted one named 'default'"
+            )
+        text = next((entry.get("template") for entry in text if entry.get("name") == "default"), None)
     if path.is_file():
         with refusing(path, kinds=(OSError, ValueError)):
             separate = read_regular(path, 4 * TEMPLATE_CHARACTERS).decode()
         if isinstance(text, str) and text != separate:
-            show(note(f"{path}: differs from chat_template in {SETTINGS}, and is used instead, as by transformers"))
+            show(note(f"{path}: differs from chat_template in {SETTINGS}; this file is used, as in transformers"))
         text = separate
     if not isinstance(text, str) and not is_absent(text):
-        raise BadInput(f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted a Jinja text")
-    # There are flags with such names, for example add_bos_token.
+        raise BadInput(
+            f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted the text of a Jinja template"
+        )
+    # Some flags end in "_token", too, for example add_bos_token.
     special = {key: value for key, value in settings.items() if key.endswith("_token") and type(value) is not bool}
-    spelled = {key: value.get("content") if isinstance(value, dict) else value for key, value in special.items()}
-    for key, value in spelled.items():
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in special.items()}
+    for key, value in contents.items():
         if not isinstance(value, str) and (special[key] is not None):
-            raise BadInput(f"{directory}: {key}: got {quoted(special[key])}, wanted a text, or its content")
-    named = {key: value for key, value in spelled.items() if value is not None}
-    return Template(text, variables=named) if isinstance(text, str) and not is_absent(text) else None
+            raise BadInput(
+                f"{directory}: {key}: got {quoted(special[key])}, wanted a text or an object with a text 'content'"
+            )
+    variables = {key: value for key, value in contents.items() if value is not None}
+    return Template(text, variables=variables) if isinstance(text, str) and not is_absent(text) else None
 
 
 def end_ids(directory: Path) -> frozenset[int]:
-    """Return the ids of `eos_token_id`: any of them ends an answer. Raises BadInput."""
+    """Return the token ids of `eos_token_id`, each of which ends an answer. Raises BadInput."""
     ends: set[int] = set()
-    for path in (directory / CONFIG, directory / GENERATION):  # which may name different ones
-        found = _values(path).get("eos_token_id")
-        ids = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(type(each) is int for each in ids):
-            raise BadInput(f"{path}: eos_token_id: got {quoted(found)}, wanted an id, or a list of ids")
+    for path in (directory / CONFIG, directory / GENERATION):  # the two files may name different ids
+        configured = _values(path).get("eos_token_id")
+        ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
+        if not all(type(token_id) is int for token_id in ids):
+            raise BadInput(f"{path}: eos_token_id: got {quoted(configured)}, wanted an id or a list of ids")
         ends.update(ids)
     return frozenset(ends)
 

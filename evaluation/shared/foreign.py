@@ -1,4 +1,4 @@
-"""Import of models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt; no pickle runs code."""
+"""Import models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt. Pickle files cannot run code."""
 
 import json
 from pathlib import Path
@@ -24,40 +24,50 @@ from evaluation.shared.model_files import (
     inner_config,
     weight_files,
 )
-from model.config import GPT2, OF_NANOGPT, OUR_ACTIVATIONS, ROTARY, STOCK_ACTIVATIONS, UNGATED, ModelConfig, stock_keys
+from model.config import (
+    GPT2,
+    NANOGPT_KEYS,
+    OUR_ACTIVATIONS,
+    ROTARY,
+    STOCK_ACTIVATIONS,
+    UNGATED,
+    ModelConfig,
+    stock_keys,
+)
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, load_plain, to_plain
 from model.stock import config_of_stock
 from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
-KEYS = stock_keys(GPT2)  # our key -> Hugging Face's, of GPT-2
-# Keys that are read, of ours; all other options of a network are not told by weights of these names.
+KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
+# Our keys that are read. Weights with GPT-2's names do not show any other option of a network.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
 }
-# Values of Hugging Face's config.json, and of ours, other than which would make another network of the same weights.
+# The only supported values of these keys, Hugging Face's and ours. Any other value would make a different network of
+# the same weights.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": (GPT2,),
     "scale_attn_weights": (True,),
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
-# Keys that the shapes of the weights must confirm: Hugging Face's, nanoGPT's and ours.
+# Keys whose values must agree with the shapes of the weights: Hugging Face's, nanoGPT's and ours.
 SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
-    for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(OF_NANOGPT, ()))
+    for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(NANOGPT_KEYS, ()))
 }
-# The keys of activations, each with its words and ours.
+# The keys that name the activation, each with that program's names and the corresponding names of ours.
 ACTIVATION_KEYS = {
     KEYS["activation"]: {theirs: ours for theirs, ours in OUR_ACTIVATIONS.items() if ours in UNGATED},
     "activation": {name: name for name in UNGATED},
 }
 NANOGPT_NOTE = (
-    "{path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
-    "nanoGPT before May 2023 or by build-nanogpt, write {setting} into {config}"
+    "{path}: these are weights of nanoGPT, so exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, "
+    "as nanoGPT did before May 2023 and build-nanogpt does, write {setting} to {config}"
 )
 CONVERSION = (
     "python -c \"import torch; from safetensors.torch import save_file; model = torch.load('ckpt.pt', 'cpu', "
@@ -67,18 +77,18 @@ CONVERSION = (
 
 
 def check_foreign(path: Path, run: Path | None) -> None:
-    """Raise BadInput where a directory holds no model. `run`: its run directory."""
+    """Raise BadInput if a directory does not contain a model. `run`: the run directory that the model belongs to."""
     if path.is_file():
-        raise BadInput(f"{path}: is a file, wanted its folder: {path.parent}")
+        raise BadInput(f"{path}: is a file; pass its folder: {path.parent}")
     check_model_files(path, run)
     if not (path / NANOGPT).is_file():
         _read_config(path, run)
         if not _has_safetensors(path):
-            raise BadInput(f"{path / WEIGHTS}: missing; wanted weights as safetensors, or nanoGPT's {NANOGPT}")
+            raise BadInput(f"{path / WEIGHTS}: missing; wanted weights in safetensors files, or nanoGPT's {NANOGPT}")
 
 
 def load_foreign(path: Path, run: Path | None) -> GPT:
-    """Load a model of another program. Raises BadInput."""
+    """Load a model that another program has saved. `run`: the run directory that it belongs to. Raises BadInput."""
     if (path / NANOGPT).is_file() and not _has_safetensors(path):
         weights, values, where = _read_nanogpt(path)
     else:
@@ -89,19 +99,22 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
                 return with_parameters(config, from_stock(weights, config, kind))
     heads = next((values[key] for key in FACTS["n_heads"] if key in values), None)
     if heads is None:
-        raise BadInput(f"{where}: got none of {', '.join(FACTS['n_heads'])}; add one: weights do not tell the heads")
-    for key, wanted in ONLY_VALUES.items():
-        if values.get(key, wanted[0]) not in wanted:
-            raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {wanted[0]!r} as in GPT-2")
+        raise BadInput(
+            f"{where}: got none of the keys {', '.join(FACTS['n_heads'])}; add one of them, because the weights do not "
+            "show the number of heads"
+        )
+    for key, supported_values in ONLY_VALUES.items():
+        if values.get(key, supported_values[0]) not in supported_values:
+            raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {supported_values[0]!r} as in GPT-2")
     with refusing(path):
-        # Hugging Face's GPT-2 is tied by default: a head beside the embedding is a copy.
+        # Hugging Face's GPT-2 is tied by default: if the file has a head as well as the embedding, the head is a copy.
         tied = values.get(KEYS["tie_weights"], values.get("tie_weights", values.get("model_type") == GPT2))
         plain = to_plain(weights, tied=tied is True)
         config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
         for key, field in SHAPE_KEYS.items():
             shape = getattr(config, field)
             if values.get(key) is not None and values[key] != shape:
-                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
+                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights next to it have {shape:,}")
         config = attrs.evolve(
             config,
             norm_eps=values.get(KEYS["norm_eps"], config.norm_eps),
@@ -115,29 +128,29 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
 
 
 def model_files(path: Path) -> list[Path]:
-    """Return the files that say which network a directory of another program holds, sorted; [] where it holds none.
+    """Return, sorted, the files that define the network in another program's directory; [] if it contains no model.
 
-    Its configuration is among them, because the same weights in another configuration are another network.
+    The configuration is among them, because the same weights with another configuration are another network.
     """
     weights = sorted(path.glob("*.safetensors")) or [file for file in [path / NANOGPT] if file.is_file()]
-    others = [path / name for name in (*CONFIG_FILES, INDEX) if (path / name).is_file()]
-    return sorted([*weights, *others]) if weights else []
+    config_files = [path / name for name in (*CONFIG_FILES, INDEX) if (path / name).is_file()]
+    return sorted([*weights, *config_files]) if weights else []
 
 
 def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
-    """Return a network with these parameters. Raises ValueError where they are another's."""
+    """Return a network with these parameters, by their plain names. Raises ValueError if they do not fit it."""
     network = GPT(config)
     load_plain(network, plain)
     return network
 
 
 def _activation(values: dict[str, Any], where: Path, nanogpt: bool) -> str:
-    """Return the configured activation; by default nanoGPT's for its weights, and GPT-2's for all others."""
-    for key, known in ACTIVATION_KEYS.items():
+    """Return the configured activation. The default is nanoGPT's for nanoGPT's weights, and GPT-2's for all others."""
+    for key, our_names in ACTIVATION_KEYS.items():
         if key in values:
-            if not isinstance(values[key], str) or values[key] not in known:
-                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, known))}")
-            return known[values[key]]
+            if not isinstance(values[key], str) or values[key] not in our_names:
+                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, our_names))}")
+            return our_names[values[key]]
     return "gelu" if nanogpt else "gelu_tanh"
 
 
@@ -149,7 +162,9 @@ def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
     candidates = [path / name for name in CONFIG_FILES] + ([run / "model.json"] if run is not None else [])
     file = next((file for file in candidates if file.exists()), None)
     if file is None:
-        raise BadInput(f"{path}: no model; wanted a run directory, a checkpoint, or weights with a {CONFIG_FILES[0]}")
+        raise BadInput(
+            f"{path}: not a model; wanted a run directory, a checkpoint, or weights with a {CONFIG_FILES[0]}"
+        )
     return file, inner_config(read_json(file))
 
 
@@ -159,34 +174,38 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         try:
             with safe_open(path / name, framework="pt") as file:
                 weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
-                # save_model stores one of several tensors that share memory; metadata maps the other names to it
+                # If several tensors share memory, save_model stores only one; the metadata maps the other names to it.
                 shared = file.metadata() or {}
         except FileNotFoundError as error:
-            raise BadInput(f"{path / name}: missing; wanted weights as safetensors") from error
+            raise BadInput(f"{path / name}: missing; wanted weights in safetensors files") from error
         except (SafetensorError, OSError) as error:
             raise BadInput(f"{path / name}: damaged: {error}") from error
-        weights |= {other: weights[stored] for other, stored in shared.items() if stored in weights}
+        weights |= {alias: weights[stored] for alias, stored in shared.items() if stored in weights}
     return weights
 
 
 def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """Return weights, configuration and its file; a config.json next to the checkpoint adds to its configuration."""
+    """Return the weights of a nanoGPT checkpoint, its configuration, and the file of the configuration.
+
+    A config.json next to the checkpoint adds to the configuration in it.
+    """
     file = path / NANOGPT
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # unpickling raises anything
+    except Exception as error:  # unpickling can raise any exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
-            f"{file}: refused: damaged, or a pickle with more than tensors and plain values, which could run code: "
-            f"{reason} If you trust it, write safetensors, and n_head into {CONFIG_FILES[0]}: {CONVERSION}"
+            f"{file}: refused: the file is damaged, or a pickle that contains more than tensors and plain values and "
+            f"could run code: {reason} If you trust it, convert it to safetensors, and write n_head to "
+            f"{CONFIG_FILES[0]}: {CONVERSION}"
         ) from error
     weights, values = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
     if not isinstance(weights, dict) or not isinstance(values, dict):
-        raise BadInput(f"{file}: got no 'model' and 'model_args', wanted a checkpoint as nanoGPT's train.py saves it")
+        raise BadInput(f"{file}: got no 'model' and 'model_args', wanted a checkpoint saved by nanoGPT's train.py")
     if not all(isinstance(value, Tensor) for value in weights.values()):
-        raise BadInput(f"{file}: model: wanted nothing but tensors")
-    more = path / CONFIG_FILES[0]
-    if not more.exists():
+        raise BadInput(f"{file}: model: wanted only tensors")
+    config_file = path / CONFIG_FILES[0]
+    if not config_file.exists():
         return weights, values, file
-    check_facts([(file, values), (more, read_json(more))])
-    return weights, values | read_json(more), more
+    check_facts([(file, values), (config_file, read_json(config_file))])
+    return weights, values | read_json(config_file), config_file

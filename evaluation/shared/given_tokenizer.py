@@ -1,7 +1,8 @@
-"""The tokenizer that --tokenizer gave for a measurement, as stored results name it. Importing this is quick: no torch.
+"""The tokenizer that a measurement was given with --tokenizer, in the form that stored results have.
 
-A model under another tokenizer than its own reads other ids than it was trained on. Such a result is no result of the
-model, so readers keep it apart from the others.
+With a tokenizer other than its own, a model reads different ids from those it was trained on. Such a result says
+nothing about the model itself, so readers keep it apart from the model's other results. Importing this module is fast
+because it does not import torch.
 """
 
 from collections.abc import Mapping
@@ -14,15 +15,15 @@ from training.telemetry.metrics_log import GIVEN_TOKENIZER
 
 @attrs.frozen(kw_only=True)
 class GivenTokenizer:
-    """A tokenizer that was given, and is not known to be the model's own."""
+    """A tokenizer that was given with --tokenizer and is not known to be the model's own."""
 
     name: str
-    identity: str  # of the ids that it gives to texts
-    is_other: bool  # than the model's own; False: the model names none
+    identity: str  # equal for tokenizers that give every text the same ids
+    is_other: bool  # True: it differs from the model's own; False: the model does not name a tokenizer
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "GivenTokenizer | None":
-        """Return the tokenizer that a stored record names; None if it was the model's own. Raises ValueError."""
+        """Return the tokenizer that a stored record names, or None if it was the model's own. Raises ValueError."""
         value = record.get(GIVEN_TOKENIZER)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""Loading of a model with its tokenizer: the network, and how it is asked and read."""
+"""Load a model with its tokenizer, turn prompts into ids for it, and turn its ids into text."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -28,34 +28,35 @@ class Trained:
 
     network: GPT
     known_tokenizer: Tokenizer | None
-    place: ModelLocation
-    # By --tokenizer, unless it gives the ids of the model's own
+    location: ModelLocation
+    # The tokenizer of --tokenizer, or None if it gives the same ids as the model's own
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer. Raises BadInput where none is known."""
+        """The model's tokenizer. Raises BadInput if none is known."""
         if self.known_tokenizer is None:
             raise BadInput(
-                f"{self.place.path}: does not name the tokenizer of its tokens; put nanoGPT's meta.pkl beside them, or "
-                "pass it with --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
+                f"{self.location.path}: does not name the tokenizer of its tokens; put nanoGPT's meta.pkl next to the "
+                "tokens, or pass --tokenizer to evaluate.py: gpt2, bytes, or a file of ranks or characters"
             )
         return self.known_tokenizer
 
     @cached_property
     def template(self) -> Template | None:
-        """The template of conversations; None: it continues plain text.
+        """The model's conversation template, or None if it continues plain text.
 
-        Raises BadInput, also for a run whose template would ask for answers with another prompt than it trained them
-        after. For a model of others the prompt is what its files say, since we do not know how it was trained.
+        Raises BadInput for a damaged template, and for a run whose template would put a different prompt before an
+        answer than the run was trained with. For a model from another program, the prompt is taken from its files,
+        because we do not know how it was trained.
         """
-        recorded = self.place.tokenizer
+        recorded = self.location.tokenizer
         if recorded is None or recorded.template is None:
-            return read_template(self.place.path)
+            return read_template(self.location.path)
         template = Template(recorded.template)
         with refusing(
-            f"{self.place.run}/{RESOLVED}",
-            "train it on tokens that are prepared with the corrected template",
+            f"{self.location.run}/{RESOLVED}",
+            "prepare the tokens with the corrected template, and train on them",
             (BadInput,),
         ):
             template.check()
@@ -63,58 +64,69 @@ class Trained:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end an answer: those that its files name, of a turn, of a text. Raises BadInput."""
-        ends = end_ids(self.place.path) | {self.tokenizer.end_of_text_id}
+        """The ids that end an answer: those named by the model's files, and the ends of a turn and of a text.
+
+        Raises BadInput.
+        """
+        ends = end_ids(self.location.path) | {self.tokenizer.end_of_text_id}
         return ends if self.template is None else ends.union(self.template.ends(self.tokenizer))
 
     @property
     def begin_id(self) -> int:
-        """The id before a text: the end of the one before, or 0 where the network has no such id."""
+        """The id that precedes a text: the end-of-text id, or 0 if the network's vocabulary lacks it."""
         end = self.tokenizer.end_of_text_id
         return end if end < self.network.config.vocab_size else 0
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt; an empty one is `begin_id`."""
+        """Return the ids of a prompt; for an empty prompt, they are just `begin_id`."""
         return self.tokenizer.encode(prompt).tolist() or [self.begin_id]
 
     def ask(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids by which the model is asked for the next message of a conversation.
+        """Return the ids of the prompt that asks the model for the next message of a conversation.
 
-        They are those of its template. Without one, they are the messages as one text to continue, in which a line end
-        follows each answer.
+        They come from the model's template. Without one, the messages are joined into one text to continue, with a
+        newline after each answer.
         """
         if self.template is not None:
             return self.template.prompt(self.tokenizer, messages)
         return self.encode("".join(content + "\n" * (role == ASSISTANT) for role, content in messages))
 
     def spell(self, token: int) -> bytes:
-        """Return the bytes of an id, special tokens spelled; none for an id beyond the tokenizer's vocabulary."""
+        """Return the bytes of an id; a special token is spelled out, and an id outside the vocabulary has no bytes."""
         return self.tokenizer.spell(token) if token < self.tokenizer.vocabulary_size else b""
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids; broken UTF-8 becomes U+FFFD."""
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
         return b"".join(map(self.spell, ids)).decode(errors="replace")
 
 
-def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
-    """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
-    network = load_network(place)
-    known = tokenizer_of(place, tokenizer, network.config)
-    given = None if tokenizer is None or known is None else given_tokenizer(place, known, network.config)
-    return Trained(network.to(device).eval(), known, place, given_tokenizer=given)
+def load(location: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
+    """Load a model and its tokenizer. Raises BadInput, which names the damaged file.
+
+    `tokenizer`: the name or file of a tokenizer that replaces the model's own, or None.
+    """
+    network = load_network(location)
+    known_tokenizer = tokenizer_of(location, tokenizer, network.config)
+    if tokenizer is None or known_tokenizer is None:
+        replacement = None
+    else:
+        replacement = given_tokenizer(location, known_tokenizer, network.config)
+    return Trained(network.to(device).eval(), known_tokenizer, location, given_tokenizer=replacement)
 
 
-def load_network(place: ModelLocation) -> GPT:
-    """Load a model without its tokenizer, onto the CPU. Raises BadInput naming what is damaged."""
-    if not place.is_own:
-        return load_foreign(place.path, place.run)
-    with refusing(place.path / STATE):
-        config = read_state(place.path).config.network_config()
-    with refusing(place.path / WEIGHTS, kinds=(OSError, ValueError)):  # deleted a moment ago, for one
-        return with_parameters(config, load_file(place.path / WEIGHTS))
+def load_network(location: ModelLocation) -> GPT:
+    """Load a model without its tokenizer onto the CPU. Raises BadInput, which names the damaged file."""
+    if not location.is_lockstep_checkpoint:
+        return load_foreign(location.path, location.run)
+    with refusing(location.path / STATE):
+        config = read_state(location.path).config.network_config()
+    with refusing(location.path / WEIGHTS, kinds=(OSError, ValueError)):  # for example, if it was deleted a moment ago
+        return with_parameters(config, load_file(location.path / WEIGHTS))
 
 
-def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
+def load_on_all(ranks: Ranks, location: ModelLocation, tokenizer: str | None) -> Trained:
+    """Load a model on every rank. If one rank fails, all raise BadInput."""
     loaded: list[Trained] = []
-    together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
+    # `together` sends what the function returns to all ranks; appending to a list keeps the model local.
+    together(ranks, lambda: loaded.append(load(location, tokenizer, ranks.device)))
     return loaded[0]

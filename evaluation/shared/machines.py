@@ -1,4 +1,4 @@
-"""Machines and software of a run's jobs: a run that is resumed elsewhere has been trained on several."""
+"""The machines and software that a run's jobs used. A run that was resumed elsewhere has been trained on several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from training.telemetry.metrics_log import Detail, RunEvent, event_of
 
 @attrs.frozen(kw_only=True)
 class TrainedOn:
-    """Machines, software and commits that the jobs of a run have used, as text; None if that is unknown."""
+    """The machines, software and commits that the jobs of a run have used, as text; None if unknown."""
 
     machines: str | None
     software: str | None
     commits: str | None
-    devices: tuple[str, ...]  # the names that are known, each once
+    devices: tuple[str, ...]  # the names of all devices that are known, without duplicates
 
 
 def trained_on(
@@ -24,19 +24,19 @@ def trained_on(
 ) -> TrainedOn:
     """Return the machines, software and commits of the jobs that trained a run up to a step.
 
-    `records`: the run's metrics as it stands, as `current_records` returns them. `environment` and `git_commit` are
-    those of the last job alone, from `resolved.json`: lines of earlier versions name no machine, so that it is the
-    only source for them. Without an environment the commit is not used either.
+    `records`: the run's metrics, as `current_records` returns them. `environment` and `git_commit` describe only the
+    last job; they come from `resolved.json`, which is the only source for runs of earlier versions, whose lines do not
+    name a machine. Without an environment, the commit is not used either.
     """
     starts = [line for line in records if event_of(line) == RunEvent.START]
     jobs = [line for line in starts if line["step"] < step] or starts[:1]
     recorded = environment if not jobs or jobs[-1] is starts[-1] else None
     last, commit = (JobEnvironment(), None) if recorded is None else (recorded, git_commit)
 
-    def words(described: Callable[[Mapping[str, Any]], str | None], otherwise: str | None) -> str | None:
-        values = [(line["step"], described(line)) for line in jobs] or [(0, None)]
+    def describe_jobs(describe: Callable[[Mapping[str, Any]], str | None], last_default: str | None) -> str | None:
+        values = [(line["step"], describe(line)) for line in jobs] or [(0, None)]
         if values[-1][1] is None:
-            values[-1] = values[-1][0], otherwise
+            values[-1] = values[-1][0], last_default
         return _over_steps(values)
 
     names = [name for line in jobs for name in line.get(Detail.DEVICES) or {}]
@@ -44,15 +44,15 @@ def trained_on(
         names.append(last.device)
     torch, python = last.packages.get("torch"), last.python
     return TrainedOn(
-        machines=words(_devices, f"{last.world_size} x {last.device}" if last.device else None),
-        software=words(_software, f"torch {torch}, Python {python}" if torch and python else None),
-        commits=words(lambda line: line.get(Detail.COMMIT), commit),
+        machines=describe_jobs(_devices, f"{last.world_size} x {last.device}" if last.device else None),
+        software=describe_jobs(_software, f"torch {torch}, Python {python}" if torch and python else None),
+        commits=describe_jobs(lambda line: line.get(Detail.COMMIT), commit),
         devices=tuple(dict.fromkeys(names)),
     )
 
 
 def describe_drift(records: Sequence[dict[str, Any]], step: int) -> list[str]:
-    """Return a line for each resume before a step that changed the numerics, such as another precision."""
+    """Return a line for each resume before `step` that changed the numerics, for example the precision."""
     drifts = [line for line in records if event_of(line) == RunEvent.NUMERICS_DRIFT and line.get("step", 0) < step]
     return [
         f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get(Detail.CHANGES) or []))}"
@@ -70,7 +70,10 @@ def _software(start: Mapping[str, Any]) -> str | None:
 
 
 def _over_steps(values: Sequence[tuple[int, str | None]]) -> str | None:
-    """Return "A, from step 500 on B" for the first step and the value of each job; None if no value is known."""
+    """Return a text such as "A, from step 500 on B", or None if no value is known.
+
+    `values`: the first step of each job, and its value.
+    """
     if all(value is None for _, value in values):
         return None
     texts = [(step, value or "not recorded") for step, value in values]

@@ -1,4 +1,4 @@
-"""Measurement of models by all ranks: each model loaded, measured and its result stored; batches of work shared out."""
+"""Measure models on all ranks: load each model, share the batches of work among the ranks, and store the result."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from evaluation.shared.weights_on_disk import identity_of
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
 from training.telemetry.metrics_log import GIVEN_TOKENIZER
 
-TIMEOUT_SECONDS = 3600  # of collectives: how long ranks wait for each other
+TIMEOUT_SECONDS = 3600  # how long a rank waits for the others in a collective
 Batch = TypeVar("Batch")
 Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
@@ -30,46 +30,52 @@ def measure_each(
     prepare: Callable[[list[ModelLocation]], Prepared],
     measure: Callable[[Trained, Prepared, Ranks], tuple[dict[str, Any], str]],
 ) -> None:
-    """Measure, store and print. `prepare`: on rank 0, before loading; `measure`: on all, returns result and text.
+    """Measure each model of a command, store its result under the name `kind`, and print it.
 
-    A model that cannot be measured does not stop the others; BadInput at the end names it.
+    `prepare`: runs on rank 0 before any model is loaded; all ranks receive what it returns. `measure`: runs on all
+    ranks, and returns the fields of the result and the text to print.
+
+    A model that cannot be measured does not stop the others; BadInput names it at the end.
     """
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
-    def make() -> tuple[list[ModelLocation], Prepared, list[Problem]]:
-        places, problems = accepted(options.models, partial(locate, name=options.checkpoint))
-        if not places:
+    def prepare_all() -> tuple[list[ModelLocation], Prepared, list[Problem]]:
+        locations, problems = accepted(options.models, partial(locate, name=options.checkpoint))
+        if not locations:
             raise BadInput(*problems)
-        return places, prepare(places), problems
+        return locations, prepare(locations), problems
 
-    def measured(place: ModelLocation) -> tuple[WeightsIdentity | None, tuple[dict[str, Any], str]]:
-        trained = load_on_all(ranks, place, options.tokenizer)
-        # Before the measurement, which may lay the network out for generation.
-        weights = identity_of(trained.network, place.path) if ranks.coordinates else None
+    def load_and_measure(location: ModelLocation) -> tuple[WeightsIdentity | None, tuple[dict[str, Any], str]]:
+        trained = load_on_all(ranks, location, options.tokenizer)
+        # The weights are hashed before the measurement, because that may change the network's layout for generation.
+        weights = identity_of(trained.network, location.path) if ranks.coordinates else None
         values, text = measure(trained, prepared, ranks)
         if trained.given_tokenizer is not None:
             values = {GIVEN_TOKENIZER: trained.given_tokenizer.as_record(), **values}
         return weights, (values, text)
 
-    places, prepared, problems = from_coordinator(ranks, make)
-    for place in places:
-        results, refused = accepted([place], measured)
-        problems += refused
+    locations, prepared, problems = from_coordinator(ranks, prepare_all)
+    for location in locations:
+        results, new_problems = accepted([location], load_and_measure)
+        problems += new_problems
         for weights, (values, text) in results:
             if ranks.coordinates:
-                append_result(place.home, place.title, kind, values, weights)
-            show(*f"{place.path}:{text}".split("\n"), once=True)
+                append_result(location.home, location.title, kind, values, weights)
+            show(*f"{location.path}:{text}".split("\n"), once=True)
     stop()
     if problems:
         raise BadInput(*problems)
 
 
 def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:
-    """Return `work` of each batch, in order, on every rank. Batches depend on no rank. Raises BadInput on all."""
+    """Divide the batches among the ranks, and return on every rank the results of `work` in the batches' order.
+
+    The batches must be the same on all ranks. If `work` raises BadInput on one rank, all ranks raise it.
+    """
     if ranks.device.type == "cpu":
-        torch.set_num_threads(1)  # the number of threads changes sums
+        torch.set_num_threads(1)  # the number of threads would change the rounding of sums
     part = ranks.data_parallel
-    mine = batches[part.rank :: part.size]
-    bar = tqdm(mine, disable=None if ranks.coordinates else True, unit=unit, leave=False)
+    rank_batches = batches[part.rank :: part.size]
+    bar = tqdm(rank_batches, disable=None if ranks.coordinates else True, unit=unit, leave=False)
     shares = dict(together(ranks, lambda: (part.rank, [work(batch) for batch in bar])))
     return [shares[number % part.size][number // part.size] for number in range(len(batches))]

@@ -1,4 +1,4 @@
-"""Location of a model: a run, a checkpoint, a model directory, or a model of the Hugging Face hub."""
+"""Locate a model: a run, a checkpoint, a model directory, or a model on the Hugging Face hub."""
 
 import os
 from pathlib import Path
@@ -25,30 +25,32 @@ HUB_FILES += ["*.safetensors", "tokenizer*.json"]
 
 @attrs.frozen
 class ModelLocation:
-    path: Path  # checkpoint or model directory
-    run: Path | None  # its run directory
-    home: Path  # directory of its results: the run, the model directory, or for a model of the hub one in runs/
+    """Where a model, its run and its results are."""
+
+    path: Path  # the checkpoint or model directory
+    run: Path | None  # the run directory of a checkpoint
+    home: Path  # directory of the results: the run, the model directory, or a folder in runs/ for a model on the hub
 
     @property
-    def is_own(self) -> bool:
-        """True for a checkpoint of ours, with a record of its training; for a damaged one, too."""
+    def is_lockstep_checkpoint(self) -> bool:
+        """True for a checkpoint of Lockstep, which has a record of its training, even if it is damaged."""
         marks = (STATE,) if self.run is None else (STATE, MANIFEST)
         return any(os.path.lexists(self.path / file) for file in marks)
 
     @property
     def title(self) -> str:
-        """Its name for people: of a run, the names of run and checkpoint."""
+        """The model's name for people; for a run, the names of the run and the checkpoint."""
         name = self.home.resolve().name
         return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
 
     @property
     def job(self) -> JobRecord:
-        """The last job of the run, as its `resolved.json` says; empty where there is none. Raises BadInput."""
+        """The last job of the run, from its `resolved.json`; an empty record if there is none. Raises BadInput."""
         return JobRecord() if self.run is None else read_job(self.run)
 
     @property
     def tokenizer(self) -> TokenizerRecord | None:
-        """The tokenizer of the run's tokens, where it is known. Raises BadInput."""
+        """The tokenizer of the run's tokens, or None if it is unknown. Raises BadInput."""
         job = self.job
         with refusing(f"{self.run}/{RESOLVED}"):
             job.check("tokenizer")
@@ -56,31 +58,34 @@ class ModelLocation:
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:
-    """Find a model: a directory, or OWNER/NAME on the hub. `name`: checkpoint of a run, else best. Raises BadInput."""
+    """Find a model by its directory, or download it if it is OWNER/NAME on the hub. Raises BadInput.
+
+    `name`: the checkpoint of a run; default: the best one.
+    """
     home = home_of(reference)
     path = Path(reference)
     if not path.exists():
-        absent = "no such directory, and no model available on the hub"
+        absent = "there is no such directory, and no such model is available on the hub"
         path = Path(download_snapshot(_hub_name(reference), "model", HUB_FILES, absent))
     run = path if _is_run(path) else None
     if run is not None:
         path = find_to_evaluate(run / CHECKPOINTS, name)
     elif name is not None:
-        raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
-    elif (inside := _run_of(path)) is not None:
-        path = inside / CHECKPOINTS / path.resolve().name
-        run = home = inside
-    place = ModelLocation(path, run, home)
-    if place.is_own:
+        raise BadInput(f"{path}: not a run directory, so --checkpoint {name} does not apply; remove the option")
+    elif (parent_run := _run_of(path)) is not None:
+        path = parent_run / CHECKPOINTS / path.resolve().name
+        run = home = parent_run
+    location = ModelLocation(path, run, home)
+    if location.is_lockstep_checkpoint:
         if problem := verify(path):
             raise BadInput(f"{problem}; choose another checkpoint")
     else:
         check_foreign(path, run)
-    return place
+    return location
 
 
 def home_of(reference: str) -> Path:
-    """Return the directory of a model's results, which may not exist yet. Raises BadInput for an impossible name."""
+    """Return the directory of a model's results, which may not exist yet. Raises BadInput for an invalid name."""
     path = Path(reference)
     with refusing(f"{reference}: cannot be read", kinds=(OSError,)):
         is_folder = path.is_dir()
@@ -93,7 +98,7 @@ def home_of(reference: str) -> Path:
 
 
 def is_model(path: Path) -> bool:
-    """Tell whether a folder is a run or a model, not only the place of the results of a model of the hub."""
+    """Return whether a folder is a run or a model, and not just the folder of results of a model on the hub."""
     return any((path / name).exists() for name in (CHECKPOINTS, "train.json", WEIGHTS, NANOGPT_MODEL, *CONFIG_FILES))
 
 
@@ -106,6 +111,7 @@ def _hub_name(reference: str) -> str:
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """Return the run directory of a checkpoint in one; `checkpoints` there may be a link."""
-    places = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100  # no link is followed
-    return next((place.parents[1].resolve() for place in places if place.parent.name == CHECKPOINTS), None)
+    """Return the run directory that a checkpoint is in, or None. The folder `checkpoints` may be a symbolic link."""
+    # Path.resolve would follow the link, so the path is also tried without following links.
+    paths = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100
+    return next((path.parents[1].resolve() for path in paths if path.parent.name == CHECKPOINTS), None)

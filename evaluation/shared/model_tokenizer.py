@@ -1,4 +1,4 @@
-"""Tokenizer of a model: the one that is given, that of its files, or the one that its run has recorded."""
+"""Find a model's tokenizer: the one given by the user, the one in the model's files, or the one its run recorded."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -23,87 +23,96 @@ from training.checkpoints.run_record import RESOLVED
 GPT2_VOCABULARY_SIZE = 50_257
 
 
-def tokenizer_of(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer | None:
-    """Return the wanted tokenizer, or that of a model's tokens, None where it is unknown. Raises BadInput."""
-    if wanted is not None:
-        loaded: Tokenizer | None = load_tokenizer(wanted)
+def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelConfig) -> Tokenizer | None:
+    """Return the requested tokenizer; without a request, the one of the model's tokens, or None if that is unknown.
+
+    Raises BadInput.
+    """
+    if requested is not None:
+        loaded: Tokenizer | None = load_tokenizer(requested)
     else:
-        loaded, recorded = read_tokenizer_files(place.path), place.tokenizer
-        known = None if recorded is None else recorded.identity
-        if loaded is not None and known is not None and identity(loaded) != known:
-            problem = f"differs from the tokenizer that {place.run}/{RESOLVED} names for the run's tokens"
-            raise BadInput(f"{place.path}: its tokenizer {problem}; move its files away, or pass --tokenizer")
-        loaded = loaded or _recorded_tokenizer(place, config)
+        loaded, recorded = read_tokenizer_files(location.path), location.tokenizer
+        recorded_identity = None if recorded is None else recorded.identity
+        if loaded is not None and recorded_identity is not None and identity(loaded) != recorded_identity:
+            problem = f"differs from the tokenizer that {location.run}/{RESOLVED} names for the run's tokens"
+            raise BadInput(
+                f"{location.path}: its tokenizer {problem}; move the tokenizer files out of it, or pass --tokenizer"
+            )
+        loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:
         show(loaded.surrounding_note, once=True)
-    # nanoGPT's models lack an id for the end of text
+    # nanoGPT's models of characters have no id for the end of text, which the tokenizer counts as an additional id.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
-        problem = f"got {loaded.vocabulary_size} ids, but the model of {place.path} has {config.vocab_size}"
-        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass the tokenizer of its tokens with --tokenizer")
+        problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
+        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")
     return loaded
 
 
-def given_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
-    """Return a tokenizer of --tokenizer as results name it; None if it gives the ids of the model's own."""
-    own, is_same = _own_tokenizer(place, tokenizer, config)
+def given_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
+    """Return the record of a tokenizer given with --tokenizer, or None if it gives the same ids as the model's own."""
+    model_tokenizer, is_same = _own_tokenizer(location, tokenizer, config)
     if is_same:
         return None
-    given = GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=own is not None)
-    if own is not None:
+    if model_tokenizer is not None:
         show(
             note(
-                f"{place.path}: --tokenizer {tokenizer.name} gives other ids than its own tokenizer, {own}, so the "
-                "model reads other ids than it was trained on; stored results name that tokenizer and are compared "
-                "apart"
+                f"{location.path}: --tokenizer {tokenizer.name} gives different ids from the model's own tokenizer, "
+                f"{model_tokenizer}, so the model reads ids that it was not trained on; stored results name the given "
+                "tokenizer and are compared separately"
             ),
             once=True,
         )
-    return given
+    return GivenTokenizer(name=tokenizer.name, identity=identity(tokenizer), is_other=model_tokenizer is not None)
 
 
-def _own_tokenizer(place: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
-    """Return the name of a model's own tokenizer, None where it names none, and whether another gives the same ids.
+def _own_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
+    """Return the name of the model's own tokenizer, and whether `tokenizer` gives the same ids.
 
-    The tokenizer of a run's tokens is its own, whatever other files lie beside the weights. A model of GPT-2's size
-    that names none is taken for one of GPT-2's tokens, as without --tokenizer.
+    The name is None if the model does not name a tokenizer. A run's own tokenizer is the one of its tokens, even if
+    other tokenizer files are next to the weights. A model that names no tokenizer but has GPT-2's vocabulary size is
+    assumed to use GPT-2's tokenizer, as it is without --tokenizer.
     """
-    with suppress(BadInput):  # of damaged files, which are a reason to pass --tokenizer
-        if (recorded := place.tokenizer) is not None and place.run is not None:
+    with suppress(BadInput):  # damaged files are a reason to pass --tokenizer
+        if (recorded := location.tokenizer) is not None and location.run is not None:
             has_all = recorded.all_special_tokens.items() <= tokenizer.special_tokens.items()
-            return recorded.name, has_all and is_recorded(tokenizer, recorded, place.run)
+            return recorded.name, has_all and is_recorded(tokenizer, recorded, location.run)
     with suppress(BadInput):
-        own = read_tokenizer_files(place.path)
-        if own is None and (vocabulary := _nanogpt_vocabulary(place)) is not None:
-            own = load_tokenizer(str(vocabulary))
-        if own is not None:
-            has_all = own.special_tokens.items() <= tokenizer.special_tokens.items()
-            return own.name, has_all and gives_same_ids(own, tokenizer)
+        model_tokenizer = read_tokenizer_files(location.path)
+        if model_tokenizer is None and (vocabulary := _nanogpt_vocabulary(location)) is not None:
+            model_tokenizer = load_tokenizer(str(vocabulary))
+        if model_tokenizer is not None:
+            has_all = model_tokenizer.special_tokens.items() <= tokenizer.special_tokens.items()
+            return model_tokenizer.name, has_all and gives_same_ids(model_tokenizer, tokenizer)
     return None, tokenizer.name == "gpt2" and config.vocab_size == GPT2_VOCABULARY_SIZE
 
 
-def _nanogpt_vocabulary(place: ModelLocation) -> Path | None:
-    """Return nanoGPT's meta.pkl beside a run's tokens, or None."""
-    directories = place.job.token_directories
+def _nanogpt_vocabulary(location: ModelLocation) -> Path | None:
+    """Return the path of nanoGPT's meta.pkl next to a run's tokens, or None if there is none."""
+    directories = location.job.token_directories
     path = directories[0] / NANOGPT if len(directories) == 1 else None
     return path if path is not None and path.is_file() else None
 
 
-def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer | None:
-    """Return the tokenizer of `resolved.json`, of nanoGPT's meta.pkl beside the tokens, gpt2 by its size, or None."""
-    if (recorded := place.tokenizer) is not None:
-        assert place.run is not None
-        loaded = recorded_tokenizer(recorded, place.run)
-        sizes, known = (loaded.vocabulary_size, loaded.end_of_text_id), (None, identity(loaded))
-        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.identity not in known:
+def _recorded_tokenizer(location: ModelLocation, config: ModelConfig) -> Tokenizer | None:
+    """Return the tokenizer of a model without tokenizer files, or None if it is unknown.
+
+    The sources are, in this order, the run's `resolved.json`, nanoGPT's meta.pkl next to the tokens, and the size of
+    the vocabulary, which identifies GPT-2's tokenizer.
+    """
+    if (recorded := location.tokenizer) is not None:
+        assert location.run is not None
+        loaded = recorded_tokenizer(recorded, location.run)
+        sizes, valid_identities = (loaded.vocabulary_size, loaded.end_of_text_id), (None, identity(loaded))
+        if (recorded.vocabulary_size, recorded.end_of_text_id) != sizes or recorded.identity not in valid_identities:
             raise BadInput(
-                f"{place.run / RESOLVED}: tokenizer {loaded.name} gives other ids here than the run's tokens have; "
-                "install the version of tiktoken that prepared them, or pass --tokenizer"
+                f"{location.run / RESOLVED}: tokenizer {loaded.name} gives different ids on this machine than when the "
+                "run's tokens were prepared; install the same version of tiktoken, or pass --tokenizer"
             )
         return loaded
-    if (vocabulary := _nanogpt_vocabulary(place)) is not None:
+    if (vocabulary := _nanogpt_vocabulary(location)) is not None:
         return load_tokenizer(str(vocabulary))
     if config.vocab_size != GPT2_VOCABULARY_SIZE:
         return None
-    line = f"{place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"
+    line = f"{location.path}: names no tokenizer; gpt2 is assumed, because the model has {config.vocab_size:,} ids"
     show(note(line), once=True)
     return load_tokenizer("gpt2")

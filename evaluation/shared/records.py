@@ -1,4 +1,4 @@
-"""Instruction records with reference answers, and files of models' answers to them."""
+"""Read instruction records with reference answers, and read and write files of models' answers to them."""
 
 import codecs
 import json
@@ -19,14 +19,14 @@ from tokens.documents.messages import excluded_by
 from tokens.documents.parquet import REFUSED_FIELDS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, GIVEN_TOKENIZER
 
-MOST_BYTES = 1 << 30  # of a file
-NAMED_FIELDS = 20  # in a note on fields that are not read
+MOST_BYTES = 1 << 30  # size limit of a file
+NAMED_FIELDS = 20  # largest number of fields that a note on unread fields names
 WANTED = "wanted a JSON array of records, or JSON Lines"
 WANTED_ANSWERS = "wanted a file of answers, as evaluate.py instruct writes it"
 
-TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not tell which ids a tokenizer gives
-ADDED_TOKENS = "ordinary_added_tokens"  # setting: a fingerprint does not tell these
-LATER_SETTINGS = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # that files of earlier versions do not have
+TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not determine which ids a tokenizer gives
+ADDED_TOKENS = "ordinary_added_tokens"  # setting: the fingerprint does not include these
+LATER_SETTINGS = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # missing from the files of earlier versions
 
 
 @attrs.frozen(kw_only=True)
@@ -40,42 +40,47 @@ class Record:
 
 @attrs.frozen(kw_only=True)
 class Answer:
+    """A model's answer to one instruction."""
+
     record: Record
     text: str
-    reference_loss: float | None  # of the reference answer under that model, nats per token
+    reference_loss: float | None  # the model's loss on the reference answer, nats per token
 
 
 @attrs.frozen(kw_only=True)
 class Answers:
-    model: str  # its title
-    seed: int  # of the fine-tuning
-    home: Path | None  # run or model directory, for evaluations.jsonl
-    settings: dict[str, Any]  # of the fine-tuning
+    """A file of answers by one fine-tuned model."""
+
+    model: str  # the model's title
+    seed: int  # seed of the fine-tuning
+    home: Path | None  # the run or model directory, for evaluations.jsonl
+    settings: dict[str, Any]  # settings of the fine-tuning
     answers: list[Answer]
-    weights: WeightsIdentity | None = None  # of the model that was fine-tuned; None: unknown
+    weights: WeightsIdentity | None = None  # weights before the fine-tuning; None: unknown
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read records from a JSON array or JSON Lines, and note fields that are not read.
+    """Read records from a JSON array or JSON Lines, and print a note on fields that are not read.
 
-    Raises BadInput naming a damaged record.
+    Raises BadInput, which names the first damaged record.
     """
     unread = Counter[str]()
     records = [_record(row, f"{path}: record {number}", unread) for number, row in enumerate(_rows(path), 1)]
     if not records:
-        raise BadInput(f"{path}: holds no records; wanted a JSON array of objects with instruction, input and output")
+        raise BadInput(f"{path}: no records; wanted a JSON array of objects with instruction, input and output")
     _note_unread(path, unread)
     return records
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Make the output folder of an option, before anything is trained. Raises BadInput where it is not writable."""
+    """Create the output folder of an option before anything is trained. Raises BadInput if it is not writable."""
     with refusing(f"{folder}: cannot be written", f"pass another {option}", (OSError,)):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 def write_answers(path: Path, answers: Answers) -> None:
+    """Write a file of answers, which `read_answers` reads. Raises BadInput."""
     rows = [
         attrs.asdict(answer.record) | {"answer": answer.text, "reference_loss": answer.reference_loss}
         for answer in answers.answers
@@ -90,6 +95,7 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 
 def read_answers(path: Path) -> Answers:
+    """Read a file of answers, and print a note on fields that are not read. Raises BadInput."""
     value = read_json(path, most_bytes=MOST_BYTES, advice=WANTED_ANSWERS)
     if not isinstance(value.get("answers"), list) or not value["answers"]:
         raise BadInput(f"{path}: {WANTED_ANSWERS}")
@@ -111,33 +117,38 @@ def read_answers(path: Path) -> Answers:
         home=_home(path, value.get("home")),
         settings=settings,
         answers=answers,
-        # Older files have the hash of the values alone, among the settings.
+        # Older files have only the hash of the values, which is among the settings.
         weights=WeightsIdentity.of(value) or WeightsIdentity.of(settings),
     )
 
 
 def _home(path: Path, recorded: Any) -> Path | None:
-    """Return the directory of a model's results: the one around its answers, or else the recorded one."""
+    """Return the directory of a model's results: the one that contains its answers/, otherwise the recorded one."""
     folder = path.resolve().parent
-    around = folder.parent if folder.name == ANSWERS else None
-    if around is not None and (around / EVALUATIONS).is_file():
-        return around
-    return Path(recorded).resolve() if isinstance(recorded, str) and Path(recorded).is_dir() else around
+    enclosing = folder.parent if folder.name == ANSWERS else None
+    if enclosing is not None and (enclosing / EVALUATIONS).is_file():
+        return enclosing
+    return Path(recorded).resolve() if isinstance(recorded, str) and Path(recorded).is_dir() else enclosing
 
 
-def _record(row: Any, where: str, unread: Counter[str], *others: str) -> Record:
-    """Return a record; count in `unread` its fields that are neither its own nor `others`. Raises BadInput."""
+def _record(row: Any, where: str, unread: Counter[str], *known_keys: str) -> Record:
+    """Return the record in a row. Raises BadInput.
+
+    Keys of the row that are neither fields of a record nor among `known_keys` are counted in `unread`.
+    """
     if not isinstance(row, dict):
         raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
     filled = [key for key, value in row.items() if not is_absent(value)]
     if refused := [key for key in REFUSED_FIELDS if key in filled]:
         raise BadInput(f"{where}: got '{refused[0]}', which is not read; correct or remove the record")
     if (name := excluded_by(row)) is not None:
-        got = f"got '{name}': {json.dumps(row[name])}"
-        raise BadInput(f"{where}: {got}, but every record is trained or tested on; remove the record")
-    own = {field.name for field in attrs.fields(Record)}
-    unread.update(key for key in filled if key not in own and key not in others)
-    values = {key: value for key, value in row.items() if key in own}
+        raise BadInput(
+            f"{where}: got '{name}': {json.dumps(row[name])}, which excludes the record from training, but every "
+            "record is used for training or testing; remove the record"
+        )
+    fields = {field.name for field in attrs.fields(Record)}
+    unread.update(key for key in filled if key not in fields and key not in known_keys)
+    values = {key: value for key, value in row.items() if key in fields}
     if is_absent(values.get("input")) and not isinstance(values.get("input"), str):
         values.pop("input", None)
     with refusing(where, "correct or remove the record"):
@@ -151,14 +162,14 @@ def _record(row: Any, where: str, unread: Counter[str], *others: str) -> Record:
 
 
 def _note_unread(path: Path, unread: Counter[str]) -> None:
-    named = ", ".join(f"'{name}' of {count:,}" for name, count in unread.most_common(NAMED_FIELDS))
-    if named:
-        more = f" and {len(unread) - NAMED_FIELDS:,} others" if len(unread) > NAMED_FIELDS else ""
-        show(note(f"{path}: these fields of records are not read: {named}{more}"))
+    fields = ", ".join(f"'{name}' {count:,}" for name, count in unread.most_common(NAMED_FIELDS))
+    if fields:
+        more = f" and {len(unread) - NAMED_FIELDS:,} more fields" if len(unread) > NAMED_FIELDS else ""
+        show(note(f"{path}: ignored fields, each with the number of records that have it: {fields}{more}"))
 
 
 def _rows(path: Path) -> list[Any]:
-    """Return the elements of a JSON array; of JSON Lines if the file begins with an object."""
+    """Return the elements of a JSON array, or the lines of JSON Lines if the file begins with an object."""
     with refusing(f"{path}: cannot be read", kinds=(OSError,)):
         lines = read_regular(path, MOST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
     return (

@@ -1,4 +1,4 @@
-"""Results of evaluations: `evaluations.jsonl` of a run or model, append-only; measures, and the cost of training."""
+"""Results of evaluations: the append-only log `evaluations.jsonl` of a run or model, measures, and training costs."""
 
 import json
 import math
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from evaluation.shared.model_location import ModelLocation
     from training.state import Position
 
-# Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.
+# A function of two lists of samples, which have one sample per training seed, and a confidence level. It returns the
+# interval of the first list's mean minus the second list's mean, or None if the samples cannot be compared.
 Difference = Callable[[list[Any], list[Any], float], Interval | None]
 
 
 def perplexity(nats: float) -> float:
-    """Return the perplexity of a loss, infinite where a float does not hold it."""
+    """Return the perplexity of a loss; infinity if it is too large for a float."""
     try:
         return math.exp(nats)
     except OverflowError:
@@ -36,12 +37,12 @@ def perplexity(nats: float) -> float:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Published:
-    """Values that others have published of one measure, shown beside ours; they have no interval."""
+    """Published values of a measure, which are shown next to ours. They have no interval."""
 
-    values: dict[str, str]  # by model, as printed there
+    values: dict[str, str]  # by model, with the digits of the source
     source: str
-    comparable: Callable[[Any], bool] = lambda _: True  # of a result's sample: whether it is on the same data
-    otherwise: str | None = None  # note where published values are omitted because it is not
+    comparable: Callable[[Any], bool] = lambda _: True  # takes a result's sample; True if it is from the same data
+    otherwise: str | None = None  # the note to print if the values are omitted because they are not comparable
 
 
 @attrs.frozen(kw_only=True)
@@ -58,14 +59,14 @@ class Measure:
 
 @attrs.frozen(kw_only=True)
 class Measurement:
-    """A measure's value for one model, with its standard error, with an interval, or alone."""
+    """A measure's value for one model, with a standard error, with an interval, or with neither."""
 
     measure: Measure
     value: float
     error: float | None = None
     freedom: float = math.inf  # degrees of freedom of the error
     interval: Interval | None = None  # 95 %
-    sample: Any = None  # input of `measure.difference`, of a type that the evaluation chooses
+    sample: Any = None  # what `measure.difference` compares; its type depends on the evaluation
 
     @property
     def text(self) -> str:
@@ -75,56 +76,58 @@ class Measurement:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Both ends of the 95 % interval, where known."""
-        found = self.interval or student_interval(self.value, self.error, self.freedom)
-        return None if found.low is None or found.high is None else (found.low, found.high)
+        """Both ends of the 95 % interval, or None if they are unknown."""
+        interval = self.interval or student_interval(self.value, self.error, self.freedom)
+        return None if interval.low is None or interval.high is None else (interval.low, interval.high)
 
 
 @attrs.frozen(kw_only=True)
 class EvaluationResult:
-    """One evaluation of one model, structured from a line of `evaluations.jsonl`."""
+    """An evaluation of a model, read from a line of `evaluations.jsonl`."""
 
-    evaluation: str  # what was evaluated: the command, with a task's name where it runs several
+    evaluation: str  # what was evaluated: the command, with the name of the task if the command has several
     model: str
     time: str
-    subject: str  # identity of the data: results are comparable only where it is equal
-    description: str  # of the subject, for people
+    subject: str  # identity of the data; only results with equal subjects are comparable
+    description: str  # the subject in words
     measurements: list[Measurement]
-    ranks_models: bool = True  # False: intervals omit a source of chance, so that no model is called better
-    left_out: int = 0  # items without an answer, left out for all models alike
-    weights: WeightsIdentity | None = None  # that were measured; None: the line has no hash of them
-    given_tokenizer: str | None = None  # name of the one of --tokenizer, unless it is known to be the model's own
+    ranks_models: bool = True  # False: the intervals omit a source of chance, so no model is called better
+    left_out: int = 0  # items without an answer, which were left out for all models alike
+    weights: WeightsIdentity | None = None  # the measured weights; None: the line has no hash
+    given_tokenizer: str | None = None  # name of the tokenizer of --tokenizer, unless it is known to be the model's own
 
     @classmethod
     def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
-        """Return the result in a line, with those fields that all evaluations store alike."""
-        time, given = record.get("time"), GivenTokenizer.of(record)
+        """Return the result in a stored record. `values`: the fields that depend on the evaluation."""
+        time, tokenizer = record.get("time"), GivenTokenizer.of(record)
         stored = {"evaluation": record["evaluation"], "model": record["model"]}
         stored |= {"time": time if isinstance(time, str) else "", "weights": WeightsIdentity.of(record)}
-        result = cls(**(stored | values), given_tokenizer=None if given is None else given.name)
-        return result if given is None or not given.is_other else result.under(given)
+        result = cls(**(stored | values), given_tokenizer=None if tokenizer is None else tokenizer.name)
+        return result if tokenizer is None or not tokenizer.is_other else result.with_tokenizer(tokenizer)
 
-    def under(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
-        """Return this result as one of a model under another tokenizer than its own: it has columns of its own."""
-        measured = [
+    def with_tokenizer(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
+        """Return this result with separate columns, for a model that was measured with a tokenizer not its own."""
+        measurements = [
             attrs.evolve(
-                one,
+                measurement,
                 measure=attrs.evolve(
-                    one.measure, name=f"{one.measure.name}, tokenizer {tokenizer.name}", published=None
+                    measurement.measure,
+                    name=f"{measurement.measure.name}, tokenizer {tokenizer.name}",
+                    published=None,
                 ),
             )
-            for one in self.measurements
+            for measurement in self.measurements
         ]
         return attrs.evolve(
             self,
             evaluation=f"{self.evaluation} by tokenizer {tokenizer.name}",
             subject=f"{self.subject} tokenizer {tokenizer.identity}",
-            description=f"{self.description}; read by tokenizer {tokenizer.name}, which is not the model's own",
-            measurements=measured,
+            description=f"{self.description}; read with tokenizer {tokenizer.name}, which is not the model's own",
+            measurements=measurements,
         )
 
     def measurement(self, measure: Measure) -> Measurement | None:
-        return next((one for one in self.measurements if one.measure == measure), None)
+        return next((measurement for measurement in self.measurements if measurement.measure == measure), None)
 
 
 def append_result(
@@ -132,7 +135,7 @@ def append_result(
 ) -> None:
     """Append a result to the log of a model's directory, and sync it. Raises BadInput.
 
-    `weights`: those that were measured; None only where older answers do not tell.
+    `weights`: the measured weights; None only for answers of older versions, which do not record them.
     """
     hashes = {} if weights is None else weights.as_record()
     result = {"evaluation": kind, "model": model, "time": utc_now(), **hashes, **values}
@@ -151,31 +154,37 @@ def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
 
 
 def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
-    """Return all results as `parse` returns them, oldest first, without damaged ones (None). Raises BadInput."""
+    """Return all results, oldest first, converted by `parse`. Raises BadInput.
+
+    Damaged results are left out: those for which `parse` returns None, and those that are not valid records.
+    """
     return read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None).noted()
 
 
 @attrs.frozen(kw_only=True)
 class RunCost:
+    """What the training of a run has cost up to a checkpoint."""
+
     tokens: int
     hours: float  # wall clock
-    hours_by_price: dict[float | None, float]  # price of the machine, USD per hour; None: of a run without prices
+    hours_by_price: dict[float | None, float]  # by the machine's price in USD per hour; None: no price is known
 
     @property
     def dollars(self) -> float | None:
-        """Cost of all hours; None where no price is known."""
+        """The cost of all hours that have a price, or None if no price is known."""
         costs = [time_cost(3600 * hours, price) for price, hours in self.hours_by_price.items()]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if known else None
+        known_costs = [cost for cost in costs if cost is not None]
+        return sum(known_costs) if known_costs else None
 
     def __str__(self) -> str:
         prices = [dollars(price) for price in self.hours_by_price if price is not None]
         return f"{dollars(self.dollars or 0)} at {' and '.join(prices)} an hour"
 
 
-def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
-    records = [] if place.run is None else read_counted(place.run).records
-    seconds = seconds_by_price(records, position.elapsed_seconds, place.job.price_per_hour)
+def cost_of(location: "ModelLocation", position: "Position") -> RunCost:
+    """Return the cost of training a run up to the position of a checkpoint."""
+    records = [] if location.run is None else read_counted(location.run).records
+    seconds = seconds_by_price(records, position.elapsed_seconds, location.job.price_per_hour)
     return RunCost(
         tokens=position.tokens,
         hours=position.elapsed_seconds / 3600,
@@ -186,18 +195,22 @@ def cost_of(place: "ModelLocation", position: "Position") -> RunCost:
 def seconds_by_price(
     lines: Sequence[dict[str, Any]], elapsed_seconds: float, price: float | None
 ) -> dict[float | None, float]:
-    """Return how many of a run's first seconds cost each price per hour. `price`: where no job has recorded one."""
+    """Return the seconds, among the first `elapsed_seconds` of a run, that were paid at each price per hour.
+
+    `lines`: the run's metrics. `price`: the price to use if no job has recorded one.
+    """
     seconds: dict[float | None, float] = {}
-    counted, paid = 0.0, (known := last_price(lines, price))
-    for reached, paid in priced_seconds(lines, known):
-        before, counted = counted, min(reached, elapsed_seconds)
-        seconds[paid] = seconds.get(paid, 0.0) + counted - before
-    seconds[paid] = seconds.get(paid, 0.0) + elapsed_seconds - counted  # saved after the last line
-    return {price: value for price, value in seconds.items() if value > 0}
+    counted_seconds, line_price = 0.0, (default_price := last_price(lines, price))
+    for reached, line_price in priced_seconds(lines, default_price):
+        before, counted_seconds = counted_seconds, min(reached, elapsed_seconds)
+        seconds[line_price] = seconds.get(line_price, 0.0) + counted_seconds - before
+    # The remaining seconds are those after the last line, until the checkpoint was saved.
+    seconds[line_price] = seconds.get(line_price, 0.0) + elapsed_seconds - counted_seconds
+    return {price: paid_seconds for price, paid_seconds in seconds.items() if paid_seconds > 0}
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Tell whether a result names its model and evaluation, and its numbers are within arithmetic, or not finite."""
+    """Return whether a record names its model and evaluation, and its finite numbers satisfy `is_number`."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
-    numbers = [one for one in scalars_in(record) if type(one) in (int, float)]
-    return named and all(is_number(one) for one in numbers if type(one) is int or math.isfinite(one))
+    numbers = [number for number in scalars_in(record) if type(number) in (int, float)]
+    return named and all(is_number(number) for number in numbers if type(number) is int or math.isfinite(number))

@@ -1,11 +1,14 @@
-"""Statistics: Student's t, errors of means, seed noise, Holm's and Dunnett's families, and two-way judge scores.
+"""Statistics: Student's t, errors of means, seed noise, Holm's and Dunnett's procedures, and two-way judge scores.
 
-One engine for evaluate.py compare and judge and for experiment.py sweep, so that the same runs get one verdict. The
-noise of a training seed is told from recipes with several seeds, paired by seed where two recipes share seeds: what a
-seed does to all recipes alike, such as the order of the data, cancels. The error is pooled over recipes. That is wrong
-where one recipe, an unstable one, scatters more than the rest, so a difference must also lie outside the t-interval of
-the two recipes' own runs, at the level 5 % / k ** (2/3) of k comparisons. Plain Bonferroni, 5 % / k, would hold for any
-variances, but needs a seed or two more; the exponent is our choice: benchmarks/sweep_verdicts.py measures it.
+`evaluate.py compare`, `evaluate.py judge` and `experiment.py sweep` all use this module, so that the same runs always
+get the same verdict.
+
+The noise of a training seed is estimated from recipes that were trained with several seeds. If two recipes share
+seeds, their runs are paired by seed: an effect that a seed has on all recipes alike, such as the order of the data,
+cancels. The error is pooled over all recipes. Pooling is wrong if one unstable recipe scatters more than the rest.
+Therefore, a difference must also be significant by the t-interval of the two compared recipes alone, whose level is
+5 % / k ** (2/3) for k comparisons. Plain Bonferroni, 5 % / k, would hold for any variances but needs one or two more
+seeds. The exponent 2/3 is our choice; benchmarks/sweep_verdicts.py measures its effect.
 """
 
 import math
@@ -18,54 +21,61 @@ import attrs
 import numpy as np
 from scipy import fft, optimize, special
 
-ERROR = 0.05  # probability of any false difference, where none is
+ERROR = 0.05  # probability that at least one false difference is reported when there is no real one
 CONFIDENCE = 1 - ERROR
-OWN_EXPONENT = 2 / 3
-BAND_ERROR = 0.04  # of a run's mean over all places of a band; the rest of ERROR is left to single places
-# A judge's difference must also lie outside the t-interval of its two models' own seeds. With two seeds, that interval
-# has the first level; benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With
-# more seeds, the level is the second number if one of the two models clearly varies more than all others. Otherwise the
-# p-value of the test for that, times the third number, is added: up to 23 %.
-OWN_ERROR_OF_TWO_SEEDS, OWN_ERROR_OF_SEEDS, OWN_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
-POWER = 0.9
-SOUGHT_DEVIATIONS = 3.0  # seed deviations that the default number of seeds finds
-_NODES, _CELLS, _REACH = 96, 200, 8.5
-# Spectra that a stream of units may have: a first-order autoregression, plus a share of noise that is new in each unit
+PAIRWISE_EXPONENT = 2 / 3
+BAND_ERROR = 0.04  # error rate for a run's mean over the whole band; single places get the rest of ERROR
+# A judged difference must also be significant by the t-interval of the seeds of its two models alone. With two seeds,
+# that interval has the first level; benchmarks/judge_errors.py shows why no level gives both few errors and enough
+# verdicts. With more seeds, the level is the second number if one of the two models clearly varies more than all
+# others. Otherwise, the p-value of the test for that, times the third number, is added, which gives at most 23 %.
+PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
+POWER = 0.9  # probability of detection that the functions about detectable differences assume
+SOUGHT_DEVIATIONS = 3.0  # difference, in seed deviations, that the default number of seeds must detect
+_NODES, _CELLS, _REACH = 96, 200, 8.5  # quadrature nodes; grid cells; bound of the integral in standard deviations
+# Candidate spectra of a stream of units: a first-order autoregression plus a share of noise that is independent between
+# units.
 _CORRELATIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.99)
 _FRESH_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
-_LEAST_UNITS, _MOST_UNITS = 8, 1024  # from which a correlation is looked for; more units are summed in groups
-_PREFERRED = 4.0  # twice the log-likelihood by which a correlation must beat independence, for its two parameters
-_AS_LIKELY = 1.0  # twice the log-likelihood that a more cautious spectrum may lose against the likeliest
-_FLAT = 0.65  # share of the power at frequency zero that the chosen frequencies have on average, by the spectrum
+# With fewer units than the first number, no correlation is looked for. More units than the second are summed in groups.
+_LEAST_UNITS, _MOST_UNITS = 8, 1024
+# A correlation has two parameters, so twice its log-likelihood must exceed the one for independence by this much.
+_PREFERRED = 4.0
+_AS_LIKELY = 1.0  # a more cautious spectrum is used if twice its log-likelihood is at most this far below the best
+_FLAT = 0.65  # by the spectrum, the chosen frequencies must average at least this share of the power at zero
 
-Runs = Mapping[int, float]  # values of a recipe's runs, by training seed
+Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
 
 
 @attrs.frozen(kw_only=True)
 class Interval:
+    """An estimate with the bounds of its confidence interval."""
+
     value: float
-    low: float | None = None  # None, as `high`, where the sample has one unit: its spread is unknown
+    low: float | None = None  # None, like `high`, if the sample has a single unit and its spread is unknown
     high: float | None = None
-    error: float | None = None  # standard error, where the bounds are those of Student's t
+    error: float | None = None  # standard error, if the bounds come from Student's t
 
     def __neg__(self) -> "Interval":
-        """Return the interval of b - a, where this one is of a - b."""
+        """Return the interval of b - a, given that this is the interval of a - b."""
         low = None if self.high is None else -self.high
         return Interval(value=-self.value, low=low, high=None if self.low is None else -self.low, error=self.error)
 
     @property
-    def apart(self) -> bool:
-        """Tell whether zero lies outside: a difference is significant."""
+    def excludes_zero(self) -> bool:
+        """Whether zero is outside the bounds, that is, whether a difference is significant."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
     def widened(self, reach: float, error: float | None = None) -> "Interval":
-        """Return the interval with an independent error, which alone would reach so far on both sides.
+        """Return this interval after adding an independent source of error.
 
-        If both standard errors are known, it is Student's interval of their sum, at the mean of the two critical
-        values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964). A small error of which few degrees
-        of freedom are known then counts little. A false difference has a probability of 5 % at most, or of 6.2 % where
-        an error with one degree of freedom is several times as large as the other one. If an error is not known, the
-        squares of the reaches are added, which is wider.
+        `reach` is the half width of an interval for the added error alone, and `error` is its standard error.
+
+        If both standard errors are known, the result is Student's interval of the summed errors. Its critical value is
+        the mean of the two critical values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964), so
+        that a small error with few degrees of freedom has little effect. The probability of a false difference is at
+        most 5 %, or 6.2 % if an error with one degree of freedom is several times as large as the other one. If either
+        standard error is unknown, the half widths are added in quadrature, which gives a wider interval.
         """
         if self.low is None or self.high is None:
             return self
@@ -79,11 +89,14 @@ class Interval:
         return Interval(value=self.value, low=self.value - low, high=self.value + high, error=total)
 
     def record(self) -> dict[str, float | None]:
-        """Return what is stored of an interval."""
+        """Return the fields of an interval that are stored in a result."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
     def text(self, digits: int, sign: str = "") -> str:
-        """Return the value and, where known, the bounds in brackets. `sign`: "+" to show it."""
+        """Return the value, followed by the bounds in brackets if they are known.
+
+        `sign`: "+" to show a sign before positive numbers as well.
+        """
         value = f"{self.value:{sign}.{digits}f}"
         if self.low is None or self.high is None:
             return value
@@ -92,48 +105,57 @@ class Interval:
 
 @attrs.frozen(kw_only=True)
 class SeedNoise:
-    """Standard errors of a difference of two recipes over training seeds."""
+    """Standard errors, over training seeds, of the difference between two recipes."""
 
-    pooled: float  # over all recipes
-    freedom: float  # degrees of freedom; infinite where the user stated the deviation
-    own: float = 0.0  # of the runs of the two alone
-    own_freedom: float = 1.0
+    pooled: float  # estimated from all recipes
+    freedom: float  # degrees of freedom; infinite if the user stated the deviation
+    pairwise: float = 0.0  # estimated only from the runs of the two recipes
+    pairwise_freedom: float = 1.0
 
     def reach(self, comparisons: int, critical: float | None = None) -> float:
-        """Return the half width of one of several comparisons; `critical`: of the pooled error, else Bonferroni's."""
+        """Return the half width of the interval for one of several comparisons.
+
+        `critical`: the critical value to use with the pooled error; default: Bonferroni's.
+        """
         return max(self._reaches(comparisons, critical))
 
     def added_to(self, difference: Interval, comparisons: int) -> Interval:
-        """Return the interval of one of several differences, over its own error and this noise together.
+        """Return the interval of one of several differences, widened by this seed noise.
 
-        It is the wider one of those with the pooled error and with the error of the two recipes' own runs. Each of them
-        grows with the number of comparisons, so the wider one does, too.
+        There are two candidates, one with the pooled error and one with the error from the two recipes' runs; the wider
+        one is returned. Both grow with the number of comparisons, so the wider one also does.
         """
-        pooled, own = self._reaches(comparisons, None)
-        both = [difference.widened(pooled, self.pooled), difference.widened(own, self.own)]
-        return max(both, key=lambda one: 0.0 if one.low is None or one.high is None else one.high - one.low)
+        pooled_reach, pairwise_reach = self._reaches(comparisons, None)
+        candidates = [
+            difference.widened(pooled_reach, self.pooled),
+            difference.widened(pairwise_reach, self.pairwise),
+        ]
+        return max(
+            candidates,
+            key=lambda interval: 0.0 if interval.low is None or interval.high is None else interval.high - interval.low,
+        )
 
     def _reaches(self, comparisons: int, critical: float | None) -> tuple[float, float]:
-        """Return the half widths of one of several comparisons: by the pooled error, and by the recipes' own runs."""
+        """Return two half widths for one of several comparisons: from the pooled error and from the pairwise error."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
-        return critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own
+        return critical * self.pooled, pairwise_quantile(comparisons, self.pairwise_freedom) * self.pairwise
 
 
 def plus_minus(value: float, error: float | None, digits: int) -> str:
-    text = f"{round(value, digits) + 0.0:.{digits}f}"  # -0.04 is 0.0, not -0.0
+    text = f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0, for example for -0.04
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t with `freedom` degrees of freedom, above zero; infinite: the normal's."""
+    """Return a quantile of Student's t distribution. `freedom` is positive; if infinite, the distribution is normal."""
     if math.isinf(freedom):
         return NormalDist().inv_cdf(probability)
     return float(special.stdtrit(freedom, probability))
 
 
 def student_interval(value: float, error: float | None, freedom: float, confidence: float = CONFIDENCE) -> Interval:
-    """Return the interval of a value with that standard error; None: no bounds."""
+    """Return Student's interval of a value with this standard error, or an interval without bounds if it is None."""
     if error is None:
         return Interval(value=value)
     reach = student_quantile((1 + confidence) / 2, freedom) * error
@@ -141,10 +163,11 @@ def student_interval(value: float, error: float | None, freedom: float, confiden
 
 
 def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple[float, float | None]:
-    """Return the mean and its standard error, None of one unit; with `sizes`, the ratio of the sums.
+    """Return the mean and its standard error, which is None for a single unit.
 
-    A mean over tokens is a ratio over documents, the units that were sampled: tokens of one are correlated (Cochran,
-    Sampling Techniques, 3rd ed. 1977, section 2.11). Of differences of two models' values, the error is paired.
+    With `sizes`, the mean is the ratio of the two sums. A mean over tokens is such a ratio: the sampled units are
+    documents, because the tokens of a document are correlated (Cochran, Sampling Techniques, 3rd ed. 1977, section
+    2.11). If `values` are differences between two models, the error is that of a paired comparison.
     """
     sizes = np.ones(len(values)) if sizes is None else sizes
     total = float(sizes.sum())
@@ -157,52 +180,56 @@ def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple
 
 
 def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None:
-    """Return the standard error of a mean over items, each of which was hit or missed; None of one item.
+    """Return the standard error of a mean over items that were either hit or missed, or None for a single item.
 
-    `step`: how much the value of a hit is above that of a miss. `paired`: values are differences of two models, which
-    are 0 where both hit or both miss. Where all items are hit, or all missed, or the models never differ, the plain
-    error is 0, and says that another sample could not have differed. So the error is at least that of two items more:
-    one hit and one miss (Agresti and Coull, American Statistician 52, 1998), or, if paired, one item on which the
-    models differ, half in each direction, and one on which they do not (Agresti and Min, Statistics in Medicine 24,
-    2005).
+    `step`: the value of a hit minus the value of a miss. `paired`: the values are differences between two models, which
+    are 0 if both models hit or both miss an item.
+
+    If all items are hit, all are missed, or the models never differ, the plain error is 0, as if no other sample could
+    have given a different mean. Therefore, the error is never smaller than with two additional items: one hit and one
+    miss (Agresti and Coull, American Statistician 52, 1998), or, if paired, one item on which the models differ, half
+    in each direction, and one on which they agree (Agresti and Min, Statistics in Medicine 24, 2005).
     """
     error, number = mean_and_error(values)[1], len(values) + 2
     if error is None:
         return None
     low = float(values.min())
-    more, more_squares = (0.0, step**2) if paired else (2 * low + step, low**2 + (low + step) ** 2)
-    mean = (float(values.sum()) + more) / number
-    variance = (float(np.square(values).sum()) + more_squares) / number - mean**2
+    added_sum, added_squares = (0.0, step**2) if paired else (2 * low + step, low**2 + (low + step) ** 2)
+    mean = (float(values.sum()) + added_sum) / number
+    variance = (float(np.square(values).sum()) + added_squares) / number - mean**2
     return max(error, math.sqrt(max(0.0, variance) / number))
 
 
 @attrs.frozen(kw_only=True)
 class StreamMean:
-    """The mean of a stream of units, of which neighbours may be alike."""
+    """The mean of a stream of units in which neighbouring units may be correlated."""
 
     value: float
-    error: float | None  # standard error; None of one unit
+    error: float | None  # standard error; None for a single unit
     freedom: float  # degrees of freedom of the error
-    independent: float  # number of independent units that would give this error; that of all, where none are alike
+    independent: float  # number of independent units that would give this error; all units if none are correlated
 
     def error_for(self, freedom: float) -> float | None:
-        """Return the error that gives the same 95 % interval where a reader assumes other degrees of freedom."""
+        """Return the error that gives a reader who assumes these degrees of freedom the same 95 % interval."""
         if self.error is None:
             return None
-        at = (1 + CONFIDENCE) / 2
-        return self.error * student_quantile(at, self.freedom) / student_quantile(at, freedom)
+        probability = (1 + CONFIDENCE) / 2
+        return self.error * student_quantile(probability, self.freedom) / student_quantile(probability, freedom)
 
 
 def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
-    """Return the ratio of the sums of units in the order of their stream, with an error that counts their correlation.
+    """Return the ratio of the two sums over a stream's units, with an error that accounts for their correlation.
 
-    Neighbouring documents of a corpus are often alike, and an error that takes them as independent is then too small:
-    by half or more. Their deviations are transformed to frequencies (cosines), where independent units have the same
-    power everywhere. If a spectrum of correlated units explains the powers better (by Whittle's likelihood), the
-    variance is the mean power of the lowest frequencies alone, corrected by that spectrum for what they miss of the
-    power at zero, with a degree of freedom for each of them (Mueller, Journal of Econometrics 141, 2007; Lazarus et
-    al., Journal of Business and Economic Statistics 36, 2018). Otherwise it is the error of `mean_and_error`. What this
-    cannot see: correlation over more units than the stream has. benchmarks/document_errors.py measures the coverage.
+    The units must be in the order of the stream. Neighbouring documents of a corpus are often similar, and an error
+    that treats them as independent is then too small, by half or more. Therefore, the units' deviations from the mean
+    are transformed to frequencies (cosines), where independent units have the same power everywhere. If a spectrum of
+    correlated units explains the powers better, by Whittle's likelihood, the variance is the mean power of the lowest
+    frequencies only. It is divided by the share of the power at frequency zero that these frequencies have according to
+    that spectrum, and each of them adds a degree of freedom (Mueller, Journal of Econometrics 141, 2007; Lazarus et
+    al., Journal of Business and Economic Statistics 36, 2018). Otherwise, the error is that of `mean_and_error`.
+
+    Correlation over more units than the stream has cannot be detected. benchmarks/document_errors.py measures the
+    coverage.
     """
     mean, error = mean_and_error(values, sizes)
     number, freedom = len(values), ratio_freedom(sizes)
@@ -214,23 +241,26 @@ def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
         deviations = np.add.reduceat(deviations, np.arange(_MOST_UNITS) * number // _MOST_UNITS)
     powers = np.square(fft.dct(deviations, norm="ortho")[1:])
     frequencies, variance = _power_at_zero(powers)
-    grouped = math.sqrt(variance * len(deviations)) / float(sizes.sum())
+    grouped_error = math.sqrt(variance * len(deviations)) / float(sizes.sum())
     if frequencies == len(powers):
-        return independent if number <= _MOST_UNITS else attrs.evolve(independent, error=grouped)
-    worth = number * (error / grouped) ** 2 if grouped else float(number)
+        return independent if number <= _MOST_UNITS else attrs.evolve(independent, error=grouped_error)
+    effective_units = number * (error / grouped_error) ** 2 if grouped_error else float(number)
     return StreamMean(
-        value=mean, error=grouped, freedom=min(freedom, frequencies), independent=max(1.0, min(number, worth))
+        value=mean,
+        error=grouped_error,
+        freedom=min(freedom, frequencies),
+        independent=max(1.0, min(number, effective_units)),
     )
 
 
 def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
-    """Return how many of the lowest frequencies tell the power at frequency zero, and that power."""
+    """Estimate the power at frequency zero; return the number of lowest frequencies that were used, and the power."""
     shapes, logarithms, flatness = _spectra(len(powers))
     likelihood = -0.5 * (logarithms + len(powers) * np.log(shapes @ powers / len(powers)))
-    behind = 2 * (likelihood.max() - likelihood)  # of each spectrum; the first is that of independent units
-    if behind[0] < _PREFERRED:
+    deficits = 2 * (likelihood.max() - likelihood)  # one per spectrum; the first spectrum belongs to independent units
+    if deficits[0] < _PREFERRED:
         return len(powers), float(powers.mean())
-    likely = np.flatnonzero(behind <= _AS_LIKELY)
+    likely = np.flatnonzero(deficits <= _AS_LIKELY)
     counts = np.maximum(1, (flatness[likely] >= _FLAT).sum(axis=1))
     chosen = int(counts.argmin())
     count = int(counts[chosen])
@@ -239,10 +269,11 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
 
 @lru_cache(maxsize=8)
 def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the spectra at so many frequencies above zero, independent units first.
+    """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
-    The inverse of each (spectra, frequencies), the sum of its logarithms (spectra,), and the mean of its lowest 1, 2,
-    ... frequencies as a share of its power at zero (spectra, frequencies).
+    The first spectrum belongs to independent units. The arrays are the inverse of each spectrum (spectra, frequencies),
+    the sum of its logarithms (spectra,), and the mean of its lowest 1, 2, ... frequencies as a share of its power at
+    zero (spectra, frequencies).
     """
     cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
     rows, at_zero = [np.ones(number)], [1.0]
@@ -257,40 +288,49 @@ def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds, both (M,), that hold all M values of one more run together; `values`: of R runs (R, M).
+    """Return the lower and upper bounds, both (M,), between which all M values of one more run should be.
 
-    Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section 4.7) with
-    Bonferroni's level. The variance is that of all M places, or of those up to `apart` away where they scatter more;
-    values `apart` places from each other are taken to share no noise. What a run keeps from its first place to its last
-    is shared by all of them, and only R - 1 degrees of freedom are known of it. So the band is never narrower than
-    Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures both together.
+    `values` (R, M): the values of R runs at M places, for example steps. `apart`: values that are this many places
+    apart are assumed to have independent noise.
+
+    The band is Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section
+    4.7) with Bonferroni's level. The variance at a place is the mean over all M places, or the mean over the places up
+    to `apart` away if that is larger. A deviation that a run keeps from its first place to its last affects all places,
+    and only R - 1 degrees of freedom are known about it. Therefore, the band is never narrower than Student's interval
+    of a further run's mean over the places. benchmarks/band_errors.py measures both together.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
     near = []
     for place in range(number):
-        reach = min(apart, place + 1)  # the first values are means over fewer steps, and scatter more than the next
+        reach = min(apart, place + 1)  # the first values are means over fewer steps and scatter more than later ones
         near.append(variances[max(0, place - reach) : place + reach + 1].mean())
     critical = student_quantile(1 - ERROR / number / 2, (runs - 1) * number / apart)
-    of_runs = student_quantile(1 - BAND_ERROR / 2, runs - 1) * values.mean(axis=1).std(ddof=1)
-    half = np.maximum(critical * np.sqrt(np.maximum(near, variances.mean())), of_runs) * math.sqrt(1 + 1 / runs)
+    mean_reach = student_quantile(1 - BAND_ERROR / 2, runs - 1) * values.mean(axis=1).std(ddof=1)
+    half = np.maximum(critical * np.sqrt(np.maximum(near, variances.mean())), mean_reach) * math.sqrt(1 + 1 / runs)
     return mean - half, mean + half
 
 
 def ratio_freedom(sizes: np.ndarray) -> float:
-    """Return the degrees of freedom of a mean over units of these sizes (Kish, Survey Sampling, 1965), one at least."""
+    """Return the degrees of freedom, at least 1, of a mean over units of these sizes (Kish, Survey Sampling, 1965)."""
     return max(1.0, float(sizes.sum()) ** 2 / float(np.square(sizes).sum()) - 1)
 
 
 def combined_error(*parts: tuple[float, float]) -> tuple[float, float]:
-    """Return the error and freedom of a sum of independent ones (Satterthwaite, Biometrics Bulletin 2, 1946)."""
+    """Return the standard error of a sum of independent terms, and its degrees of freedom.
+
+    `parts`: the standard error and degrees of freedom of each term (Satterthwaite, Biometrics Bulletin 2, 1946).
+    """
     variance = math.fsum(error**2 for error, _ in parts)
     spread = math.fsum(error**4 / freedom for error, freedom in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf
 
 
 def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float, int]:
-    """Return the deviation of a run over seeds, and its freedom; `paired`: less what a seed does to all recipes."""
+    """Return the standard deviation of a run over seeds, and its degrees of freedom.
+
+    `paired`: remove the effect that a seed has on all recipes alike.
+    """
     runs = [(number, seed, value) for number, recipe in enumerate(recipes) for seed, value in recipe.items()]
     seeds = {seed: index for index, seed in enumerate(dict.fromkeys(seed for _, seed, _ in runs))}
     layout = np.zeros((len(runs), len(recipes) + len(seeds) * paired))
@@ -305,40 +345,50 @@ def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float,
     return math.sqrt(squares / freedom) if freedom else 0.0, freedom
 
 
-def shared_seeds(one: Runs, other: Runs) -> list[int]:
-    """Return the seeds by which two recipes are paired; none where they share fewer than two."""
-    seeds = sorted(one.keys() & other.keys())
+def shared_seeds(first: Runs, second: Runs) -> list[int]:
+    """Return the seeds by which two recipes are paired, or an empty list if they share fewer than two seeds."""
+    seeds = sorted(first.keys() & second.keys())
     return seeds if len(seeds) > 1 else []
 
 
 def seed_noise(
-    recipes: Sequence[Runs], one: Runs, other: Runs, stated_deviation: float | None = None
+    recipes: Sequence[Runs], first: Runs, second: Runs, stated_deviation: float | None = None
 ) -> SeedNoise | None:
-    """Return the noise of two recipes' difference, paired where they share seeds; None where one has a single one."""
-    seeds = shared_seeds(one, other)
-    scale = math.sqrt(2 / len(seeds) if seeds else 1 / len(one) + 1 / len(other))
+    """Return the seed noise of the difference between two recipes, or None if either has only one run.
+
+    The runs are paired if the two recipes share at least two seeds. `stated_deviation`: the standard deviation of a run
+    over seeds, if the user stated it; then nothing is estimated, and a single run per recipe is enough.
+    """
+    seeds = shared_seeds(first, second)
+    scale = math.sqrt(2 / len(seeds) if seeds else 1 / len(first) + 1 / len(second))
     if stated_deviation is not None:
         return SeedNoise(pooled=stated_deviation * scale, freedom=math.inf)
-    if min(len(one), len(other)) < 2:
+    if min(len(first), len(second)) < 2:
         return None
-    values = [[one[seed] - other[seed] for seed in seeds]] if seeds else [[*one.values()], [*other.values()]]
-    own, own_freedom = combined_error(*((mean_and_error(np.array(each))[1] or 0.0, len(each) - 1) for each in values))
+    samples = [[first[seed] - second[seed] for seed in seeds]] if seeds else [[*first.values()], [*second.values()]]
+    pairwise, pairwise_freedom = combined_error(
+        *((mean_and_error(np.array(sample))[1] or 0.0, len(sample) - 1) for sample in samples)
+    )
     deviation, freedom = residual_deviation(recipes, paired=bool(seeds))
-    return SeedNoise(pooled=deviation * scale, freedom=freedom, own=own, own_freedom=own_freedom)
+    return SeedNoise(pooled=deviation * scale, freedom=freedom, pairwise=pairwise, pairwise_freedom=pairwise_freedom)
 
 
-def own_quantile(comparisons: int, freedom: float) -> float:
-    return student_quantile(1 - ERROR / comparisons**OWN_EXPONENT / 2, freedom)
+def pairwise_quantile(comparisons: int, freedom: float) -> float:
+    """Return the critical value for the error that is estimated only from the two compared recipes."""
+    return student_quantile(1 - ERROR / comparisons**PAIRWISE_EXPONENT / 2, freedom)
 
 
 @cache
 def dunnett_quantile(comparisons: int, freedom: float) -> float:
-    """Return the two-sided critical value of so many differences from one base, with equal numbers of seeds.
+    """Return Dunnett's two-sided critical value for `comparisons` differences from one base.
 
-    Dunnett (1955, JASA 50, 1096) bounds the largest of k statistics that share the base and one pooled error, knowing
-    their correlation of 1/2. P(max |T| <= c) = E over s and z of [Phi(sqrt(2) c s + z) - Phi(-sqrt(2) c s + z)] ** k,
-    with z normal and s ** 2 chi-squared over its degrees of freedom, by Gauss-Legendre quadrature: scipy's
-    multivariate_t integrates k dimensions at random.
+    The base and the variants must have equal numbers of seeds. Dunnett (1955, JASA 50, 1096) bounds the largest of k
+    statistics that share the base and one pooled error, and whose correlation is therefore 1/2:
+
+        P(max |T| <= c) = E over s and z of [Phi(sqrt(2) c s + z) - Phi(-sqrt(2) c s + z)] ** k
+
+    Here z is normal, and s ** 2 is chi-squared divided by its degrees of freedom. The expectation is computed by
+    Gauss-Legendre quadrature, because scipy's multivariate_t integrates k dimensions by random sampling.
     """
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     base = _REACH * nodes
@@ -355,69 +405,79 @@ def dunnett_quantile(comparisons: int, freedom: float) -> float:
 
 @cache
 def power(shift: float, comparisons: int, seeds: int) -> float:
-    """Return the probability to find one difference of `shift` standard errors from a base, at equal variances."""
-    own, pooled = own_quantile(comparisons, seeds - 1), dunnett_quantile(comparisons, comparisons * (seeds - 1))
-    first = (np.arange(_CELLS) + 0.5) / _CELLS
+    """Return the probability of detecting one difference of `shift` standard errors from a base.
+
+    All variances are assumed to be equal. There are `comparisons` variants with `seeds` seeds each.
+    """
+    pairwise_critical = pairwise_quantile(comparisons, seeds - 1)
+    pooled_critical = dunnett_quantile(comparisons, comparisons * (seeds - 1))
+    probabilities = (np.arange(_CELLS) + 0.5) / _CELLS
     freedom, rest = seeds - 1, (comparisons - 1) * (seeds - 1)
-    own_squares = special.chdtri(freedom, 1 - first)[:, None]
-    rest_squares = special.chdtri(rest, 1 - first)[None, :] if rest else np.zeros((1, 1))
+    pair_squares = special.chdtri(freedom, 1 - probabilities)[:, None]
+    rest_squares = special.chdtri(rest, 1 - probabilities)[None, :] if rest else np.zeros((1, 1))
     reach = np.maximum(
-        own * np.sqrt(own_squares / freedom), pooled * np.sqrt((own_squares + rest_squares) / (freedom + rest))
+        pairwise_critical * np.sqrt(pair_squares / freedom),
+        pooled_critical * np.sqrt((pair_squares + rest_squares) / (freedom + rest)),
     )
     return float(np.mean(special.ndtr(shift - reach) + special.ndtr(-shift - reach)))
 
 
 @cache
 def detectable_deviations(comparisons: int, seeds: int) -> float:
-    """Return the difference that is found with the probability POWER, in seed deviations: of one run over seeds."""
-    return least_found(lambda shift: power(shift, comparisons, seeds)) * math.sqrt(2 / seeds)
+    """Return the difference that is detected with probability POWER, in standard deviations of one run over seeds."""
+    return detectable_shift(lambda shift: power(shift, comparisons, seeds)) * math.sqrt(2 / seeds)
 
 
-def least_found(probability: Callable[[float], float]) -> float:
-    """Return the shift above 0 that is found with the probability POWER; `probability` rises with the shift."""
-    most = 1.0
-    while probability(most) < POWER:
-        most *= 2
-    return float(optimize.brentq(lambda shift: probability(shift) - POWER, 0.0, most, xtol=1e-6))
+def detectable_shift(probability: Callable[[float], float]) -> float:
+    """Return the positive shift that is detected with probability POWER.
+
+    `probability`: the probability of detecting a shift; it must increase with the shift.
+    """
+    upper_bound = 1.0
+    while probability(upper_bound) < POWER:
+        upper_bound *= 2
+    return float(optimize.brentq(lambda shift: probability(shift) - POWER, 0.0, upper_bound, xtol=1e-6))
 
 
 def default_seeds(comparisons: int) -> int:
-    """Return the fewest seeds that find a difference of SOUGHT_DEVIATIONS."""
+    """Return the smallest number of seeds with which a difference of SOUGHT_DEVIATIONS is detected."""
     return next(seeds for seeds in range(2, 100) if detectable_deviations(comparisons, seeds) <= SOUGHT_DEVIATIONS)
 
 
 def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[int, int], Interval]]:
-    """Return each model's mean score, and the differences a - b of models a < b, with 95 % intervals.
+    """Return each model's mean score, and the difference a - b of each pair of models a < b, with 95 % intervals.
 
-    `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, for all models
-    alike, else ValueError. Questions are paired; seeds are not, and their variance is pooled over models, but no
-    interval is narrower than the t-interval of its own models' seeds, at a level that depends on whether they scatter
-    more than the others (`_own_error`). With two seeds that guard is weak: their intervals assume that the seeds of all
-    models scatter alike. The noise of single answers is counted in both errors: intervals are conservative. Of one seed
-    they cover questions only, and do not say which model is better. Intervals of differences are simultaneous
-    (Bonferroni).
+    `scores`: float64 (M models, S fine-tuning seeds, Q questions); NaN marks a question that was not judged. Raises
+    ValueError unless the same questions were judged for all models.
+
+    Questions are paired. Seeds are not, and their variance is pooled over models, but no interval is narrower than the
+    t-interval of the seeds of its one or two models, at a level that depends on whether those scatter more than the
+    other models (`_pairwise_error`). With two seeds, that safeguard is weak: the intervals assume that the seeds of all
+    models scatter alike. The noise of single answers is part of both errors, so the intervals are conservative. With
+    one seed, they cover only the choice of questions and do not show which model is better. The intervals of the
+    differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():
-        raise ValueError("scores: wanted at least one judged question, and the same ones judged for all models")
+        raise ValueError("scores: wanted at least one judged question, and the same questions judged for all models")
     scores = scores[:, judged[0].any(1)][:, :, judged[0].any(0)]
     models, seeds, questions = scores.shape
     counts = (~np.isnan(scores[0])).sum(0)
     sums = np.nansum(scores, axis=1)  # (M, Q)
     freedom = models * (seeds - 1)
-    # Of a model's mean over seeds (M,)
+    # Variance of each model's mean over seeds (M,)
     variances = np.nanmean(scores, axis=2).var(axis=1, ddof=1) / seeds if freedom else np.zeros(models)
     pooled = float(variances.mean())
 
-    def interval(of_questions: np.ndarray, sides: tuple[int, ...], confidence: float) -> Interval:
-        value, error = mean_and_error(of_questions, counts)
-        found = student_interval(value, error, questions - 1, confidence)
+    def interval(question_sums: np.ndarray, sides: tuple[int, ...], confidence: float) -> Interval:
+        value, error = mean_and_error(question_sums, counts)
+        over_questions = student_interval(value, error, questions - 1, confidence)
         if not freedom:
-            return found
-        of_all = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(len(sides) * pooled)
-        own, own_freedom = combined_error(*((math.sqrt(variances[model]), seeds - 1) for model in sides))
-        critical = student_quantile(1 - _own_error(variances, sides, seeds) / 2, own_freedom)
-        return found.widened(max(of_all, critical * own))
+            return over_questions
+        pooled_reach = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(len(sides) * pooled)
+        seed_error, seed_freedom = combined_error(*((math.sqrt(variances[model]), seeds - 1) for model in sides))
+        critical = student_quantile(1 - _pairwise_error(variances, sides, seeds) / 2, seed_freedom)
+        return over_questions.widened(max(pooled_reach, critical * seed_error))
 
     pairs = list(combinations(range(models), 2))
     simultaneous = 1 - ERROR / max(1, len(pairs))
@@ -425,18 +485,18 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     return means, {(a, b): interval(sums[a] - sums[b], (a, b), simultaneous) for a, b in pairs}
 
 
-def _own_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
-    """Return the level of the t-interval of one or two models' own seeds.
+def _pairwise_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
+    """Return the level of the t-interval that is computed only from the seeds of the one or two models in `sides`.
 
-    The F-test compares the larger variance of `sides` with the mean of all other models' variances, `variances` (M,).
-    The larger its p-value, the less reason there is to doubt the pooled variance, and the narrower the interval of the
-    models' own seeds may be.
+    `variances` (M,): the variance of each model's mean over seeds. An F-test compares the larger variance in `sides`
+    with the mean of all other models' variances. The larger its p-value, the less reason there is to doubt the pooled
+    variance, and the narrower this interval may be.
     """
     if seeds == 2:
-        return OWN_ERROR_OF_TWO_SEEDS
+        return PAIRWISE_ERROR_OF_TWO_SEEDS
     widest = max(sides, key=lambda model: float(variances[model]))
-    others = np.delete(variances, widest)
-    if not others.any():
-        return OWN_ERROR_OF_SEEDS
-    p_value = special.fdtrc(seeds - 1, (seeds - 1) * len(others), variances[widest] / others.mean())
-    return OWN_ERROR_OF_SEEDS + OWN_ERROR_BY_P_VALUE * float(p_value)
+    other_variances = np.delete(variances, widest)
+    if not other_variances.any():
+        return PAIRWISE_ERROR_OF_SEEDS
+    p_value = special.fdtrc(seeds - 1, (seeds - 1) * len(other_variances), variances[widest] / other_variances.mean())
+    return PAIRWISE_ERROR_OF_SEEDS + PAIRWISE_ERROR_BY_P_VALUE * float(p_value)

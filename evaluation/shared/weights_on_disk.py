@@ -1,4 +1,4 @@
-"""Hashes of a loaded network and of a directory's files, by which the weights of a stored result are recognized."""
+"""Hash a loaded network and the files of a directory, to recognize the weights of a stored result."""
 
 import hashlib
 from pathlib import Path
@@ -14,28 +14,31 @@ from training.checkpoints.saved_state import weights_digest
 
 
 def identity_of(network: GPT, directory: Path) -> WeightsIdentity:
-    """Return the identity of a network that was loaded from a directory. Call it before the network is laid out."""
+    """Return the identity of a network that was loaded from a directory.
+
+    Call this before the network's layout is changed for generation.
+    """
     return WeightsIdentity(values_sha256=weights_sha256(network), files_sha256=files_sha256(directory))
 
 
 def files_sha256(directory: Path) -> str | None:
-    """Return the hash of the weights' file in a checkpoint; of another program's model, of its configuration, too.
+    """Return the hash of a checkpoint's weights, or of the weights and configuration of another program's model.
 
-    None where there is no model, or its files cannot be read.
+    Returns None if the directory contains no model, or if its files cannot be read.
     """
     if (directory / MANIFEST).is_file():
         return weights_digest(directory)
     try:
         digests = [(path.name, sha256(path)) for path in model_files(directory)]
-    except OSError:  # a file that an index names, for one
+    except OSError:  # for example, because a file that an index names is missing
         return None
     return hashlib.sha256(repr(digests).encode()).hexdigest() if digests else None
 
 
 def identity_on_disk(home: Path, title: str) -> WeightsIdentity | None:
-    """Return the identity of what a result's title names now; None where that is not on this disk.
+    """Return the identity of the weights that a result's title refers to now, or None if they are not on this disk.
 
-    `home`: the directory of the results. `title`: as `ModelLocation.title` gives it.
+    `home`: the directory of the results. `title`: the title in the results, as `ModelLocation.title` returns it.
     """
     checkpoint = checkpoint_titled(home, title)
     digest = files_sha256(checkpoint if checkpoint.is_dir() else home)

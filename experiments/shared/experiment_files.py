@@ -164,7 +164,7 @@ def missing_tokens(file: Path, train: TrainConfig) -> str | None:
     Raise it as BadInput if the number of steps depends on that dataset.
     """
     try:
-        locate_tokens(train, None, can_give=False)
+        locate_tokens(train, None, can_override=False)
     except BadInput as error:
         if train.data.min_train_tokens is None:
             raise BadInput(

@@ -135,10 +135,10 @@ def measure_run(
         if not stored and device is None:
             return None
         if not stored:
-            ranks = Ranks(rank=0, world_size=1, device=torch.device(str(device)), control=None, download=None)
-            trained = trained or load(locate(str(run), name_of(steps)), None, ranks.device)
-            stored = [held_out_loss(trained, (span, identity), ranks)[0]]
-            append_result(run, title, "loss", stored[0], identity_of(trained.network, trained.place.path))
+            alone = Ranks(rank=0, world_size=1, device=torch.device(str(device)), control=None, download=None)
+            trained = trained or load(locate(str(run), name_of(steps)), None, alone.device)
+            stored = [held_out_loss(trained, (span, identity), alone)[0]]
+            append_result(run, title, "loss", stored[0], identity_of(trained.network, trained.location.path))
         losses.append(_loss_of(stored[-1], "nats_per_token" if measure.same_ids else "bits_per_byte", run))
     return losses
 

@@ -243,11 +243,11 @@ def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> Sweep
 
     If it was `selected` by a rule that used these losses, its mean looks too good, and the verdict has only a bound.
     """
-    if noise.pooled == noise.own == 0:
+    if noise.pooled == noise.pairwise == 0:
         reason = "no verdict: the loss is the same for all seeds; the difference is"
         return SweepVerdict(text=f"{reason} {difference.value:+.{LOSS_DIGITS}f}")
     text = f"no difference found: {difference.text(LOSS_DIGITS, '+')}"
-    if difference.apart:
+    if difference.excludes_zero:
         better = difference.value < 0
         gain = -difference if better else difference
         size = f"at least {gain.low:.{LOSS_DIGITS}f}" if selected and better else gain.text(LOSS_DIGITS)

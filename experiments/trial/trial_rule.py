@@ -25,7 +25,7 @@ from evaluation.shared.significance import (
     POWER,
     SOUGHT_DEVIATIONS,
     Interval,
-    least_found,
+    detectable_shift,
     mean_and_error,
     student_interval,
     student_quantile,
@@ -115,7 +115,7 @@ class TrialRule:
             return TrialVerdict("cannot tell", text)
         deviation, freedom = error * math.sqrt(pairs), pairs - 1
         difference = student_interval(mean, error, freedom, 1 - 2 * level)
-        if difference.apart:
+        if difference.excludes_zero:
             verdict, gain = ("better", -difference) if mean < 0 else ("worse", difference)
             return TrialVerdict(verdict, f"{verdict} by {gain.text(LOSS_DIGITS)}, {assumption(pairs)}", difference)
         sought = _scaled(SOUGHT_DEVIATIONS) * deviation
@@ -145,7 +145,7 @@ def assumption(pairs: int) -> str:
 @cache
 def detectable(level: float, pairs: int) -> float:
     """Return the difference that is found with the probability POWER, in deviations of a pair's difference."""
-    return least_found(lambda shift: _power(shift, level, pairs))
+    return detectable_shift(lambda shift: _power(shift, level, pairs))
 
 
 def seeds_of(name: str) -> range:

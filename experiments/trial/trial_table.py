@@ -63,7 +63,7 @@ class TrialTable:
     def record(self) -> dict[str, Any]:
         """Return the verdict, the exit status, the losses, and intervals as [value, low, high].
 
-        docs/agents.md explains the keys.
+        docs/trials.md explains the keys.
         """
         intervals = {
             key: list(interval.record().values()) if interval else None for key, interval in self._intervals().items()

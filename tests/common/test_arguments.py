@@ -1,4 +1,4 @@
-"""Command lines: checked numbers, usage errors of one line, plain help."""
+"""Command lines: checked values, one-line usage errors and plain help."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,19 +37,19 @@ class Example:
 
 
 def parsed(*words: str) -> Example:
-    value = parse("example.py", Example, words, texts=ScriptTexts(epilog="examples:\n  python example.py\n"))
-    assert isinstance(value, Example)
-    return value
+    example = parse("example.py", Example, words, texts=ScriptTexts(epilog="examples:\n  python example.py\n"))
+    assert isinstance(example, Example)
+    return example
 
 
 def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: Any = Example) -> str:
-    """Return the one line about a wrong command line."""
+    """Return the line that is printed about a wrong command line."""
     with Script("example.py") as script:
         parse("example.py", commands, words)
     assert script.status == EXIT_USAGE
-    shown = capsys.readouterr()
-    [line] = shown.err.splitlines()
-    assert shown.out == "" and line.isprintable()
+    output = capsys.readouterr()
+    [line] = output.err.splitlines()
+    assert output.out == "" and line.isprintable()
     return line
 
 
@@ -57,13 +57,13 @@ def test_a_command_line_becomes_its_class() -> None:
     assert parsed("a", "--count", "4", "b") == Example(("a", "b"), count=4)
     assert parsed("--span", "2", "5", "a").span == (2, 5)
     assert parsed("a", "--set", "x=1", "--set=y=2") == Example(("a",), marks=("x=1", "y=2"))
-    assert parsed("a", "--device=cpu", "--fast", "--fast").fast  # a flag says the same each time
+    assert parsed("a", "--device=cpu", "--fast", "--fast").fast  # a repeated flag means the same
     assert parsed("--", "-a").names == ("-a",)
-    assert parsed("a\udcff\x1b").names == ("a\udcff\x1b",)  # bytes of a path that are no UTF-8 survive
+    assert parsed("a\udcff\x1b").names == ("a\udcff\x1b",)  # bytes of a path that are not UTF-8 are preserved
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "NAME is missing: one or more; see --help"),
         (["a", "--cuont=1"], "--cuont: unknown option; did you mean --count?; see --help"),
@@ -88,11 +88,11 @@ def test_a_command_line_becomes_its_class() -> None:
         ),
         (["a", "--fast", "--fast=no"], "--fast is given twice ('' and 'no'); give it once"),
         (["a", "--\x1b\udcff"], "--\\x1b\\udcff: unknown option"),
-        (["a", "--wandb"], "--wandb: unknown option; here: python report.py RUN --to wandb --watch"),
+        (["a", "--wandb"], "--wandb: unknown option; use python report.py RUN --to wandb --watch"),
     ],
 )
-def test_a_usage_error_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(words, capsys).startswith(f"example.py: {said}")
+def test_a_usage_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(words, capsys).startswith(f"example.py: {message}")
 
 
 @attrs.frozen(kw_only=True)
@@ -103,28 +103,31 @@ class Other:
     out: Annotated[str, option("where to", "DIR")] = "x"
 
 
-def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_word_selects_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     commands = {"example": Example, "other": Other}
     assert parse("example.py", commands, ["other", "x"]) == Other("x")
-    for words, said in (
+    for words, message in (
         ([], "COMMAND is missing; known: example, other; see --help"),
         (["othre"], "'othre': unknown command; did you mean 'other'?; known: example, other; see --help"),
         (["zzz"], "'zzz': unknown command; known: example, other; see --help"),
         (["zzz", "--help"], "'zzz': unknown command; known: example, other; see --help"),
         (["--out", "x"], "COMMAND is missing before --out, such as example.py other ... --out; see --help"),
         (["other"], "other: NAME is missing: what; see --help"),
-        (["other", "x", "y"], "other: got 'y' besides, wanted NAME and options; see --help"),
-        (["other", "x", "--count=3"], "other: --count: unknown option; it is one of example.py example; see --help"),
+        (["other", "x", "y"], "other: unexpected argument 'y', wanted NAME and options; see --help"),
+        (
+            ["other", "x", "--count=3"],
+            "other: --count: unknown option; it is an option of example.py example; see --help",
+        ),
     ):
-        assert refused(words, capsys, commands) == f"example.py: {said}"
+        assert refused(words, capsys, commands) == f"example.py: {message}"
 
 
-def test_a_command_without_a_name_is_meant_by_other_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_words_select_the_unnamed_command(capsys: pytest.CaptureFixture[str]) -> None:
     commands = {"": Example, "other": Other}
     assert parse("example.py", commands, ["othr"]) == Example(("othr",))
     line = refused(["a", "--out=x"], capsys, commands)
-    assert line == "example.py: --out: unknown option; it is one of example.py other; see --help"
-    assert refused(["other", "a", "--count=3"], capsys, commands).endswith("it is one of example.py; see --help")
+    assert line == "example.py: --out: unknown option; it is an option of example.py other; see --help"
+    assert refused(["other", "a", "--count=3"], capsys, commands).endswith("it is an option of example.py; see --help")
 
 
 COMMANDS: dict[str, Mapping[str, Command]] = {
@@ -163,53 +166,53 @@ def parsed_by(script: str, words: Sequence[str]) -> Any:
 
 
 def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one line about a wrong command line of one of our scripts, in our words."""
+    """Return the line that one of our scripts prints about a wrong command line. No library may have written it."""
     with Script(script) as end:
         parsed_by(script, words)
-    shown = capsys.readouterr()
-    [line] = shown.err.splitlines()
-    assert (end.status, shown.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
+    output = capsys.readouterr()
+    [line] = output.err.splitlines()
+    assert (end.status, output.out) == (EXIT_USAGE, "") and line.startswith(f"{script}: ")
     assert line.endswith("; see --help") and not any(text in line for text in OF_LIBRARIES), line
     return line
 
 
 @pytest.mark.parametrize(("script", "command"), PAIRS)
-def test_every_usage_error_of_every_command_is_ours(
-    script: str, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [one for one in arguments_of(SCRIPTS[script][command]) if one.show]
-    positional = [one for one in arguments if one.name.strip("-.").isupper()]
-    options = [one for one in arguments if one not in positional]
-    # Of the options that are required: a wrong value is seen before a missing one only in the order of the class.
-    required = [f"{one.name}={'999' if 'int' in str(one.hint) else 'x'}" for one in options if one.required]
-    given = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional))]
+def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [argument for argument in arguments_of(SCRIPTS[script][command]) if argument.show]
+    positional = [argument for argument in arguments if argument.name.strip("-.").isupper()]
+    options = [argument for argument in arguments if argument not in positional]
+    # Required options come before the wrong one, because errors are found in the order of the class.
+    required = [
+        f"{argument.name}={'999' if 'int' in str(argument.hint) else 'x'}" for argument in options if argument.required
+    ]
+    words_before = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional))]
 
-    def said(*words: str) -> str:
-        return usage_error(script, [*given, *words], capsys)
+    def message(*words: str) -> str:
+        return usage_error(script, [*words_before, *words], capsys)
 
-    assert "--xyzzy: unknown option; see --help" in said("--xyzzy")
-    assert "-Z: unknown option" in said("-Z")
+    assert "--xyzzy: unknown option; see --help" in message("--xyzzy")
+    assert "-Z: unknown option" in message("-Z")
     line = usage_error(script, [*filter(None, [command])], capsys)
     assert re.search(r"[A-Z/]+(\.\.\.)? is missing: \S", line), line
-    if positional and not any(one.name.endswith("...") for one in positional):
-        assert f"got 'extra' besides, wanted {positional[0].name.strip('-')}" in said("extra")
-    for one in options:
-        name, choices = one.name, one.get_choices(force=True)
-        others = [word for word in required if word.partition("=")[0] != name]
-        if one.hint is bool:
-            assert f"{name}: got 'perhaps', wanted no value" in said(f"{name}=perhaps")
+    if positional and not any(argument.name.endswith("...") for argument in positional):
+        assert f"unexpected argument 'extra', wanted {positional[0].name.strip('-')}" in message("extra")
+    for argument in options:
+        name, choices = argument.name, argument.get_choices(force=True)
+        other_required = [word for word in required if word.partition("=")[0] != name]
+        if argument.hint is bool:
+            assert f"{name}: got 'perhaps', wanted no value" in message(f"{name}=perhaps")
             continue
-        assert f"{name}: " in said(name) and " wanted " in said(name)
-        if one.token_count()[0] == 1:
-            assert f"; if --xyzzy is the value, write {name}=--xyzzy" in said(name, "--xyzzy")
+        assert f"{name}: " in message(name) and " wanted " in message(name)
+        if argument.token_count()[0] == 1:
+            assert f"; if --xyzzy is the value, write {name}=--xyzzy" in message(name, "--xyzzy")
         if choices:
-            assert f"{name}: got 'xyzzy', wanted {choices[0]}" in said(name, "xyzzy", *others)
-        elif re.search("int|float", str(one.hint)) and one.token_count()[0] == 1:
-            assert f"{name}: got '-x', wanted " in said(f"{name}=-x", *others)
+            assert f"{name}: got 'xyzzy', wanted {choices[0]}" in message(name, "xyzzy", *other_required)
+        elif re.search("int|float", str(argument.hint)) and argument.token_count()[0] == 1:
+            assert f"{name}: got '-x', wanted " in message(f"{name}=-x", *other_required)
     if options:
-        longest = max((one.name for one in options), key=len)
-        assert f"unknown option; did you mean {longest}?" in said(longest + "q")
-    strange = next(
+        longest_name = max((argument.name for argument in options), key=len)
+        assert f"unknown option; did you mean {longest_name}?" in message(longest_name + "q")
+    foreign_name = next(
         (
             name
             for other, kind in SCRIPTS[script].items()
@@ -219,24 +222,32 @@ def test_every_usage_error_of_every_command_is_ours(
         ),
         None,
     )
-    if strange is not None:
-        assert f"{strange}: unknown option; " in said(f"{strange}=1")
+    if foreign_name is not None:
+        assert f"{foreign_name}: unknown option; " in message(f"{foreign_name}=1")
 
 
 @pytest.mark.parametrize(("script", "command"), PAIRS)
-def test_no_command_takes_a_value_twice(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of(SCRIPTS[script][command])
-    repeatable = [one for one in options if one.hint is not bool and not one.token_count()[1]]
-    for one in repeatable:
-        values = ["1 2", "3 4"] if one.token_count()[0] == 2 else ["1", "3"]
-        words = [word for value in values for word in (one.name, *value.split())]
-        got = f"{one.name} is given twice ({values[0]!r} and {values[1]!r}); give it once"
-        assert repeated_problem(options, given_options(options, words)) == got
-    places = [one.name for one in repeatable if "str" in str(one.hint) or "Path" in str(one.hint)]
-    for name in places[:1]:  # the rule is part of each command
-        positional = [one for one in arguments_of(SCRIPTS[script][command]) if one.name.strip("-.").isupper()]
-        needed = [f"{one.name}={'999' if 'int' in str(one.hint) else 'x'}" for one in options if one.required]
-        words = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional)), *needed]
+    repeatable = [argument for argument in options if argument.hint is not bool and not argument.token_count()[1]]
+    for argument in repeatable:
+        values = ["1 2", "3 4"] if argument.token_count()[0] == 2 else ["1", "3"]
+        words = [word for example in values for word in (argument.name, *example.split())]
+        repetition = f"{argument.name} is given twice ({values[0]!r} and {values[1]!r}); give it once"
+        assert repeated_problem(options, given_options(options, words)) == repetition
+    path_names = [
+        argument.name for argument in repeatable if "str" in str(argument.hint) or "Path" in str(argument.hint)
+    ]
+    for name in path_names[:1]:  # each command applies the rule
+        positional = [
+            argument for argument in arguments_of(SCRIPTS[script][command]) if argument.name.strip("-.").isupper()
+        ]
+        required_words = [
+            f"{argument.name}={'999' if 'int' in str(argument.hint) else 'x'}"
+            for argument in options
+            if argument.required
+        ]
+        words = [*filter(None, [command]), *(f"w{number}" for number, _ in enumerate(positional)), *required_words]
         words = [word for word in words if not word.startswith(f"{name}=")]
         line = usage_error(script, [*words, name, "a.json", f"{name}=b.json"], capsys)
         assert f"{name} is given twice ('a.json' and 'b.json'); give it once" in line
@@ -246,9 +257,12 @@ RULES = [(script, command) for script, command in PAIRS if hasattr(SCRIPTS[scrip
 
 
 @pytest.mark.parametrize(("script", "command"), RULES)
-def test_rules_name_all_options_of_a_command(script: str, command: str) -> None:
-    """An option that is added must be placed in the table of modes, and one that is removed taken out."""
-    rules, names = SCRIPTS[script][command].option_rules, {one.name for one in options_of(SCRIPTS[script][command])}
+def test_option_rules_cover_all_options(script: str, command: str) -> None:
+    """A new option must be added to the table of modes, and an option that no longer exists must be removed."""
+    rules, names = (
+        SCRIPTS[script][command].option_rules,
+        {argument.name for argument in options_of(SCRIPTS[script][command])},
+    )
     placed = {name for uses in (rules.uses, *rules.modes.values()) for name in uses.split()} | {*rules.modes}
     conditions = " ".join([*rules.needs.values(), *rules.excludes.values()]).split()
     named = {
@@ -257,20 +271,20 @@ def test_rules_name_all_options_of_a_command(script: str, command: str) -> None:
         *rules.excludes,
         *rules.reasons_needed,
         *rules.reasons_excluded,
-        *(one.partition("=")[0] for one in conditions),
+        *(argument.partition("=")[0] for argument in conditions),
     }
     assert named <= names and (not rules.modes or placed == names)
     assert {*rules.reasons_unused} <= {rules.work, *rules.modes}
     assert {*rules.reasons_needed} <= {*rules.needs} and {*rules.reasons_excluded} <= {*rules.excludes}
-    for mode, reasons in rules.reasons_unused.items():  # an option that the mode uses is never refused
+    for mode, reasons in rules.reasons_unused.items():  # reasons only for options that the mode does not use
         assert {*reasons} <= names - {*(rules.uses if mode == rules.work else rules.modes[mode]).split()}
-    choices = {one.name: one.get_choices(force=True) for one in options_of(SCRIPTS[script][command])}
+    choices = {argument.name: argument.get_choices(force=True) for argument in options_of(SCRIPTS[script][command])}
     for condition in conditions:
-        name, equals, value = condition.partition("=")
-        assert not equals or value in choices[name], condition
+        name, equals, example = condition.partition("=")
+        assert not equals or example in choices[name], condition
 
 
-# Written here once more, by hand: what a user can give with each mode of train.py, and no more.
+# The options that a user can combine with each mode of train.py, listed here a second time by hand.
 TAKEN_BY_TRAIN = {
     "training": "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps "
     "--hash-every --price-per-hour --max-hours --max-usd --then",
@@ -287,34 +301,34 @@ TAKEN_BY_TRAIN = {
 
 
 @pytest.mark.parametrize("mode", TAKEN_BY_TRAIN)
-def test_each_mode_of_train_takes_what_it_uses(mode: str) -> None:
-    rules, names = TrainCommand.option_rules, {one.name for one in options_of(TrainCommand)}
+def test_each_mode_of_train_accepts_its_options(mode: str) -> None:
+    rules, names = TrainCommand.option_rules, {argument.name for argument in options_of(TrainCommand)}
     modes = {*TAKEN_BY_TRAIN} - {"training"}
     assert modes == {*rules.modes}
-    given = {} if mode == "training" else {mode: ["1"]}
+    words_before = {} if mode == "training" else {mode: ["1"]}
     for name in sorted(names - modes):
         priced = {"--price-per-hour": ["1"]} if name == "--max-usd" and mode in ("training", "--dry-run") else {}
-        line = rules.problem(given | priced | {name: ["1"]})
+        line = rules.problem(words_before | priced | {name: ["1"]})
         if name in TAKEN_BY_TRAIN[mode].split():
             assert line is None, line
         else:
             assert line is not None and line.startswith(f"{name} goes with ") and f", not with {mode}" in line
-    for other in modes - {mode} if given else ():
-        assert "exclude each other" in str(rules.problem(given | {other: ["1"]}))
+    for other in modes - {mode} if words_before else ():
+        assert "exclude each other" in str(rules.problem(words_before | {other: ["1"]}))
 
 
 @pytest.mark.parametrize(("script", "command"), RULES)
 def test_an_option_without_effect_is_refused(script: str, command: str) -> None:
-    """Of each mode, with each other option: one line names both, unless the mode uses it."""
+    """If a mode is combined with an option that it does not use, a single line names both."""
     rules = SCRIPTS[script][command].option_rules
     for mode, uses in rules.modes.items():
-        for name in {one.name for one in options_of(SCRIPTS[script][command])} - {mode, *uses.split()}:
+        for name in {argument.name for argument in options_of(SCRIPTS[script][command])} - {mode, *uses.split()}:
             line = rules.problem({name: ["1"], mode: ["1"]})
             assert line is not None and mode in line and name in line
             assert ("exclude each other" if name in rules.modes else f"{name} goes with ") in line
 
 
-def test_a_sweep_bounds_its_own_machine_alone() -> None:
+def test_a_sweep_limits_only_its_own_machine() -> None:
     def problem(*names: str) -> str | None:
         rules: OptionRules = SCRIPTS["experiment.py"]["sweep"].option_rules
         return rules.problem({name: ["1"] for name in names})
@@ -328,8 +342,8 @@ def test_a_sweep_bounds_its_own_machine_alone() -> None:
         assert problem("--collect", name) == f"{refused_with} --collect"
 
 
-def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[str]) -> None:
-    """Even if help is asked for: a script that names a command which has gone must not end with status 0."""
+def test_an_unknown_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """This also applies with --help: a script that names a removed command must not end with status 0."""
     commands = {f"command-{number}": Example for number in range(20)}
     for words, problem in (
         (["bogus"], "'bogus': unknown command"),
@@ -344,10 +358,10 @@ def test_an_unknown_command_is_refused_with_all(capsys: pytest.CaptureFixture[st
 def test_help_is_plain_text_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parsed("--help")
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "  --count N               how many (default: 3)\n" in shown
-    assert "  --span FROM TO          a pair\n" in shown and "--device cuda|cpu" in shown
-    assert shown.startswith("Usage: example.py") and shown.endswith("\nexamples:\n  python example.py\n")
-    assert "Describe the command." in shown
-    assert all(len(line) <= 80 and line.isprintable() for line in shown.splitlines())
+    assert "  --count N               how many (default: 3)\n" in output
+    assert "  --span FROM TO          a pair\n" in output and "--device cuda|cpu" in output
+    assert output.startswith("Usage: example.py") and output.endswith("\nexamples:\n  python example.py\n")
+    assert "Describe the command." in output
+    assert all(len(line) <= 80 and line.isprintable() for line in output.splitlines())

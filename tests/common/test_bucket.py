@@ -1,4 +1,4 @@
-"""Bucket client against a real S3 server: conditional writes, large objects, AWS profiles, errors as one line."""
+"""The bucket client against a real S3 server: conditional writes, large objects, AWS profiles, one-line errors."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from common import bucket as bucket_module
-from common.bucket import PIECE_BYTES, Bucket, Taken, store_of
+from common.bucket import PIECE_BYTES, Bucket, VersionConflict, store_of
 from common.errors import BadInput
 from common.files import is_bucket
 from common.remote_files import look_up_remote, read_web_file
@@ -22,74 +22,74 @@ from tests.loopback import QuietHandler, serving
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_a_conditional_write_replaces_the_version_that_was_seen_and_no_other() -> None:
+def test_conditional_writes_replace_only_the_given_version() -> None:
     bucket = Bucket("s3://runs/versions")
     assert bucket.read("claim") is None
     first = bucket.replace("claim", b"1", None)
-    with pytest.raises(Taken, match="s3://runs/versions/claim: another process has written it"):
+    with pytest.raises(VersionConflict, match="s3://runs/versions/claim: another process has written it"):
         bucket.replace("claim", b"2", None)
     second = bucket.replace("claim", b"2", first)
-    with pytest.raises(Taken):
+    with pytest.raises(VersionConflict):
         bucket.replace("claim", b"3", first)
     assert bucket.read("claim") == second
-    assert bucket.replace("claim", b"2", first) == second  # the answer to a first attempt was lost
+    assert bucket.replace("claim", b"2", first) == second  # as if the answer to a first attempt had been lost
     bucket.delete(["claim", "never there"])
-    with pytest.raises(Taken):
+    with pytest.raises(VersionConflict):
         bucket.replace("claim", b"4", second)
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_a_file_of_several_pieces_arrives_and_returns_as_it_was(tmp_path: Path) -> None:
+def test_files_in_several_pieces_are_unchanged(tmp_path: Path) -> None:
     content = os.urandom(2 * PIECE_BYTES + 12345)
     (tmp_path / "file").write_bytes(content)
     bucket = Bucket("s3://runs/large")
     with (tmp_path / "file").open("rb") as file:
         bucket.upload("a/file", file)
     assert bucket.objects() == bucket.objects("a")
-    assert {name: found.size_bytes for name, found in bucket.objects().items()} == {"a/file": len(content)}
+    assert {name: entry.size_bytes for name, entry in bucket.objects().items()} == {"a/file": len(content)}
     assert b"".join(piece for _, piece in bucket.pieces("a/file", len(content))) == content
     assert [offset for offset, _ in bucket.pieces("a/file", len(content))] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
 
 
-def test_a_request_that_fails_is_one_line(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_requests_are_one_line(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
     bucket_server.refusal = lambda _: 503
     with pytest.raises(BadInput, match=r"s3://runs/x/a: cannot be written: Refused: by the test$"):
         Bucket("s3://runs/x").write("a", b"")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(BadInput, match=r"s3://runs/x: cannot be listed: .*; check network and credentials$"):
+    with pytest.raises(BadInput, match=r"s3://runs/x: cannot be listed: .*; check the network and the credentials$"):
         Bucket("s3://runs/x").objects()
 
 
-def test_a_request_that_fails_once_is_tried_again(bucket_server: BucketServer) -> None:
+def test_failed_requests_are_repeated(bucket_server: BucketServer) -> None:
     bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) == 1 else None
     Bucket("s3://runs/again").write("a", b"1")
     assert len(bucket_server.requests) == 2
 
 
-def test_an_upload_that_arrives_damaged_is_repeated(
+def test_damaged_uploads_are_repeated(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # S3's least
-    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # else the server compares what arrives with its signature
+    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # the minimum of S3
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # otherwise the server compares the content with its signature
     bucket = Bucket("s3://runs/damaged")
-    for size in (20_000, 12_000_000):  # at once, and in parts
+    for size in (20_000, 12_000_000):  # in a single request, and in parts
         path, content = tmp_path / f"{size}.bin", os.urandom(size)
         path.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
-        for spoiled in (0, 1):
+        for damaged_uploads in (0, 1):
             bucket_server.calm()
-            bucket_server.spoil = spoiled
+            bucket_server.spoil = damaged_uploads
             bucket.upload_verified(path, sha256)
             assert bucket_server.spoil == 0
-            assert spoiled or not [request for request in bucket_server.requests if request.startswith("GET")]
+            assert damaged_uploads or not [request for request in bucket_server.requests if request.startswith("GET")]
             assert bucket.sha256(path.name) == sha256
         bucket_server.spoil = 100
         with pytest.raises(BadInput, match=rf"s3://runs/damaged/{path.name}: arrived damaged 3 times"):
             bucket.upload_verified(path, sha256)
 
 
-def test_a_server_whose_tags_are_no_checksums_is_read_back(
+def test_uploads_without_checksum_tags_are_read_back(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(20))
@@ -99,7 +99,7 @@ def test_a_server_whose_tags_are_no_checksums_is_read_back(
 
 
 @pytest.mark.parametrize("profile", [None, "lab"])
-def test_keys_region_and_endpoint_are_those_of_the_aws_profile(
+def test_the_aws_profile_sets_keys_region_and_endpoint(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str | None
 ) -> None:
     keys = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
@@ -124,12 +124,12 @@ def test_keys_region_and_endpoint_are_those_of_the_aws_profile(
 @pytest.mark.parametrize(
     ("content", "profile", "message"),
     [
-        (f"aws_secret_access_key = {SECRET}\n", "default", r"credentials: cannot be read, wanted the profiles of AWS"),
-        ("[default]\n", "absent", "AWS_PROFILE: got absent, no profile in ~/.aws/config or ~/.aws/credentials"),
+        (f"aws_secret_access_key = {SECRET}\n", "default", r"credentials: cannot be read as a file of AWS profiles"),
+        ("[default]\n", "absent", "AWS_PROFILE: got absent, but ~/.aws/config and ~/.aws/credentials have no such"),
         ("[lab]\nrole_arn = a\n", "lab", "AWS profile lab: got role_arn, wanted access keys; run eval"),
     ],
 )
-def test_a_profile_that_cannot_be_used_is_one_line_without_keys(
+def test_unusable_profiles_are_reported_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, profile: str, message: str
 ) -> None:
     (tmp_path / "credentials").write_text(content)
@@ -141,7 +141,7 @@ def test_a_profile_that_cannot_be_used_is_one_line_without_keys(
     assert SECRET not in str(refused.value)
 
 
-def test_urls_of_buckets_have_no_credentials() -> None:
+def test_bucket_urls_contain_no_credentials() -> None:
     assert all(map(is_bucket, ("s3://bucket/prefix/of.it-1", "gs://bucket", "az://account/container/prefix")))
     secrets = ("s3://key:secret@bucket/prefix", "s3://bucket/prefix?key=secret")
     assert not any(map(is_bucket, (*secrets, "https://bucket/prefix", "s3://")))
@@ -182,7 +182,7 @@ CREDENTIALS = {
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this process the credentials of each provider, and a ~/.netrc for every host."""
+    """Give this process credentials for each provider, and a ~/.netrc that applies to every host."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     (tmp_path / ".aws").mkdir()
@@ -192,7 +192,7 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("credentials")
-def test_every_web_address_is_plain_http() -> None:
+def test_web_addresses_use_plain_http() -> None:
     from obstore.store import HTTPStore
 
     for address in PROVIDERS:
@@ -202,7 +202,7 @@ def test_every_web_address_is_plain_http() -> None:
 
 @attrs.define
 class Recorder:
-    """A server that records the headers of each request; as a proxy it answers for every host."""
+    """A server that records the headers of each request. Used as a proxy, it answers for every host."""
 
     url: str = ""
     requests: list[tuple[str, dict[str, str]]] = attrs.field(factory=list)
@@ -222,7 +222,7 @@ def recording() -> Iterator[Recorder]:
             recorder.requests.append((self.path, dict(self.headers)))
             if recorder.location is not None:
                 return self.send_content(b"", 302, {"Location": recorder.location})
-            part, status, headers = self.asked_part(b"content")
+            part, status, headers = self.requested_part(b"content")
             return self.send_content(part, status, {**headers, "ETag": '"1"'})
 
         do_HEAD = do_GET = answer
@@ -233,7 +233,7 @@ def recording() -> Iterator[Recorder]:
 
 
 @pytest.mark.usefixtures("credentials")
-def test_keys_of_the_environment_reach_no_web_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_keys_are_not_sent_to_web_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     with recording() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("no_proxy", "")
@@ -247,7 +247,7 @@ def test_keys_of_the_environment_reach_no_web_server(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("credentials")
-def test_a_redirect_takes_no_token_elsewhere() -> None:
+def test_redirects_do_not_leak_tokens() -> None:
     with recording() as first, recording() as second:
         first.location = f"{second.url}/final"
         bucket = Bucket(f"{first.url}/a", {"authorization": "Bearer hf_SECRET"})
@@ -257,9 +257,7 @@ def test_a_redirect_takes_no_token_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-def test_buckets_keep_credentials_or_are_anonymous(
-    scheme: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_bucket_requests_are_signed_or_anonymous(scheme: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bucket_module, "_has_metadata_service", lambda: False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [*os.environ]:
@@ -278,7 +276,7 @@ def test_an_unknown_scheme_is_refused() -> None:
             Bucket(url)
 
 
-def test_a_web_server_cannot_send_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_web_replies_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr(bucket_module, "SMALL_BYTES", 1000)
@@ -294,22 +292,22 @@ def test_a_key_listed_twice_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     entries = [same | {"size": size} for size in (1, 2)]
     bucket = Bucket("s3://runs/listed")
     monkeypatch.setattr(bucket, "_client", SimpleNamespace(list=lambda *_: iter([entries[:1], entries[1:]])))
-    assert [(name, found.size_bytes) for name, found in bucket.objects().items()] == [("a", 2)]
+    assert [(name, entry.size_bytes) for name, entry in bucket.objects().items()] == [("a", 2)]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("error_text", "beginning"),
     [
-        ("Generic S3 error: " + "x" * 200, "the request failed; check network and credentials"),
+        ("Generic S3 error: " + "x" * 200, "the request failed; check the network and the credentials"),
         (
             "a\nb, operation timed out",
-            "no whole answer within 60 seconds; check network and credentials (a",
+            "no complete answer within 60 seconds; check the network and the credentials (a",
         ),
-        ("server returned status code: 403 Forbidden", "the server answered with status 403; check network and cred"),
-        ("Client error token=abcdefgh12345678", "the request failed; check network and credentials"),
+        ("server returned status code: 403 Forbidden", "the server answered with status 403; check the network and"),
+        ("Client error token=abcdefgh12345678", "the request failed; check the network and the credentials"),
     ],
 )
-def test_errors_of_obstore_are_ours(words: str, said: str) -> None:
-    reason = bucket_module._reason(RuntimeError(words))
-    assert reason.startswith(said)
+def test_obstore_errors_are_readable(error_text: str, beginning: str) -> None:
+    reason = bucket_module._reason(RuntimeError(error_text))
+    assert reason.startswith(beginning)
     assert "abcdefgh" not in reason and len(reason) < 250 and "xxx" not in reason

@@ -1,6 +1,6 @@
-"""Checks of configuration fields and options: accepted values, and the words of a refusal.
+"""Checks of configuration fields and options: accepted values, and the messages about other values.
 
-JSON values become attrs classes without conversion; what does not fit is named in one line.
+JSON values become attrs classes without conversion. A value that does not fit is named in one line.
 """
 
 import math
@@ -11,11 +11,11 @@ import pytest
 
 from common import checks
 
-ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no float, or one whose square is none
+ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not a float, or its square is not a finite float above 0
 
 
 @pytest.mark.parametrize(
-    ("check", "good", "bad", "wanted"),
+    ("check", "good", "bad", "accepted_values"),
     [
         (checks.integer(1, 8000), [1, 8], [0, 8001, True, 1.0, "1", None], "an integer of at least 1, at most 8,000"),
         (checks.number(0.0), [0, 0.5, 1e38], [-1, True, *ODD, "0"], "a number from 0"),
@@ -27,17 +27,19 @@ ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no float, or one whose squ
         (checks.optional(checks.integer(1)), [None, 1], [0, "1"], "an integer"),
     ],
 )
-def test_values_fit_or_are_refused(check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str) -> None:
-    made = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
+def test_values_are_accepted_or_refused(
+    check: checks.ValueCheck, good: list[Any], bad: list[Any], accepted_values: str
+) -> None:
+    record_class = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
     for value in good:
-        assert made(value).field == value
+        assert record_class(value).field == value
     for value in bad:
-        with pytest.raises(ValueError, match=rf"^field: got .*, wanted {wanted}"):
-            made(value)
+        with pytest.raises(ValueError, match=rf"^field: got .*, wanted {accepted_values}"):
+            record_class(value)
 
 
 @pytest.mark.parametrize(
-    ("check", "good", "bad", "wanted"),
+    ("check", "good", "bad", "accepted_values"),
     [
         (checks.integer(1), {"8": 8}, ["0", "1.5", "1e3", "many", ""], r"an integer of at least 1, at most 2\^53"),
         (checks.number(0), {"0": 0.0}, ["-1", "nan", "inf", "1e999", "x"], "a number from 0"),
@@ -45,13 +47,13 @@ def test_values_fit_or_are_refused(check: checks.ValueCheck, good: list[Any], ba
         (checks.number(0, above=True, example="3.5"), {"3": 3.0}, ["14,32", "$14"], "a number above 0, such as 3.5"),
     ],
 )
-def test_texts_of_options_are_numbers_or_refused_in_words(
-    check: checks.ValueCheck, good: dict[str, float], bad: list[str], wanted: str
+def test_option_texts_are_parsed_or_refused(
+    check: checks.ValueCheck, good: dict[str, float], bad: list[str], accepted_values: str
 ) -> None:
     for text, value in good.items():
         assert check.parse(text) == value
     for text in bad:
-        with pytest.raises(ValueError, match=rf"^got '.*', wanted {wanted}"):
+        with pytest.raises(ValueError, match=rf"^got '.*', wanted {accepted_values}"):
             check.parse(text)
 
 
@@ -71,13 +73,13 @@ class Whole:
 
 def test_values_keep_their_types_and_defaults_fill_missing_keys() -> None:
     values = {"parts": {"a": {"tokens": 3}}, "share": 1, "nested": [[{"tokens": 1, "name": "x"}]]}
-    whole = checks.structured(values, Whole)
-    assert whole == Whole({"a": Part(3)}, 1, None, ((Part(1, "x"),),))
-    assert isinstance(whole.share, int)  # as JSON had it, so that its text and its hash stay the same
+    record = checks.structured(values, Whole)
+    assert record == Whole({"a": Part(3)}, 1, None, ((Part(1, "x"),),))
+    assert isinstance(record.share, int)  # unchanged, so that its text and its hash stay the same
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"parts": {"a": {"tokens": "3"}}}, "parts['a'].tokens: got '3', wanted an integer"),
         ({"parts": {"a": {"tokens": True}}}, "parts['a'].tokens: got True, wanted an integer"),
@@ -92,17 +94,17 @@ def test_values_keep_their_types_and_defaults_fill_missing_keys() -> None:
         (None, "got None, wanted an object"),
     ],
 )
-def test_what_does_not_fit_is_named(change: Any, said: str) -> None:
+def test_wrong_values_are_named(change: Any, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         checks.structured({"parts": {}} | change if isinstance(change, dict) else change, Whole)
-    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_unknown_keys_are_ignored_on_request() -> None:
     assert checks.structured({"parts": {}, "later": 1}, Whole, unknown_keys=True) == Whole({})
 
 
-def test_absent_has_one_definition() -> None:
+def test_only_empty_fields_are_absent() -> None:
     assert all(checks.is_absent(value) for value in (None, "", " \n", [], {}))
     assert not any(checks.is_absent(value) for value in (0, 0.0, False, "0", [None], [[]], {"a": None}, float("nan")))
 
@@ -121,7 +123,7 @@ class Inner:
         ({}, "size: missing"),
     ],
 )
-def test_errors_of_json_values_are_in_our_words(value: dict[str, Any], problem: str) -> None:
+def test_errors_in_json_values_are_readable(value: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError) as raised:
         checks.structured(value, Inner)
     assert str(raised.value) == problem

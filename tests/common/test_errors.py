@@ -1,4 +1,4 @@
-"""Errors: what is wrong is data, and one line; several problems are one error."""
+"""Errors: a problem is data and one line, and several problems are one error."""
 
 import pickle
 from pathlib import Path
@@ -30,16 +30,24 @@ def test_a_problem_is_data_and_one_line(problem: Problem, line: str) -> None:
     assert str(InvalidValue(problem)) == str(problem)
 
 
-def test_errors_keep_their_data_through_places_and_processes() -> None:
-    wrong = Problem(key="token", found="'hunter2secret'", expected="a number")
+def test_errors_keep_their_fields() -> None:
+    wrong_value = Problem(key="token", found="'hunter2secret'", expected="a number")
     with pytest.raises(BadInput) as raised, refusing("a.json", "correct it"):
-        raise InvalidValue(wrong)
+        raise InvalidValue(wrong_value)
     [problem] = raised.value.problems
-    assert (problem.where, problem.key, problem.found, problem.advice) == ("a.json", "token", wrong.found, "correct it")
+    assert (problem.where, problem.key, problem.found, problem.advice) == (
+        "a.json",
+        "token",
+        wrong_value.found,
+        "correct it",
+    )
     with pytest.raises(BadInput) as raised, refusing("--like", kinds=(BadInput,)):
         raise BadInput(problem, Problem(text="full"), "full", reason="disk-full")
     error = pickle.loads(pickle.dumps(raised.value))
-    assert [one.where for one in error.problems] == ["--like: a.json", "--like"]  # equal lines are one
+    assert [found_problem.where for found_problem in error.problems] == [
+        "--like: a.json",
+        "--like",
+    ]  # equal lines are merged
     assert (error.reason, error.alone, str(error)) == ("disk-full", False, str(raised.value))
     with (
         pytest.raises(BadInput, match=r"^/absent/f: No such file or directory$"),
@@ -48,14 +56,14 @@ def test_errors_keep_their_data_through_places_and_processes() -> None:
         Path("/absent/f").read_text()
 
 
-def test_several_errors_have_one_reason_if_it_is_the_same() -> None:
+def test_joined_errors_keep_a_common_reason() -> None:
     def full() -> None:
         raise BadInput("full", reason="disk-full")
 
-    def wrong() -> None:
+    def wrong_value() -> None:
         raise BadInput("wrong")
 
-    for checks, reason in (((full, full), "disk-full"), ((full, wrong), "user-error")):
+    for checks, reason in (((full, full), "disk-full"), ((full, wrong_value), "user-error")):
         with pytest.raises(BadInput) as raised:
             check_all(*checks)
         assert raised.value.reason == reason

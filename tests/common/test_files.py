@@ -1,4 +1,4 @@
-"""Files written all or nothing; locks, and file systems without; errors that say why a file cannot be written."""
+"""Atomic writes; locks, also on file systems without them; errors that explain why a file cannot be written."""
 
 import errno
 import fcntl
@@ -39,7 +39,7 @@ from tokens.prepare.commit_log import CommitLog, Uploaded
 from training.checkpoints.atomic_commit import create_partial
 
 
-def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> None:
+def test_links_at_the_partial_name_are_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".partial-x").symlink_to(victim)
@@ -48,7 +48,7 @@ def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> No
     assert (tmp_path / "x").read_text() == "new"
 
 
-def test_writers_of_one_file_leave_it_whole_whoever_is_last_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_concurrent_writers_leave_one_complete_file(tmp_path: Path) -> None:
     (tmp_path / ".partial-x").write_text("left by a kill " * 100_000)
     contents = [letter * 50_000 for letter in "abcd"]
 
@@ -57,20 +57,20 @@ def test_writers_of_one_file_leave_it_whole_whoever_is_last_and_nothing_beside_i
             replace_file(tmp_path / "x", content)
             assert (tmp_path / "x").read_text() in contents
 
-    with ThreadPoolExecutor() as threads:  # a lock keeps threads apart as it does processes
+    with ThreadPoolExecutor() as threads:  # the lock works for threads as it does for processes
         list(threads.map(write, contents))
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "/", "..", "x"])
-def test_a_name_that_is_a_folder_is_refused_as_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_cannot_be_replaced_by_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="a folder has its name"), writing(name):
+    with pytest.raises(BadInput, match="a folder has this name"), writing(name):
         replace_file(Path(name), "new")
 
 
-def test_the_advice_fits_the_reason() -> None:
+def test_advice_matches_the_system_error() -> None:
     for number, advice in ((errno.ENOSPC, "make room"), (errno.EACCES, "permissions"), (errno.EROFS, "read-only")):
         with pytest.raises(BadInput, match=advice), writing("x"):
             raise OSError(number, "no")
@@ -88,12 +88,12 @@ def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path, monkeypatch
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x": b"old\r\n\xff"}
 
 
-def test_an_impossible_name_is_no_folder(tmp_path: Path) -> None:
+def test_an_impossible_name_is_not_a_folder(tmp_path: Path) -> None:
     assert is_folder(tmp_path)
     assert not is_folder(tmp_path / ("x" * 5000))
 
 
-def test_the_innermost_mount_is_found_and_of_several_there_the_last(tmp_path: Path) -> None:
+def test_the_innermost_and_last_mount_is_found(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
@@ -105,18 +105,18 @@ def test_the_innermost_mount_is_found_and_of_several_there_the_last(tmp_path: Pa
     assert mounted_as(tmp_path, tmp_path / "nothing") == ""
 
 
-def test_an_error_of_the_system_names_the_file_where_one_is_known() -> None:
+def test_system_errors_name_the_file_if_known() -> None:
     assert system_error(OSError(errno.EIO, "Input/output error", "a/b")) == "a/b: Input/output error"
     assert system_error(OSError("lost")) == "lost"
 
 
-def test_a_hash_is_of_the_whole_file(tmp_path: Path) -> None:
+def test_hashes_cover_the_complete_file(tmp_path: Path) -> None:
     content = b"x" * (files.BLOCK_BYTES + 1)
     (tmp_path / "x").write_bytes(content)
     assert sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
 
 
-def test_a_waiting_holder_gets_the_lock_when_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_process_gets_the_released_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LOCK_POLL_SECONDS", 0.01)
     path = tmp_path / "lock"
     first = path.open("w")
@@ -127,7 +127,7 @@ def test_a_waiting_holder_gets_the_lock_when_it_is_free(tmp_path: Path, monkeypa
         assert first.closed
 
 
-def test_a_file_system_without_locks_costs_a_note(
+def test_missing_file_locks_cause_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without_locks(*_: object) -> None:
@@ -141,7 +141,7 @@ def test_a_file_system_without_locks_costs_a_note(
     assert capsys.readouterr().err.startswith(f"NOTE: {name}: cannot be locked ([Errno {errno.ENOLCK}] No locks")
 
 
-def test_a_pipe_or_device_in_the_place_of_a_lock_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_lock_files_must_be_regular_files(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null"), os.mkdir):
         make(path)
@@ -152,7 +152,7 @@ def test_a_pipe_or_device_in_the_place_of_a_lock_file_is_refused_at_once(tmp_pat
         open_locked(path, "taken")
 
 
-def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+def test_full_disk_errors_name_the_file(tmp_path: Path) -> None:
     log, lines = CommitLog(tmp_path, "x"), JsonLog(tmp_path / "lines")
     entry = Uploaded("a" * 9000, Content(size_bytes=1, sha256="", max_id=0))
     writers: dict[str, Callable[[], object]] = {
@@ -171,12 +171,12 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert full.value.filename == str(tmp_path / name)
-        assert pickle.loads(pickle.dumps(full.value)).filename == str(tmp_path / name)  # from a worker
+        assert pickle.loads(pickle.dumps(full.value)).filename == str(tmp_path / name)  # as if from a worker process
 
 
 def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> None:
     final = tmp_path / "out"
-    (tmp_path / ".partial-out" / "left").mkdir(parents=True)  # by a process that was killed
+    (tmp_path / ".partial-out" / "left").mkdir(parents=True)  # as if left by a killed process
     with partial_directory(final, "taken") as partial:
         assert not [*partial.iterdir()]
         with pytest.raises(Locked, match="taken"), partial_directory(final, "taken"):
@@ -190,12 +190,12 @@ def test_a_partial_directory_has_one_writer_and_no_leftovers(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]
 
 
-def test_who_waits_for_a_partial_directory_gets_an_empty_one_of_its_own(tmp_path: Path) -> None:
-    final, seen = tmp_path / "out", []
+def test_a_waiting_writer_gets_an_empty_directory(tmp_path: Path) -> None:
+    final, observations = tmp_path / "out", []
 
     def second() -> None:
         with partial_directory(final, "taken", wait_seconds=60) as partial:
-            seen.append((final.exists(), [*partial.iterdir()]))
+            observations.append((final.exists(), [*partial.iterdir()]))
 
     with partial_directory(final, "taken") as partial:
         (partial / "a").touch()
@@ -204,16 +204,16 @@ def test_who_waits_for_a_partial_directory_gets_an_empty_one_of_its_own(tmp_path
         time.sleep(0.1)
         publish_folder(partial, final)
     waiting.join()
-    assert seen == [(True, [])]
+    assert observations == [(True, [])]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "out"]
 
 
-def test_a_folder_is_synced_whole_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_synced_before_they_are_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial, final, synced = tmp_path / ".partial-out", tmp_path / "out", []
     (partial / "inner").mkdir(parents=True)
     (partial / "inner" / "file").write_text("content")
-    (partial / "link").symlink_to("nowhere")  # has nothing to sync
-    (partial / "above").symlink_to("..")  # and is not followed
+    (partial / "link").symlink_to("nowhere")  # there is nothing to sync
+    (partial / "above").symlink_to("..")  # links are not followed
 
     def record(path: Path) -> None:
         synced.append((str(path.relative_to(tmp_path)) if path.is_relative_to(tmp_path) else "outside", final.exists()))
@@ -224,14 +224,14 @@ def test_a_folder_is_synced_whole_before_it_has_its_name(tmp_path: Path, monkeyp
     assert synced == [*before, (".", True), ("outside", True)]
 
 
-def test_a_folder_replaces_another_only_by_its_name_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_replaced_only_with_an_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial, final, aside = (tmp_path / name for name in (".partial-out", "out", ".partial-out-aside"))
     for folder in (partial, final):
         folder.mkdir()
         (folder / folder.name).touch()
     with pytest.raises(OSError, match="not empty"):
         publish_folder(partial, final)
-    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):  # the latter: a folder that cannot be synced
+    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):  # EINVAL: the folder cannot be synced
 
         def broken(synced: Path, problem: int = problem) -> None:
             if synced == tmp_path:
@@ -246,13 +246,13 @@ def test_a_folder_replaces_another_only_by_its_name_aside(tmp_path: Path, monkey
         )
 
 
-def test_only_our_own_files_are_replaced(tmp_path: Path) -> None:
+def test_only_our_files_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "result"
     assert check_replaceable(path, b"sign", "a result", "--output") is None
     path.write_bytes(b"with a sign in it")
     assert check_replaceable(path, b"sign", "a result", "--output") == 17
     path.write_bytes(b"a user's")
-    advice = rf"{path}: is not a result, and is left as it is \(8 bytes\); "
+    advice = rf"{path}: is not a result, so it was not overwritten \(8 bytes\); "
     with pytest.raises(BadInput, match=advice + "pass another --output"):
         check_replaceable(path, b"sign", "a result", "--output")
     with pytest.raises(BadInput, match=advice + "move it away"):

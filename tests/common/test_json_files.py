@@ -1,4 +1,4 @@
-"""JSON from outside: bounded, refused in one line, and appended without losing a line."""
+"""Untrusted JSON is limited in size, invalid JSON is refused in one line, and logs do not lose lines."""
 
 import json
 import os
@@ -15,7 +15,7 @@ TOO_DEEP = b'{"a": ' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"{", "not JSON"),
         (b"[1]", "wanted an object"),
@@ -26,10 +26,10 @@ TOO_DEEP = b'{"a": ' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1)
         (b'{"a": 1' + b"0" * 5000 + b"}", "integer string conversion"),
     ],
 )
-def test_what_is_no_such_json_is_one_line_of_error(tmp_path: Path, content: bytes, says: str) -> None:
+def test_invalid_json_is_one_line_of_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=says) as raised:
+    with pytest.raises(BadInput, match=message) as raised:
         read_json(path, advice="write it again")
     assert str(raised.value).startswith(f"{path}: ")
     assert str(raised.value).endswith("; write it again")
@@ -54,23 +54,25 @@ def test_many_keys_are_read_in_linear_time() -> None:
         os.mkfifo,
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.write_text(json.dumps({"a": "b" * 1000})),
-        lambda path: path.symlink_to("/proc/1/mem" if os.getuid() else path),  # root may read all: a loop of links
+        lambda path: path.symlink_to(
+            "/proc/1/mem" if os.getuid() else path
+        ),  # root may read all files, so it gets a loop of links
     ],
 )
-def test_no_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_only_regular_files_are_read(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(path := tmp_path / "x.json")
     with pytest.raises(BadInput, match=r"x\.json: cannot be read"):
         read_json(path, most_bytes=1000)
 
 
-def test_unreadable_lines_are_counted_and_the_others_read(tmp_path: Path) -> None:
+def test_damaged_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": 1}\n[1,2]\n\xff\n' + NESTED + b'\n{"a": 2}\n{"a":')
     assert read_json_lines(path).records == [{"a": 1}, {"a": 2}]
     assert len(read_json_lines(path).damaged) == 4
 
 
-def test_a_damaged_line_of_an_input_is_named(tmp_path: Path) -> None:
+def test_damaged_input_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_bytes(b'{"a": 1}\n\n{"a": 2}\r\n')
     assert read_every_line(path) == [{"a": 1}, {"a": 2}]
@@ -80,7 +82,7 @@ def test_a_damaged_line_of_an_input_is_named(tmp_path: Path) -> None:
             read_every_line(path, advice="get it again")
 
 
-def test_the_log_begins_a_new_line_after_a_torn_one(tmp_path: Path) -> None:
+def test_the_log_starts_a_new_line_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a":')
     log = JsonLog(path)

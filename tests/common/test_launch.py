@@ -1,4 +1,4 @@
-"""Launch environment: defaults without torchrun, what contradicts itself, missing nodes, and when a job began."""
+"""The launch environment: defaults without torchrun, contradictory variables, missing nodes, and the age of a job."""
 
 import os
 import subprocess
@@ -28,10 +28,10 @@ clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
 launcher, own = map(float, sys.argv[1:])
 print(clock() - launcher, job_seconds(), clock() - own)
 """
-TICK_SECONDS = 0.02  # the system notes the start of a process in ticks
+TICK_SECONDS = 0.02  # the system records the start of a process in ticks
 
 
-def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:
+def test_a_job_is_as_old_as_its_torchrun() -> None:
     job = {"TORCHELASTIC_RUN_ID": "some"}
     cases = [("torchrun", job), ("torchrun", {**job, "TORCHELASTIC_RESTART_COUNT": "1"}), ("srun", job)]
     cases += [("a script that calls torchrun as well", {})]
@@ -46,26 +46,32 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
         for name, environment in cases
     ]
     outputs = [map(float, process.communicate()[0].split()) for process in started]
-    for (name, environment), (launcher, seconds, own) in zip(cases, outputs, strict=True):
+    for (name, environment), (launcher, job_age, process_age) in zip(cases, outputs, strict=True):
         if (name, environment) == cases[0]:
-            assert seconds >= launcher - TICK_SECONDS
+            assert job_age >= launcher - TICK_SECONDS
         else:
-            assert 0 < seconds <= own + TICK_SECONDS
+            assert 0 < job_age <= process_age + TICK_SECONDS
 
 
-def _met(ranks: int, of_this_node: int) -> dict[str, str]:
+def joined(ranks: int, of_this_node: int) -> dict[str, str]:
     return {"RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(of_this_node)}
 
 
 @pytest.mark.parametrize(
-    ("environment", "refused"),
+    ("environment", "message"),
     [
-        ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES is 2, but 1 node has met; start torchrun on every node"),
+        (
+            {"SLURM_JOB_NUM_NODES": "2"},
+            "SLURM_JOB_NUM_NODES is 2, but only 1 node has joined; start torchrun on every node",
+        ),
         ({"PET_NNODES": "1:4"}, None),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # one node of an allocation of two
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS is 2, but 1 has met: each task would train alone; start"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2"},
+            "SLURM_STEP_NUM_TASKS is 2, but only 1 task has joined, so each task would train",
+        ),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_NTASKS is 2"),
-        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}, None),  # sbatch's own script
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}, None),  # the batch script itself
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
         ({"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4"),
         ({"PMI_SIZE": "2"}, "PMI_SIZE is 2"),
@@ -74,18 +80,18 @@ def _met(ranks: int, of_this_node: int) -> dict[str, str]:
             {"PMI_SIZE": "2", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"},
             "PMI_",
         ),
-        (_met(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but 2 nodes have met"),
-        (_met(16, 8) | {"PET_NNODES": "2"}, None),
-        # 8 + 1 + 1 ranks; then torchrun tells of nodes
-        (_met(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but 2 nodes have met"),
-        (_met(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
+        (joined(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but only 2 nodes have joined"),
+        (joined(16, 8) | {"PET_NNODES": "2"}, None),
+        # 8 + 1 + 1 ranks; in the second case, torchrun counts the nodes
+        (joined(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but only 2 nodes have joined"),
+        (joined(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
     ],
 )
-def test_a_node_or_task_that_trains_alone_where_several_were_meant_is_refused(
-    environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch
+def test_nodes_and_tasks_that_train_alone_are_refused(
+    environment: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _set(environment, monkeypatch)
-    with nullcontext() if refused is None else pytest.raises(BadInput, match=refused):
+    with nullcontext() if message is None else pytest.raises(BadInput, match=message):
         launch.check_launcher()
 
 
@@ -122,34 +128,34 @@ RANK_1 = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a",
         ({"TORCHELASTIC_RESTART_COUNT": "-1"}, "TORCHELASTIC_RESTART_COUNT is '-1'"),
     ],
 )
-def test_variables_of_a_rank_are_numbers_and_complete(
+def test_rank_variables_are_complete_numbers(
     environment: dict[str, str], problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _set(environment, monkeypatch)
     if problem is None:
         launch.check_environment()
         return
-    with pytest.raises(BadInput, match=problem) as refused:
+    with pytest.raises(BadInput, match=problem) as message:
         launch.check_environment()
-    assert refused.value.alone
+    assert message.value.alone
 
 
-def test_train_py_says_so_before_anything_is_written(make_run: MakeRun) -> None:
+def test_launch_errors_precede_any_writing(make_run: MakeRun) -> None:
     run = make_run()
-    with take_run_lock(run).file:  # of the first task
+    with take_run_lock(run).file:  # as if the first task had the lock
         task = train(run, environment={"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
-    assert task.stderr.startswith("train.py: SLURM_STEP_NUM_TASKS is 2, but 1 has met: ")
+    assert task.stderr.startswith("train.py: SLURM_STEP_NUM_TASKS is 2, but only 1 task has joined")
     assert train(run, environment={"RANK": ""}).stderr.startswith("train.py: RANK is '', wanted a whole number ")
     alone = train(run, environment={"SKYPILOT_NUM_NODES": "2"})
     assert alone.returncode == 1
-    assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but 1 node has met; ")
+    assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but only 1 node has joined; ")
     assert not (run / "metrics.jsonl").exists()
     complete(run, "--dry-run", environment={"SKYPILOT_NUM_NODES": "2"})
     complete(run, environment={"SKYPILOT_NUM_NODES": "1"})
     complete(run, "--replay", "1", "2", environment={"SKYPILOT_NUM_NODES": "2"})
 
 
-def test_torchrun_names_rank_job_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"WORLD_SIZE": "8", "RANK": "3", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "2"}
     for name in variables:
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Line chart: every point and event is visible, or the title says what is not; labels are few and round."""
+"""Line charts: every point and event is visible, or the title mentions it; labels are few and round."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 
 def chart(values: list[float], **changes: Any) -> str:
-    """Return the chart of a line with a value for each step."""
+    """Return a chart with a line that has one value per step."""
     line = Line(name="loss", x=np.arange(len(values), dtype=float), y=np.array(values), colour=0, dotted=True)
     return LineChart(**({"title": "loss", "axis": "steps", "lines": [line], "columns": 500} | changes)).svg()
 
@@ -31,12 +31,12 @@ def test_a_point_without_neighbors_is_a_dot() -> None:
     assert dots(chart([*[np.nan] * 50, 3.0, np.nan, *np.ones(50)])) == 1
 
 
-def test_points_are_marked_where_they_are_few() -> None:
+def test_only_few_points_are_marked() -> None:
     assert dots(chart([2.0, 1.0, 3.0])) == 3
     assert dots(chart([2.0, 1.0] * 50)) == 0
 
 
-def test_points_far_apart_are_not_joined_and_a_single_value_is_a_marker() -> None:
+def test_distant_points_are_not_joined() -> None:
     assert re.findall(r'line s0 joined" data-name="loss" d="([MLh \d]*)"', chart([9.0, 3.0, 2.0]))[0].count("L") == 1
     assert chart([2.0, 2.0]).count("L") == chart([9.0, 9.0, 1.0]).count("L") == 1
     image = png([LineChart(title="t", axis="x", lines=[Line(name="a", x=np.ones(1), y=np.ones(1), colour=0)])], "one")
@@ -54,32 +54,34 @@ def test_a_chart_of_step_0_has_an_axis_up_to_1() -> None:
     assert re.findall(r'<span style="bottom:[\d.]+%">([\d.]+)<', page) == ["0.00", "0.25", "0.50", "0.75", "1.00"]
 
 
-def test_the_title_says_which_values_lie_outside_and_that_an_axis_is_logarithmic() -> None:
-    assert "<figcaption>loss (values above 3 lie outside, up to 36k)<" in chart([2.0, 3.0, 36_000.0], top=3.0)
+def test_titles_mention_hidden_values_and_logarithmic_axes() -> None:
+    assert "<figcaption>loss (values above 3 are not shown; the largest is 36k)<" in chart(
+        [2.0, 3.0, 36_000.0], top=3.0
+    )
     assert "<figcaption>loss<" in chart([36_000.0], top=3.0)  # no line is hidden
     assert "<figcaption>loss<" in chart([2.0, 3.0], top=3.0)
     assert "<figcaption>loss, logarithmic axis<" in chart([2.0, 3.0], logarithmic=True)
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"), [([], (0, 1)), ([0.0], (0, 1)), ([np.nan, 2.0], (1.8, 2.2)), ([3.0, 1.0], (1, 3))]
+    ("values", "expected_range"), [([], (0, 1)), ([0.0], (0, 1)), ([np.nan, 2.0], (1.8, 2.2)), ([3.0, 1.0], (1, 3))]
 )
-def test_a_range_has_two_different_ends(values: list[float], wanted: tuple[float, float]) -> None:
-    assert value_range([np.array(values)]) == pytest.approx(wanted)
+def test_a_range_has_two_different_ends(values: list[float], expected_range: tuple[float, float]) -> None:
+    assert value_range([np.array(values)]) == pytest.approx(expected_range)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.05, 1.45), (0.9, 30), (1e-6, 1e30), (2, 2.5)])
-def test_a_logarithmic_axis_has_some_labels_and_not_too_many(low: float, high: float) -> None:
+def test_logarithmic_axes_have_a_few_labels(low: float, high: float) -> None:
     assert 2 <= len(Scale(low, high, logarithmic=True).ticks()) <= 12
 
 
-def test_the_last_label_of_an_x_axis_ends_at_its_place() -> None:
+def test_the_last_x_label_ends_at_its_position() -> None:
     labels = Scale(0.0, 41.0).labels("left")
     assert labels.count("<span") == 5 and '<span class=last style="left:97.56%">40' in labels
 
 
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "TkAgg"])
-def test_a_users_settings_do_not_reach_charts(tmp_path: Path, backend: str) -> None:
+def test_user_settings_do_not_affect_charts(tmp_path: Path, backend: str) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: black\nlines.linewidth: 9\n")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import numpy as np; from common.line_chart import *\n"
@@ -88,33 +90,33 @@ def test_a_users_settings_do_not_reach_charts(tmp_path: Path, backend: str) -> N
     )
     settings = {"MPLBACKEND": backend, "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
     environment = {name: value for name, value in os.environ.items() if name not in settings}
-    drawn = [
+    picture = [
         subprocess.run(
             [sys.executable, "-c", code, str(ROOT)], cwd=folder, env=environment | more, capture_output=True, check=True
         ).stdout
         for folder, more in ((tmp_path, settings), (ROOT, dict[str, str]()))
     ]
-    assert drawn[0] == drawn[1] and drawn[0].startswith(b"\x89PNG")
+    assert picture[0] == picture[1] and picture[0].startswith(b"\x89PNG")
 
 
-def test_no_top_hides_a_line() -> None:
+def test_the_top_never_hides_a_line() -> None:
     lines = [
         Line(name=str(level), x=np.arange(3.0), y=np.array([level, level + 1, np.nan]), colour=0) for level in (1, 90)
     ]
-    drawn = LineChart(title="loss", axis="steps", lines=lines, top=3.0).svg()
-    for path in re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', drawn):
+    picture = LineChart(title="loss", axis="steps", lines=lines, top=3.0).svg()
+    for path in re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', picture):
         assert any(0 <= int(height) <= 10_000 for height in re.findall(r"[ML]\d+ (-?\d+)", path))
 
 
-def test_a_chart_is_told_from_a_users_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_charts_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(name="a", x=np.ones(1), y=np.ones(1), colour=0)
     ours = LineChart(title="t", axis="x", lines=[line])
-    drawn = png([ours], "ours")
-    assert is_own_png(drawn)
-    monkeypatch.setattr(line_chart, "WIDTH", 6)  # what is drawn now may change, and earlier pictures stay ours
+    picture = png([ours], "ours")
+    assert is_own_png(picture)
+    monkeypatch.setattr(line_chart, "WIDTH", 6)  # pictures are still recognized if their size changes
     assert is_own_png(png([ours], "ours"))
-    unnamed = drawn.replace(b"Source\0Lockstep", b"Source\0nothing.")  # earlier versions named no source
-    assert unnamed != drawn
+    unnamed = picture.replace(b"Source\0Lockstep", b"Source\0nothing.")  # earlier versions named no source
+    assert unnamed != picture
     for width, height, is_own in ((990, 550, True), (990, 880, True), (660, 550, False), (990, 551, False)):
         sized = unnamed[:16] + struct.pack(">II", width, height) + unnamed[24:]
         assert is_own_png(sized) == is_own

@@ -1,4 +1,4 @@
-"""Rules of options: modes, what an option needs, and what leaves it without an effect."""
+"""Option rules: modes, options that need another one, and options that have no effect."""
 
 import pytest
 
@@ -25,8 +25,8 @@ RULES = OptionRules(
         ("--device --show", "--device goes with training, not with --show"),
         ("--machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit", "--limit needs --price: dollars"),
-        ("--limit --plan", "--limit goes with training, not with --plan"),  # and it needs no price
-        ("--limit --price --device", "--limit does not go with --device: one or the other"),
+        ("--limit --plan", "--limit goes with training, not with --plan"),  # it is not also told to add a price
+        ("--limit --price --device", "--limit cannot be combined with --device: one or the other"),
         ("--limit --price --machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit --price", None),
         (
@@ -35,22 +35,22 @@ RULES = OptionRules(
         ),
     ],
 )
-def test_modes_refuse_what_they_do_not_use(words: str, problem: str | None) -> None:
+def test_modes_refuse_unused_options(words: str, problem: str | None) -> None:
     assert RULES.problem({name: ["0"] for name in words.split()}) == problem
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("option_values", "problem"),
     [
         ({"--to": ["wandb"], "--project": ["x"]}, None),
         ({"--to": ["disk"], "--project": ["x"]}, "--project needs --to wandb or --to trackio"),
-        ({"--workers": ["2"], "--where": ["ray"]}, "--workers does not go with --where ray"),
+        ({"--workers": ["2"], "--where": ["ray"]}, "--workers cannot be combined with --where ray"),
         ({"--workers": ["2"], "--where": ["here"]}, None),
         ({"--workers": ["2"]}, None),
     ],
 )
-def test_a_value_may_decide_what_goes_together(given: dict[str, list[str]], problem: str | None) -> None:
+def test_rules_may_depend_on_an_option_value(option_values: dict[str, list[str]], problem: str | None) -> None:
     rules = OptionRules(
         needs={"--project": "--to=wandb --to=trackio"}, excludes={"--workers": "--where=inline --where=ray"}
     )
-    assert rules.problem(given) == problem
+    assert rules.problem(option_values) == problem

@@ -1,4 +1,4 @@
-"""Output: severity decides where a line goes; advice that fails and lost output end no work."""
+"""Output: severity decides where a line goes; failed advisory work and lost output do not end a run."""
 
 import io
 import os
@@ -23,14 +23,16 @@ with Script("script.py") as script:
     print("work is done", file=sys.stderr)
 sys.exit(script.status)
 """
-INCOMPLETE = "-c: stdout: No space left on device: what this command has printed is incomplete"
+INCOMPLETE = "-c: stdout: No space left on device: the output of this command is incomplete"
 
 
-def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_advisory_work_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(output, "_dropped", {})
-    for value in (1, 0, 0):
+    for divisor in (1, 0, 0):
         with advisory("prices"):
-            assert 1 / value == 1
+            assert 1 / divisor == 1
     [(name, problem)] = newly_dropped()
     assert name == "prices" and problem.startswith("ZeroDivisionError in test_output.py:")
     assert capsys.readouterr().err == f"WARNING: prices: dropped: {problem}\n"
@@ -39,7 +41,7 @@ def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys
         raise KeyError
 
 
-def test_severity_alone_decides_where_a_line_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_severity_decides_where_a_line_goes(capsys: pytest.CaptureFixture[str]) -> None:
     show("WARNING: is a word of this result", note("a\x1b"), warning("token=abcdef0123456789abcdef"))
     printed = capsys.readouterr()
     assert printed.out == "WARNING: is a word of this result\n"
@@ -80,9 +82,7 @@ def test_lines_are_printed_above_a_progress_bar(monkeypatch: pytest.MonkeyPatch)
         ("| true", 1, ["work is done"]),
     ],
 )
-def test_lost_output_never_ends_work_and_counts_where_it_is_the_product(
-    streams: str, status: int, errors: list[str], logs: bool
-) -> None:
+def test_lost_output_is_an_error_only_for_results(streams: str, status: int, errors: list[str], logs: bool) -> None:
     code = COMMAND.format(first="output.keep_logs_only()" if logs else "")
     command = f"{sys.executable} -c '{code}' {streams}; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -91,7 +91,7 @@ def test_lost_output_never_ends_work_and_counts_where_it_is_the_product(
     assert (done.returncode, done.stderr.decode().splitlines()) == (0 if logs else status, lines)
 
 
-def test_a_file_that_gets_the_number_of_closed_output_is_not_printed_into(tmp_path: Path) -> None:
+def test_output_never_goes_into_another_file(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     first = f'import os; os.close(1); kept = open({str(file)!r}, "w"); assert kept.fileno() == 1'
     code = COMMAND.replace("'", '"').format(first=first.replace("'", '"'))
@@ -99,7 +99,7 @@ def test_a_file_that_gets_the_number_of_closed_output_is_not_printed_into(tmp_pa
     assert done.returncode == 1 and "Bad file descriptor" in done.stderr and file.read_bytes() == b""
 
 
-def test_the_reader_of_a_log_that_has_stopped_is_not_waited_for() -> None:
+def test_a_stopped_log_reader_does_not_block() -> None:
     code = COMMAND.format(first="output.READER_SECONDS = 0.1; output.keep_logs_only()")
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert process.wait(60) == 0

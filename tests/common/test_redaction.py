@@ -1,4 +1,4 @@
-"""Secrets are found in URLs, headers, options, settings and the environment, in any spelling; other text stays."""
+"""Secrets are hidden in URLs, headers, options, settings and the environment, in any spelling; other text stays."""
 
 import base64
 import json
@@ -52,16 +52,16 @@ PLAIN = (
     "git@github.com:owner/name",
     "--set start_val_token=50000000 --token-files DIR --tokenizer gpt2",
     "runs/x/train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?",
-    "OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server",
+    "OPENAI_API_KEY: not set; set it to your OpenAI API key, or pass --base-url for another server",
     "--set: got 'a', wanted KEY=VALUE",
     "special token: <|end|>",
 )
 
 
 @pytest.mark.parametrize("text", IN_TEXT)
-def test_a_secret_is_hidden_wherever_people_put_it(text: str) -> None:
-    shown = redacted(text.format(SECRET))
-    assert HIDDEN in shown and "hunter2" not in shown and "Wx" not in shown
+def test_secrets_are_hidden_wherever_people_put_them(text: str) -> None:
+    hidden = redacted(text.format(SECRET))
+    assert HIDDEN in hidden and "hunter2" not in hidden and "Wx" not in hidden
 
 
 def test_the_usual_forms_of_keys_are_hidden() -> None:
@@ -69,18 +69,18 @@ def test_the_usual_forms_of_keys_are_hidden() -> None:
         assert redacted(f"it says {form} and more") == f"it says {HIDDEN} and more"
 
 
-def test_other_text_stays_as_it_is() -> None:
+def test_other_text_is_unchanged() -> None:
     for text in PLAIN:
         assert redacted(text) == text
 
 
-def test_a_keys_value_in_the_environment_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_secret_variables_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_TOKEN", "odd value of mine")
     monkeypatch.setenv("MY_SERVICE_NAME", "a name of mine")
     assert redacted("said odd value of mine to a name of mine") == f"said {HIDDEN} to a name of mine"
 
 
-def test_a_recorded_command_has_no_secrets() -> None:
+def test_recorded_commands_contain_no_secrets() -> None:
     words = [
         "train.py",
         "runs/x",
@@ -98,7 +98,7 @@ def test_a_recorded_command_has_no_secrets() -> None:
     assert redacted_shell(f"KEY={SECRET} run") == f"{HIDDEN} {HIDDEN}"
 
 
-def test_errors_and_notes_have_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_and_notes_contain_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"https://me:{SECRET}@host/a?sig={SECRET}"
     show(progress(f"NOTE: {url}"))
     assert SECRET not in str(BadInput(f"{url}: cannot be read")) + capsys.readouterr().err
@@ -126,12 +126,12 @@ def test_a_key_is_hidden_in_any_spelling() -> None:
         ),
     ]
     for spelling in spellings:
-        shown = hidden_in(f"wrong key: {spelling}.", key)
-        assert HIDDEN in shown and len(shown) < 50, spelling
+        hidden = hidden_in(f"wrong key: {spelling}.", key)
+        assert HIDDEN in hidden and len(hidden) < 50, spelling
         assert hidden_in({"a": [spelling]}, key) != {"a": [spelling]}
 
 
-def test_no_setting_of_a_run_is_taken_for_a_secret() -> None:
+def test_settings_of_a_run_are_not_secret() -> None:
     names = [name for keys in KEY_ROWS.values() for name in keys]
     assert [name for name in [*names, *foreign_keys(KEY_ROWS), "eos_token", "pad_token"] if is_secret(name)] == []
     assert all(is_secret(name) for name in ("token", "HF_TOKEN", "api_token", "access-token", "sessionToken"))

@@ -1,4 +1,4 @@
-"""Remote files give the same bytes as local ones; servers that fail are retried, or named in one line."""
+"""Remote files have the same bytes as local ones; failed requests are repeated, or reported in one line."""
 
 import gzip
 import os
@@ -26,7 +26,7 @@ TEXTS = "s3://runs/texts"
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A document or more in every format, in folders, beside what is none."""
+    """A folder with documents in every format, also in a subfolder, and with a file that has no documents."""
     folder = tmp_path_factory.mktemp("remote") / "texts"
     (folder / "deeper").mkdir(parents=True)
     draw = random.Random(0)
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The token files of the corpus as it lies on the disk."""
+    """The token files that are prepared from the corpus on the local disk."""
     directory = tmp_path_factory.mktemp("local")
     succeed(PREPARE, corpus, "--output", directory, *OPTIONS)
     return files_of(directory)
@@ -49,7 +49,7 @@ def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture
 def texts(corpus: Path, bucket_server: BucketServer) -> Bucket:
-    """A bucket's prefix that holds the corpus."""
+    """A prefix in a bucket that contains the corpus."""
     bucket = Bucket(TEXTS)
     for path in corpus.rglob("*.*"):
         bucket.write(str(path.relative_to(corpus)), path.read_bytes())
@@ -69,7 +69,7 @@ def paths(name: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("texts")
-def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
+def test_bucket_files_are_read_despite_temporary_failures(
     bucket_server: BucketServer, local: dict[str, str], tmp_path: Path
 ) -> None:
     bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) % 5 == 0 else None
@@ -81,9 +81,7 @@ def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
     succeed(PREPARE, "verify", tmp_path / "out")
 
 
-def test_a_web_server_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
-    web: FileServer, local: dict[str, str], tmp_path: Path
-) -> None:
+def test_web_files_are_read_despite_temporary_failures(web: FileServer, local: dict[str, str], tmp_path: Path) -> None:
     web.busy_every, web.drop_every = 5, 7
     succeed(PREPARE, f"{web.url}/", "--output", tmp_path / "out", *OPTIONS)
     assert files_of(tmp_path / "out") == local
@@ -98,7 +96,7 @@ def test_a_url_names_a_file_a_folder_or_a_glob(texts: Bucket, web: FileServer) -
         assert paths(f"{root}/[!ab].t?t") == everything[2:3]
         assert paths(f"{root}/**/*.gz") == everything[3:]
         assert paths(f"{root}/d.txt") == everything[2:3]
-        with pytest.raises(BadInput, match=r"notes\.bin: holds token ids, no documents"):
+        with pytest.raises(BadInput, match=r"notes\.bin: contains token ids, not documents"):
             paths(f"{root}/notes.bin")
     assert paths("s3://runs/odd/[1] a?.txt") == ["s3://runs/odd/[1] a?.txt"]
     assert len(paths("s3://runs/texts")) == 4
@@ -111,33 +109,33 @@ def test_a_file_is_found_without_reading_it(web: FileServer) -> None:
     assert web.requests == ["HEAD /d.txt"]
 
 
-def test_files_have_the_stamps_of_earlier_plans() -> None:
+def test_stamps_match_earlier_plans() -> None:
     entry = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag='"0x8D"', version=None)
-    when = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag=None, version=None)
+    dated = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag=None, version=None)
     google = StoredObject(size_bytes=3, written_at=0.0, e_tag='"a"', version="1418688703353000")
-    for url, found, stamp in (
+    for url, stored, stamp in (
         ("s3://a/b", entry, "ETag 0x8D"),
         ("az://a/b", entry, "etag 0x8D"),
-        ("https://a/b", when, "Last-Modified Wed, 25 Nov 2026 18:33:39 GMT"),
+        ("https://a/b", dated, "Last-Modified Wed, 25 Nov 2026 18:33:39 GMT"),
         ("gs://a/b", google, "etag CKih16GjycICEAE="),
     ):
-        assert remote._remote_file(url, found).stamp == stamp
+        assert remote._remote_file(url, stored).stamp == stamp
 
 
 @pytest.mark.parametrize("kind", ["b.jsonl", "a.parquet", "d.txt", "deeper/c.jsonl.gz"])
-def test_an_object_that_changed_or_vanished_is_named(texts: Bucket, corpus: Path, tmp_path: Path, kind: str) -> None:
+def test_changed_and_missing_objects_are_named(texts: Bucket, corpus: Path, tmp_path: Path, kind: str) -> None:
     url = f"{texts.url}/{kind}"
     [source] = resolve_sources([url])
     with source.inputs[0].open() as stream:
         assert stream.read(10) == (corpus / kind).read_bytes()[:10]
     write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.write(kind, (corpus / kind).read_bytes() + b"\n")
-    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
+    with pytest.raises(BadInput, match=f"{url}: has changed since this preparation started; restore"):
         source.inputs[0].open()
-    with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun; restore"):
+    with pytest.raises(BadInput, match=f"{url}: has changed since this preparation started; restore"):
         write(tmp_path / "done", url)  # type: ignore[arg-type]
     texts.delete([kind])
-    with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; the same command goes on"):
+    with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; restore it, then rerun the same command"):
         source.inputs[0].open()
 
 
@@ -148,7 +146,7 @@ def read_gzip(stream: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "read"), [("a.parquet", pyarrow.parquet.read_table), ("deeper/c.jsonl.gz", read_gzip)]
 )
-def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
+def test_an_object_replaced_during_reading_is_not_damaged(
     texts: Bucket, monkeypatch: pytest.MonkeyPatch, kind: str, read: Callable[[Any], object]
 ) -> None:
     monkeypatch.setattr(remote, "READ_AHEAD_BYTES", 1 << 10)
@@ -158,28 +156,30 @@ def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
         stream.read(10)
         texts.write(kind, texts.read(kind).content[::-1])
         stream.seek(0)
-        with pytest.raises(BadInput, match=f"{url}: was replaced meanwhile"):
+        with pytest.raises(BadInput, match=f"{url}: was replaced while it was being read"):
             read(stream)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bucket_server")
-def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
+def test_missing_servers_and_packages_are_one_line(
     tmp_path: Path, web: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)
-    with pytest.raises(BadInput, match=r"http://127.0.0.1:9/a.txt: cannot be read: .*; check network and credentials"):
+    with pytest.raises(
+        BadInput, match=r"http://127.0.0.1:9/a.txt: cannot be read: .*; check the network and the credentials"
+    ):
         paths("http://127.0.0.1:9/a.txt")
     web.ranges = False
-    whole = run(PREPARE, f"{web.url}/b.jsonl", "--output", tmp_path / "d", *OPTIONS)
+    no_ranges = run(PREPARE, f"{web.url}/b.jsonl", "--output", tmp_path / "d", *OPTIONS)
     (tmp_path / "obstore.py").write_text("raise ImportError('not here')")
-    without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), PYTHONPATH])}
-    missing = [run(PREPARE, url, "--output", tmp_path / "c", *OPTIONS, **without) for url in ("s3://a/b", web.url)]
-    for done, said in (
-        (whole, f"{web.url}/b.jsonl: cannot be read: the server sends whole files only, no ranges; download the"),
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), PYTHONPATH])}
+    missing = [run(PREPARE, url, "--output", tmp_path / "c", *OPTIONS, **environment) for url in ("s3://a/b", web.url)]
+    for done, message in (
+        (no_ranges, f"{web.url}/b.jsonl: cannot be read: the server sends only whole files, not ranges; download the"),
         (missing[0], "s3://a: needs obstore: pip install obstore"),
         (missing[1], f"{web.url}: needs obstore: pip install obstore"),
     ):
         assert done.returncode == 1
-        assert said in done.stderr.splitlines()[-1], done.stderr
+        assert message in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr

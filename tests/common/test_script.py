@@ -1,4 +1,4 @@
-"""A Python without the packages gets one line; the allocator is set before torch; Ctrl-C is no damaged file."""
+"""Missing packages are explained in one line; the allocator is set before torch; Ctrl-C is not a damaged file."""
 
 import os
 import signal
@@ -17,25 +17,25 @@ from tests.test_house import ENTRY_SCRIPTS
 
 
 @pytest.mark.parametrize("script", ENTRY_SCRIPTS)
-def test_a_python_without_the_packages_is_told_how_to_get_them(script: str) -> None:
+def test_missing_packages_are_explained(script: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     bare = [sys.executable, "-S", "-B", script, "runs/quickstart"]  # -S: no site-packages
-    done = subprocess.run(bare, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
+    process = subprocess.run(bare, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    [line] = process.stderr.splitlines()
     assert line.startswith(f"{script}: this Python, {sys.executable}, has no module attrs; run: ")
     assert line.endswith("source .venv/bin/activate")
 
 
-@pytest.mark.parametrize("own", [None, *ALLOCATOR_SETTINGS])
-def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
-    environment = {} if own is None else {own: "max_split_size_mb:512"}
+@pytest.mark.parametrize("setting", [None, *ALLOCATOR_SETTINGS])
+def test_the_allocator_uses_expandable_segments(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    environment = {} if setting is None else {setting: "max_split_size_mb:512"}
     monkeypatch.setattr(os, "environ", dict(environment))
     use_expandable_segments()
     assert os.environ == (environment or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
-def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
+def test_ctrl_c_during_reading_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_file({"weight": torch.ones(2)}, tmp_path / "weights")
@@ -46,11 +46,11 @@ def test_ctrl_c_while_weights_are_read_is_no_damaged_file(
     def read() -> None:
         try:
             load_file(tmp_path / "weights")
-        except Exception as error:  # as a loader would
+        except Exception as error:  # as a loader does
             raise BadInput(f"weights: {error}") from error
 
     monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
     try:
         with Script("evaluate.py") as script:
             script.interrupted = "; results are kept"

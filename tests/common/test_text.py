@@ -1,4 +1,4 @@
-"""Text: untrusted text is escaped and cut; the nearest known word is suggested; amounts that differ differ as text."""
+"""Untrusted text is escaped and shortened; the nearest known word is suggested; different amounts differ as text."""
 
 import pytest
 from hypothesis import given
@@ -21,17 +21,17 @@ from common.text import (
 )
 
 
-def test_a_size_has_the_unit_that_shows_it() -> None:
+def test_sizes_have_suitable_units() -> None:
     texts = [readable_bytes(count) for count in (0, 1, 999, 1000, 35_512, 1.234e9, 21e9, 5e18)]
     assert texts == ["0 B", "1 B", "999 B", "1.00 KB", "35.5 KB", "1.23 GB", "21.0 GB", "5,000 PB"]
     assert readable_bytes(64 << 20, binary=True) == "64.0 MiB"
 
 
 @given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
-def test_amounts_that_differ_are_other_texts(first: int, second: int) -> None:
-    one, other = distinct_bytes(first, second)
-    assert (one == other) == (first == second)
-    assert not one.startswith("0") or first == 0
+def test_different_amounts_have_different_texts(first: int, second: int) -> None:
+    first_text, second_text = distinct_bytes(first, second)
+    assert (first_text == second_text) == (first == second)
+    assert not first_text.startswith("0") or first == 0
 
 
 def test_small_amounts_are_not_zero() -> None:
@@ -45,14 +45,14 @@ def test_small_amounts_are_not_zero() -> None:
     ]
 
 
-def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     name = "a\x1b[2Jb\nc\u202ed\udcff\x00"
     assert printable(name) == "a\\x1b[2Jb\\nc\\u202ed\\udcff\\x00"
     assert str(BadInput(name)) == printable(name)
     assert printable("Größe 模型") == "Größe 模型"
 
 
-def test_values_in_errors_are_cut() -> None:
+def test_long_values_in_errors_are_shortened() -> None:
     nested: list = []
     for _ in range(100_000):
         nested = [nested]
@@ -74,11 +74,11 @@ def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(41.6, "42s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")])
-def test_a_duration_is_as_people_read_it(seconds: float, text: str) -> None:
+def test_durations_are_readable(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_price_and_a_time_make_a_cost_and_an_unknown_price_none() -> None:
+def test_costs_need_a_known_price() -> None:
     assert time_cost(1800, 14.32) == 7.16 and time_cost(0, 14.32) == 0 and time_cost(1800, None) is None
     assert paid_seconds(7.16, 14.32) == 1800
     texts = [dollars_of_total(0.25, total) for total in (0.5, 1, 2000)]

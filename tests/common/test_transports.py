@@ -1,4 +1,4 @@
-"""Replies of the hub end, however slowly or endlessly its server sends them; files of any announced size arrive."""
+"""Slow and endless replies of the hub are stopped, and files of any announced size arrive."""
 
 import socket
 from pathlib import Path
@@ -23,7 +23,7 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     "misbehaviour",
     [endless.dripped_body, endless.dripped_chunks, endless.chunks, endless.large_body, endless.gzip_bomb],
 )
-def test_a_reply_of_the_hub_ends(misbehaviour: Misbehaviour) -> None:
+def test_endless_replies_of_the_hub_are_stopped(misbehaviour: Misbehaviour) -> None:
     with (
         endless.serve(misbehaviour) as url,
         bounded(httpx2.Client(timeout=None)) as client,
@@ -42,7 +42,7 @@ def test_a_request_to_the_hub_has_one_deadline(misbehaviour: Misbehaviour) -> No
                 client.get(url)
 
 
-def test_an_upload_that_nobody_reads_ends() -> None:
+def test_an_upload_without_a_reader_is_stopped() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         bounded(httpx2.Client(timeout=None)) as client,
@@ -57,7 +57,7 @@ def test_a_large_file_of_announced_size_arrives(tmp_path: Path) -> None:
         assert client.get(f"{server.url}/a.safetensors").content == bytes(1_000_000)
 
 
-def test_the_hubs_client_has_these_limits() -> None:
+def test_the_hub_client_has_these_limits() -> None:
     from huggingface_hub.utils import get_session
 
     from common.hub_client import hub_errors

@@ -65,7 +65,7 @@ def bad_step() -> None:
         update_blocked = observe(guard, step, *measured)
         if step == BAD_STEP:
             guard._first_bad.copy_(torch.tensor(step))
-            guard._own_loss_bad.copy_(torch.tensor(guard._ranks.rank == 1))
+            guard._local_loss_bad.copy_(torch.tensor(guard._ranks.rank == 1))
         return update_blocked
 
     Guard.observe = observe_bad_step

@@ -14,9 +14,9 @@ from training.hardware.driver import TORCH_CUDA
 
 TRAIN, FIND = ROOT / "train.py", ROOT / "find_batch_size.py"
 OLD = {"FAKEGPU_COUNT": "2", "FAKEGPU_OLD_DRIVER": "1"}
-OLD_DRIVER = r"the NVIDIA driver has 2 GPUs, CUDA can use none: The NVIDIA driver on .*\(found version 12080\)"
+OLD_DRIVER = r"the NVIDIA driver has 2 GPUs, but CUDA can use none: The NVIDIA driver on .*\(found version 12080\)"
 FEWER = {"FAKEGPU_COUNT": "4", "FAKEGPU_USABLE": "3"}
-THREE_OF_FOUR = "the NVIDIA driver has 4 GPUs, CUDA can use 3: see nvidia-smi; "
+THREE_OF_FOUR = "the NVIDIA driver has 4 GPUs, but CUDA can use 3: see nvidia-smi; "
 NO_COMPILER = "torch.compile.* a C compiler and Python's headers: /absent/cc"
 DIVIDED = {"gpu": "a100-mig"}
 TWO_SLICES = DIVIDED | {"CUDA_VISIBLE_DEVICES": "MIG-0000aaaa,MIG-0000bbbb"}
@@ -27,13 +27,13 @@ REFUSED: list[tuple[Path, int, dict[str, str], str]] = [
     (TRAIN, 1, {"CC": "/absent/cc"}, NO_COMPILER),
     (FIND, 1, {"CC": "/absent/cc"}, NO_COMPILER),
     (TRAIN, 2, TWO_SLICES, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
-    (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, CUDA can use 1: see nvidia-smi; "),
+    (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, but CUDA can use 1: see nvidia-smi; "),
     (TRAIN, 2, DIVIDED | {"CUDA_VISIBLE_DEVICES": "0,1"}, "GPU 1 cannot be used: .* invalid device ordinal; see n"),
 ]
 REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
     (TRAIN, 1, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
     (TRAIN, 2, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
-    (TRAIN, 1, {"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, "the NVIDIA driver has 2 GPUs, CUDA can use 1"),
+    (TRAIN, 1, {"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, "the NVIDIA driver has 2 GPUs, but CUDA can use 1"),
     (TRAIN, 2, {"FAKEGPU_COUNT": "1"}, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
 ]
 
@@ -82,6 +82,6 @@ def test_setup_reports_an_old_driver_and_other_facts(make_small_run: MakeRun) ->
     done = emulated.run(Path("-m"), "training.hardware.preflight", FAKEGPU_COUNT="2", FAKEGPU_OLD_DRIVER="1")
     assert done.returncode == 1
     first, *more_lines = done.stdout.splitlines()
-    assert first.startswith("GPUs           problem  the NVIDIA driver has 2 GPUs, CUDA can use none: ")
+    assert first.startswith("GPUs           problem  the NVIDIA driver has 2 GPUs, but CUDA can use none: ")
     assert "usable" not in done.stdout
     assert [line.split()[0] for line in more_lines] == ["compiler", "disk", "shared", "open"]

@@ -137,7 +137,9 @@ def test_a_rank_without_memory_gives_advice(make_small_run: MakeRun, parallel: s
     directory = make_small_run(parallel=parallel, microbatch_size=4)
     done = disturbed("small_second_gpu", TRAIN, directory, ranks=2, SECOND_GPU_GIB="0.022")
     assert done.returncode == EXIT_ERROR
-    advice = "rank 1: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    advice = (
+        "rank 1: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    )
     assert advice in done.stderr
     assert not (directory / "checkpoints").exists()
 
@@ -164,7 +166,7 @@ def test_steps_between_logs_never_wait_for_the_gpu(make_small_run: MakeRun, para
 def test_three_ranks_with_uneven_shares_train(make_small_run: MakeRun, parallel: str) -> None:
     directory = make_small_run(parallel=parallel, microbatch_size=1, global_batch_size=8)
     output = finished(train(directory, ranks=3, determinism="elastic"))
-    assert "8 micro-batches on 3 ranks: 3 at most, 89% of the ranks' time used" in output
+    assert "8 micro-batches on 3 ranks: at most 3 each, 89% of the ranks' time used" in output
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
 
 
@@ -191,7 +193,7 @@ def test_preflight_reports_the_memory_of_the_slice(make_small_run: MakeRun) -> N
 def test_a_slice_that_is_too_small_is_reported(make_small_run: MakeRun) -> None:
     directory = make_small_run(microbatch_size=4)  # on a slice, torch does not raise OutOfMemoryError
     line = one_line(train(directory, FAKEGPU_GIB="0.022", **ON_A_SLICE))
-    assert "rank 0: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2" in line
+    assert "rank 0: the GPU's memory is too small for microbatch_size 4; try --set microbatch_size=2" in line
     line = one_line(run(ROOT / "find_batch_size.py", directory, FAKEGPU_GIB="0.03", **ON_A_SLICE))
     assert "not even one sequence of 64 tokens fits" in line
 

@@ -39,21 +39,21 @@ def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.Mo
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
     ]  # fmt: skip
-    found = compare(rows_of(*homes))
-    assert found.columns == ["model", "held-out loss", "bits/byte", "rhymes"]
-    assert [row[-1].text for row in found.rows] == ["12 ± 1", "7 ± 1", "12111 [1]"]
-    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is unknown" in found.statements
-    assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
+    comparison = compare(rows_of(*homes))
+    assert comparison.columns == ["model", "held-out loss", "bits/byte", "rhymes"]
+    assert [row[-1].text for row in comparison.rows] == ["12 ± 1", "7 ± 1", "12111 [1]"]
+    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is unknown" in comparison.statements
+    assert "poetry: of 10 sonnets" in comparison.notes and "[1] Faust" in comparison.notes
 
 
-def test_results_of_a_command_that_is_gone_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_removed_commands_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"acc": 0.2859, "acc_norm": 0.2955, "hits": "00", "hits_norm": "00"}
     home = write(losses_on(tmp_path / "a"), "hellaswag", data={"file": "x", "sha256": "h"}, items=8, completion=scores)
     assert compare(rows_of(home)).columns == ["model", "held-out loss", "bits/byte"]
     assert "damaged" not in capsys.readouterr().err
 
 
-def test_every_registered_module_runs_its_command_or_reads_its_results() -> None:
+def test_registered_modules_exist() -> None:
     assert all(callable(import_module(entry.module).run) for entry in COMMANDS.values())
     named = [entry.measures for entry in COMMANDS.values() if entry.measures is not None]
     assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))

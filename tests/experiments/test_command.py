@@ -237,7 +237,7 @@ def test_results_that_cannot_be_written_are_printed(make_sweep: MakeSweep) -> No
     assert (
         absent.returncode == conflicting.returncode == 1 and "no such directory; train the sweep first" in absent.stderr
     )
-    assert "sweep.json: is not a result of experiment.py sweep, and is left as it is" in conflicting.stderr
+    assert "sweep.json: is not a result of experiment.py sweep, so it was not overwritten" in conflicting.stderr
     assert file.read_bytes() == content
     (file.with_suffix("") / "sweep.md").mkdir(parents=True)
     shown = run(file, "--collect")
@@ -252,10 +252,10 @@ def test_a_dry_run_writes_nothing(make_sweep: MakeSweep, make_ladder: MakeLadder
     assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before 5 hours, inclu" in shown
     assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
     assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find one of 3" in shown
-    assert "WARNING: " in dry.stderr and "/nope is no directory here" in dry.stderr
+    assert "WARNING: " in dry.stderr and "/nope is not a directory here" in dry.stderr
     refused = run(file)
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert "/nope is no directory here; prepare it with" in refused.stderr and "--token-files" not in refused.stderr
+    assert "/nope is not a directory here; prepare it with" in refused.stderr and "--token-files" not in refused.stderr
     shown = finish(ladder, "--dry-run", "--best-for", "100")
     assert "then the best size for $100.00 on each machine" in shown
     assert "1x8-rate-0.005: N 2,824," in shown and "x the target's" in shown

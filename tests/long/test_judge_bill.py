@@ -81,7 +81,7 @@ def walk(folder: Path, setting: Setting) -> tuple[str, int]:
                 status = process.returncode
                 assert "Traceback" not in errors, errors
                 printed = printed_usd(output + errors)
-                status = 75 if "nothing was sent: allow more" in errors else status
+                status = 75 if "nothing was sent: raise --max-usd" in errors else status
             settle(server)
             bill = server.usd(PRICES)
             assert bill <= most_usd, "the server's bill exceeds --max-usd"
@@ -108,7 +108,9 @@ def settle(server: Judge) -> None:
 
 
 def printed_usd(output: str) -> float:
-    costs = re.findall(r"including earlier sessions: (?:at most )?\$([\d.]+)|beside \$([\d.]+) that earlier", output)
+    costs = re.findall(
+        r"including earlier sessions: (?:at most )?\$([\d.]+)|in addition to \$([\d.]+) for earlier", output
+    )
     return float("".join(costs[-1]))
 
 

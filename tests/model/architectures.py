@@ -1,4 +1,4 @@
-"""Configurations of every stock class, each option that its class expresses set at least once."""
+"""Configurations of every stock class. Each option that a class can compute is set at least once."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SWIGLU = ROTARY | {"activation": "swiglu"}
 QWEN3 = SWIGLU | {"qk_norm": True}
 ARCEE = ROTARY | {"activation": "relu2"}
 NANOCHAT = ARCEE | {"qk_norm": True, "norm_gain": False, "embedding_norm": True}
-MUON_RECIPE: dict[str, Any] = {  # of train.json, as in NanoChat's speed records
+MUON_RECIPE: dict[str, Any] = {  # keys of train.json, as in NanoChat's speed records
     "optimizer": "muon",
     "muon_split_qkv": True,
     "muon_momentum_warmup_steps": 4,
@@ -22,7 +22,7 @@ MUON_RECIPE: dict[str, Any] = {  # of train.json, as in NanoChat's speed records
     "schedule_learning_rate": "warmup_stable_decay",
     "decay_period_percent": 50,
 }
-TIED_NORM = {"embedding_norm": True, "tie_weights": True}  # folded into a table that the head does not share
+TIED_NORM = {"embedding_norm": True, "tie_weights": True}  # the export folds the norm and unties the head
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("GPT2LMHeadModel", {}),
@@ -48,7 +48,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("NanoChatForCausalLM", NANOCHAT | {"activation": "gelu_tanh", "tie_weights": True, "mlp_width": 100}),
     ("GPT2LMHeadModel", {"activation": "gelu"}),
 ]
-# Networks for tests of everything but the classes: between them they have all options.
+# Networks for tests that do not depend on stock classes; together, they have all options
 MODERN: dict[str, ModelConfig] = {
     "NanoChat": attrs.evolve(SMALL, **NANOCHAT, logit_softcap=2.0, n_kv_heads=2),
     "Qwen3": attrs.evolve(SMALL, **QWEN3, mlp_width=100, n_kv_heads=1),

@@ -1,4 +1,4 @@
-"""Model configuration: parameter counts, FLOPs, and shapes that are refused by name."""
+"""The model configuration: parameter counts, FLOPs, and impossible shapes."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ PUBLISHED_PARAMETERS = {"124M": 124_439_808, "350M": 354_823_168, "774M": 774_03
 
 
 @pytest.mark.parametrize("size", PUBLISHED_PARAMETERS)
-def test_parameter_counts_are_the_published_ones(size: str) -> None:
+def test_parameter_counts_equal_published_ones(size: str) -> None:
     assert parameter_count(GPT2_SIZES[size]) == PUBLISHED_PARAMETERS[size]
 
 
@@ -38,7 +38,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(OPTIONS)
-def test_parameter_counts_are_the_networks_with_any_options(options: dict[str, Any]) -> None:
+def test_parameter_counts_equal_the_networks_for_any_options(options: dict[str, Any]) -> None:
     config = attrs.evolve(SMALL, n_layers=5, **options)
     parameters = {name: unpadded(name, value, config) for name, value in network(config).named_parameters()}
     assert sum(value.numel() for value in parameters.values()) == parameter_count(config)
@@ -52,7 +52,7 @@ def test_flops_per_token_of_a_modern_block() -> None:
     config = attrs.evolve(
         GPT2_SIZES["124M"], positions="rope", n_kv_heads=4, activation="swiglu", mlp_width=2048, tie_weights=False
     )
-    # a block: queries 768 x 768, keys and values 768 x 256 each, output 768 x 768, three MLP matrices 768 x 2048
+    # Per block: queries 768 x 768, keys and values 768 x 256 each, output 768 x 768, three MLP matrices 768 x 2048
     matrices = 12 * (2 * 768 * 768 + 2 * 768 * 256 + 3 * 768 * 2048) + 50_257 * 768
     assert flops_per_token(config) == 6 * matrices + 12 * 12 * 768 * 1024  # the scores of all 12 query heads
 
@@ -72,12 +72,15 @@ def test_flops_per_token_of_gpt2_small() -> None:
         ({"context_length": True}, "context_length: got True, wanted an integer"),
         ({"n_kv_heads": 3}, "n_kv_heads: got 3, wanted a divisor of n_heads, 4"),
         ({"n_kv_heads": 0}, "n_kv_heads: got 0, wanted an integer of at least 1"),
-        ({"emb_dim": 60, "positions": "rope"}, "positions: got .rope. with heads of width 15, wanted an even"),
+        (
+            {"emb_dim": 60, "positions": "rope"},
+            "positions: got .rope. with heads of width 15, wanted an even emb_dim / n_heads: RoPE rotates pairs of",
+        ),
         ({"zero_init_head": True}, "zero_init_head: got true, wanted false, because tie_weights is true"),
         ({"activation": "relu"}, 'activation: got .relu., wanted "gelu_tanh", "gelu", "relu2" or "swiglu"'),
         ({"logit_softcap": 0.0}, "logit_softcap: got 0.0, wanted a number above 0"),
     ],
 )
-def test_impossible_shapes_are_refused_by_name(change: dict[str, object], message: str) -> None:
+def test_impossible_shapes_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attrs.evolve(SMALL, **change)

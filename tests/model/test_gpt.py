@@ -1,4 +1,4 @@
-"""GPT-2 network: causality, initialization, padded rows, plain weights."""
+"""The GPT-2 network: causality, initialization, padded rows and plain weights."""
 
 import math
 
@@ -24,7 +24,7 @@ def network(config: ModelConfig, seed: int = 1) -> GPT:
     return model
 
 
-def test_a_token_does_not_see_those_after_it() -> None:
+def test_tokens_do_not_see_later_ones() -> None:
     model = network(SMALL)
     tokens = torch.randint(SMALL.vocab_size, (1, 48))
     changed = tokens.clone()
@@ -35,18 +35,18 @@ def test_a_token_does_not_see_those_after_it() -> None:
     assert not torch.equal(before[:, 30:], after[:, 30:])
 
 
-def test_initialisation_is_gpt2s() -> None:
+def test_initialization_is_gpt2s() -> None:
     config = attrs.evolve(SMALL, emb_dim=256, context_length=256)
     weights = dict(network(config).named_parameters())
     residual = 0.02 / math.sqrt(2 * config.n_layers)
-    wanted = {"attention.qkv": 0.02, "attention.output": residual, "mlp.up": 0.02, "mlp.down": residual}
-    for name, std in wanted.items():
+    standard_deviations = {"attention.qkv": 0.02, "attention.output": residual, "mlp.up": 0.02, "mlp.down": residual}
+    for name, std in standard_deviations.items():
         assert weights[f"blocks.1.{name}.weight"].std().item() == pytest.approx(std, rel=0.03)
         assert weights[f"blocks.1.{name}.bias"].abs().max() == 0
     assert weights["position_embedding.weight"].std().item() == pytest.approx(0.01, rel=0.03)
 
 
-def test_rows_beyond_the_vocabulary_stay_zero_and_change_nothing() -> None:
+def test_rows_beyond_the_vocabulary_stay_zero() -> None:
     config = attrs.evolve(SMALL, tie_weights=False)
     model = network(config)
     tokens = torch.randint(config.vocab_size, (2, 48))
@@ -60,7 +60,7 @@ def test_rows_beyond_the_vocabulary_stay_zero_and_change_nothing() -> None:
         assert weight[: config.vocab_size].abs().min() > 0
 
 
-def test_without_options_the_network_is_gpt2_to_the_bit() -> None:
+def test_default_network_has_the_bits_of_gpt2() -> None:
     model = network(SMALL)
     weights = dict(model.named_parameters())
     tokens = torch.randint(SMALL.vocab_size, (2, 48))
@@ -81,32 +81,32 @@ def test_without_options_the_network_is_gpt2_to_the_bit() -> None:
         x = x + linear(f"{block}.mlp.down", hidden)
     logits = F.linear(layer_norm("final_norm", x), weights["token_embedding.weight"])[..., :211]
     assert torch.equal(model(tokens), logits)
-    assert len(weights) == 2 + 3 * 12 + 2  # names and numbers of checkpoints
+    assert len(weights) == 2 + 3 * 12 + 2  # checkpoints have these parameters
 
 
-def test_zero_initialised_projections_and_head_leave_all_other_weights_as_they_are() -> None:
+def test_zero_initialization_does_not_change_other_weights() -> None:
     config = attrs.evolve(SMALL, tie_weights=False)
-    with_zeros = attrs.evolve(config, zero_init_projections=True, zero_init_head=True)
-    plain, zero = (dict(network(one).named_parameters()) for one in (config, with_zeros))
-    for name, weight in plain.items():
+    zero_config = attrs.evolve(config, zero_init_projections=True, zero_init_head=True)
+    plain_weights, zero_weights = (dict(network(options).named_parameters()) for options in (config, zero_config))
+    for name, weight in plain_weights.items():
         if name.endswith(("attention.output.weight", "mlp.down.weight")) or name == "head.weight":
-            assert zero[name].abs().max() == 0, name
+            assert zero_weights[name].abs().max() == 0, name
         else:
-            assert torch.equal(weight, zero[name]), name
+            assert torch.equal(weight, zero_weights[name]), name
 
 
 def test_autocast_rotates_and_normalizes_in_fp32() -> None:
     options = {"norm": "rmsnorm", "positions": "rope", "qk_norm": True, "embedding_norm": True, "n_kv_heads": 2}
     model = network(attrs.evolve(SMALL, **options))
-    seen: dict[str, torch.dtype] = {}
-    model.blocks[0].attention.register_forward_pre_hook(lambda _, given: seen.update(rotation=given[1].dtype))
-    model.blocks[0].register_forward_hook(lambda *given: seen.update(residual=given[2].dtype))
+    dtypes: dict[str, torch.dtype] = {}
+    model.blocks[0].attention.register_forward_pre_hook(lambda _, inputs: dtypes.update(rotation=inputs[1].dtype))
+    model.blocks[0].register_forward_hook(lambda _, __, output: dtypes.update(residual=output.dtype))
     tokens = torch.randint(SMALL.vocab_size, (2, 48))
     with torch.no_grad():
-        wanted = model(tokens)
+        logits = model(tokens)
         with torch.autocast("cpu", torch.bfloat16):
-            assert (model(tokens) - wanted).abs().max() < 0.02 * wanted.abs().max()
-    assert seen == {"rotation": torch.float32, "residual": torch.float32}
+            assert (model(tokens) - logits).abs().max() < 0.02 * logits.abs().max()
+    assert dtypes == {"rotation": torch.float32, "residual": torch.float32}
 
 
 UNTIED = attrs.evolve(SMALL, tie_weights=False)
@@ -116,7 +116,7 @@ def plain_state(seed: int) -> dict[str, torch.Tensor]:
     return {name: unpadded(name, value.detach(), UNTIED) for name, value in network(UNTIED, seed).named_parameters()}
 
 
-def test_a_plain_state_dict_has_the_vocabularys_rows_and_loads_back_padded_with_zeros() -> None:
+def test_plain_state_dict_loads_back_with_padding() -> None:
     loaded, state = network(UNTIED, seed=2), plain_state(1)
     assert state["head.weight"].shape[0] == state["token_embedding.weight"].shape[0] == UNTIED.vocab_size
     load_plain(loaded, state)
@@ -133,7 +133,7 @@ def test_a_plain_state_dict_has_the_vocabularys_rows_and_loads_back_padded_with_
         ({"final_norm.bias": torch.ones(3)}, r"parameter final_norm.bias: got shape \(3,\), wanted \(64,\)"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(change: dict[str, torch.Tensor | None], message: str) -> None:
+def test_parameters_that_do_not_fit_are_refused(change: dict[str, torch.Tensor | None], message: str) -> None:
     state = {name: value for name, value in (plain_state(1) | change).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         load_plain(network(UNTIED), state)

@@ -1,4 +1,4 @@
-"""Weights of other programs give the same network, and go back to Hugging Face's names."""
+"""Weights of other programs give the same network, and can be converted back to Hugging Face's names."""
 
 import re
 
@@ -25,7 +25,7 @@ TOKENS = torch.randint(SMALL.vocab_size, (3, SMALL.context_length), generator=to
 
 
 def network(config: ModelConfig) -> GPT:
-    """Return a network whose biases and gains are not those of the start, which hide mistakes."""
+    """Return a network whose biases and gains are not the initial zeros and ones, which would hide mistakes."""
     model = GPT(config).eval()
     initialize(model, 1)
     generator = torch.Generator().manual_seed(2)
@@ -41,14 +41,14 @@ def plain_of(model: GPT) -> dict[str, Tensor]:
 
 
 def hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """As the hub's GPT-2 files are: without the class's prefix, with causal masks."""
+    """Return weights as in the Hub's GPT-2 files: without the prefix of the class, with causal masks."""
     state = {name.removeprefix("transformer."): value for name, value in to_stock(plain, config).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 4, 4) for layer in range(config.n_layers)}
     return state | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4)}
 
 
 def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """As a compiled nanoGPT is saved: nn.Linear's layout, a head in any case."""
+    """Return weights as a compiled nanoGPT saves them: in nn.Linear's layout, and always with a head."""
     state = to_stock(plain, config)
     for name, value in state.items():
         if re.search(r"c_(attn|proj|fc)\.weight", name):
@@ -58,23 +58,23 @@ def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 
 def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """As OpenAI released them; what they never had, a head, in the same way."""
+    """Return weights as OpenAI released them. A head, which they never had, is stored in the same way."""
     state = {}
     for name, value in to_stock(plain, config).items():
         module, _, leaf = name.removeprefix("transformer.").rpartition(".")
         module = re.sub(r"^h\.(\d+)\.", r"h\1/", module)
-        place = f"model/{module}".replace("attn.c", "attn/c").replace("mlp.c", "mlp/c")
+        path = f"model/{module}".replace("attn.c", "attn/c").replace("mlp.c", "mlp/c")
         if module in ("wte", "wpe"):
-            state[place] = value
+            state[path] = value
         elif "ln_" in module:
-            state[f"{place}/{'g' if leaf == 'weight' else 'b'}"] = value
+            state[f"{path}/{'g' if leaf == 'weight' else 'b'}"] = value
         else:
-            state[f"{place}/{leaf[0]}"] = value[None] if leaf == "weight" and "lm_head" not in module else value
+            state[f"{path}/{leaf[0]}"] = value[None] if leaf == "weight" and "lm_head" not in module else value
     return state
 
 
 def gpjt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """As gpjt/ddp-base-model-from-scratch saves them under DDP: queries, keys and values apart."""
+    """Return weights as gpjt/ddp-base-model-from-scratch saves them under DDP: separate queries, keys and values."""
     modules = {
         **{"attention_norm": "norm1", "mlp_norm": "norm2", "attention.output": "att.out_proj"},
         **{"mlp.up": "ff.layers.0", "mlp.down": "ff.layers.2"},
@@ -97,13 +97,12 @@ def gpjt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("naming", [hugging_face, nanogpt, openai, gpjt])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_any_names_give_the_same_logits(variant: str, naming: object) -> None:
+def test_any_naming_gives_the_same_logits(variant: str, naming: object) -> None:
     assert callable(naming)
     model = network(VARIANTS[variant])
     plain = to_plain(naming(plain_of(model), model.config))
     config = config_of(plain, model.config.n_heads)
-    wanted = model.config if naming is gpjt else attrs.evolve(model.config, qkv_bias=True)
-    assert config == wanted
+    assert config == (model.config if naming is gpjt else attrs.evolve(model.config, qkv_bias=True))
     loaded = GPT(config).eval()
     load_plain(loaded, plain)
     with torch.no_grad():
@@ -111,7 +110,7 @@ def test_any_names_give_the_same_logits(variant: str, naming: object) -> None:
     assert difference < 1e-6
 
 
-def test_half_precision_and_missing_biases_are_filled_up() -> None:
+def test_half_precision_is_converted_and_missing_biases_are_zero() -> None:
     model = network(attrs.evolve(SMALL, qkv_bias=False))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -131,11 +130,11 @@ def test_half_precision_and_missing_biases_are_filled_up() -> None:
     [
         ({"h.1.ln_1.weight": None}, "parameter blocks.1.attention_norm.weight is missing"),
         ({"wpe.weight": None}, "parameter position_embedding.weight is missing"),
-        ({"h.0.ff.router.weight": torch.ones(2)}, "parameter h.0.ff.router.weight is none of GPT-2's"),
-        ({"trf_blocks.0.att.W_query.weight": torch.ones(2, 2)}, "got 1 of the three weights"),
+        ({"h.0.ff.router.weight": torch.ones(2)}, "parameter h.0.ff.router.weight does not belong to a GPT-2"),
+        ({"trf_blocks.0.att.W_query.weight": torch.ones(2, 2)}, "got only 1 of the three weight tensors of queries"),
     ],
 )
-def test_what_is_not_gpt2_is_named(change: dict[str, Tensor | None], message: str) -> None:
+def test_weights_of_other_networks_are_refused(change: dict[str, Tensor | None], message: str) -> None:
     model = network(SMALL)
     state = {**hugging_face(plain_of(model), model.config), **change}
     with pytest.raises(ValueError, match=re.escape(message)):

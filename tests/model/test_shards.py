@@ -1,4 +1,4 @@
-"""Tensor shards: the plain network's loss and gradients, cuts that cover each parameter, dropout by shard, refusals."""
+"""Tensor shards: loss and gradients equal the plain network's, and cover each parameter; dropout; refused networks."""
 
 from functools import partial
 from itertools import product
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from model.axes import ShardCut, axes_of, plain_name, shard_cut
-from model.config import ModelConfig, undivided
+from model.config import ModelConfig, indivisible_sizes
 from model.counts import meta_network
 from model.gpt import GPT, Block
 from model.loss import NextTokenLoss
@@ -24,15 +24,15 @@ from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
 from training.parallel.mesh import within
 
-PADDED = attrs.evolve(SMALL, vocab_size=90, tie_weights=False)  # of four shards the last one has padding alone
+PADDED = attrs.evolve(SMALL, vocab_size=90, tie_weights=False)  # the last of four shards has only padding
 FEW = MODERN | {"GPT-2": SMALL, "padding": PADDED}
 ALL = FEW | {str(number): attrs.evolve(SMALL, **options) for number, (_, options) in enumerate(CASES)}
 OPTIONS: list[dict[str, Any]] = [{}, {"chunks": 3}, {"recompute_blocks": True}]
 
 
-def part_of(whole: torch.Tensor, cut: ShardCut) -> torch.Tensor:
+def part_of(parameter: torch.Tensor, cut: ShardCut) -> torch.Tensor:
     """Return a shard's part of a parameter."""
-    return torch.cat([within(whole, run.rows, cut.columns) for run in cut.rows])
+    return torch.cat([within(parameter, run.rows, cut.columns) for run in cut.rows])
 
 
 def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
@@ -40,23 +40,25 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
     return {name: shard_cut(axes_of(plain_name(name), network.config), shards, places[name]) for name in places}
 
 
-def in_shards(whole: GPT, shards: int, **options: Any) -> ShardedLoss:
-    """Return all shards of a network, in this process, with its weights."""
-    network = ShardedGPT(whole.config, ShardExchange(shards=shards, own=range(shards)))
-    parts = {name: part_of(whole.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()}
+def in_shards(plain_network: GPT, shards: int, **options: Any) -> ShardedLoss:
+    """Return all shards of a network in this process, with the weights of the network."""
+    network = ShardedGPT(plain_network.config, ShardExchange(shards=shards, local_shards=range(shards)))
+    parts = {
+        name: part_of(plain_network.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()
+    }
     network.load_state_dict({name: part.detach() for name, part in parts.items()}, assign=True, strict=False)
     return ShardedLoss(network.requires_grad_(), **options)
 
 
 def whole_gradients(model: ShardedLoss) -> dict[str, torch.Tensor]:
-    """Return the sums of the shards' gradients of each parameter of the plain network."""
-    found: dict[str, torch.Tensor] = {}
+    """Return the sum of the shards' gradients for each parameter of the plain network."""
+    totals: dict[str, torch.Tensor] = {}
     for name, cut in cuts_of(model.network).items():
         gradient, plain = model.network.get_parameter(name).grad, plain_name(name)
-        total = found.setdefault(plain, gradient.new_zeros(axes_of(plain, model.network.config).shape))
+        total = totals.setdefault(plain, gradient.new_zeros(axes_of(plain, model.network.config).shape))
         for place, run in cut.whole_rows(0, len(gradient)):
             within(total, run.rows, cut.columns).add_(gradient[place])
-    return found
+    return totals
 
 
 def batch(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,14 +71,17 @@ def batch(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
     ("name", "shards", "options"),
     [(name, 4, OPTIONS[0]) for name in ALL] + [case for case in product(FEW, (2, 4), OPTIONS) if case[1:] != (4, {})],
 )
-def test_loss_and_gradients_are_the_plain_networks_in_fp64(
+def test_loss_and_gradients_equal_the_plain_networks(
     monkeypatch: pytest.MonkeyPatch, name: str, shards: int, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what is done in fp32 in training
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # training computes these parts in fp32
     config = attrs.evolve(ALL[name], drop_rate=0.0, context_length=16, n_layers=2)
-    assert undivided(config, shards) == {}
-    whole = network(config).double()
-    plain, sharded = NextTokenLoss(whole, **options).train(), in_shards(whole, shards, **options).train()
+    assert indivisible_sizes(config, shards) == {}
+    plain_network = network(config).double()
+    plain, sharded = (
+        NextTokenLoss(plain_network, **options).train(),
+        in_shards(plain_network, shards, **options).train(),
+    )
     weights = torch.rand(3, config.context_length, dtype=torch.float64) if options else None
     inputs, targets = batch(config)
     losses = plain(inputs, targets, weights), sharded(inputs, targets, weights)
@@ -84,10 +89,10 @@ def test_loss_and_gradients_are_the_plain_networks_in_fp64(
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0)
     for loss in losses:
         loss.backward()
-    found = whole_gradients(sharded)
-    assert found.keys() == dict(whole.named_parameters()).keys()
-    for key, parameter in whole.named_parameters():
-        assert (found[key] - parameter.grad).norm() <= 1e-10 * parameter.grad.norm(), key
+    gradients = whole_gradients(sharded)
+    assert gradients.keys() == dict(plain_network.named_parameters()).keys()
+    for key, parameter in plain_network.named_parameters():
+        assert (gradients[key] - parameter.grad).norm() <= 1e-10 * parameter.grad.norm(), key
     with torch.no_grad():
         by_sequence = [model.eval()(inputs, targets, weights, by_sequence=True) for model in (plain, sharded)]
     assert by_sequence[1].shape == (3,)
@@ -102,31 +107,30 @@ def gradient_bits(config: ModelConfig, seed: int, **options: Any) -> list[torch.
 
 
 @pytest.mark.parametrize("config", [SMALL, MODERN["NanoChat"]], ids=["GPT-2", "NanoChat"])
-def test_each_dropout_of_each_shard_has_a_mask_of_its_own_which_repeats(
-    monkeypatch: pytest.MonkeyPatch, config: ModelConfig
-) -> None:
+def test_dropout_masks_differ_by_shard_and_repeat(monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> None:
     config, seeds = attrs.evolve(config, drop_rate=0.2, context_length=16, n_layers=2), []
 
-    def noting(plain: Any, *arguments: Any, **keys: Any) -> Any:
+    def recording(function: Any, *arguments: Any, **keys: Any) -> Any:
         seeds.append(torch.initial_seed())
-        return plain(*arguments, **keys)
+        return function(*arguments, **keys)
 
     for name in ("dropout", "scaled_dot_product_attention"):
-        monkeypatch.setattr(F, name, partial(noting, getattr(F, name)))
-    first = gradient_bits(config, 1)
-    drawn = set(seeds)
-    assert len(seeds) == len(drawn) == 4 * (1 + 3 * config.n_layers)  # after embedding, in attention, after two layers
+        monkeypatch.setattr(F, name, partial(recording, getattr(F, name)))
+    gradients = gradient_bits(config, 1)
+    first_seeds = set(seeds)
+    # Dropout is after the embedding and, in each block, inside attention, after attention and after the MLP.
+    assert len(seeds) == len(first_seeds) == 4 * (1 + 3 * config.n_layers)
     seeds.clear()
-    recomputed = gradient_bits(config, 1, recompute_blocks=True)
-    assert set(seeds) == drawn and len(seeds) == 4 * (1 + 6 * config.n_layers)
+    recomputed_gradients = gradient_bits(config, 1, recompute_blocks=True)
+    assert set(seeds) == first_seeds and len(seeds) == 4 * (1 + 6 * config.n_layers)
     seeds.clear()
-    other = gradient_bits(config, 1000)
-    assert not drawn & set(seeds)
-    for one, again, differing in zip(first, recomputed, other, strict=True):
-        assert torch.equal(one, again) and not torch.equal(one, differing)
+    other_gradients = gradient_bits(config, 1000)
+    assert not first_seeds & set(seeds)
+    for first, recomputed, differing in zip(gradients, recomputed_gradients, other_gradients, strict=True):
+        assert torch.equal(first, recomputed) and not torch.equal(first, differing)
 
 
-OTHER_VALUES: list[Any] = [
+OPTION_VALUES: list[Any] = [
     True,
     False,
     2,
@@ -144,43 +148,43 @@ OTHER_VALUES: list[Any] = [
 ]
 
 
-def other_configurations() -> dict[str, ModelConfig]:
-    """Return configurations that differ from SMALL in one field, or from NanoChat's, for each value that it takes."""
+def changed_configurations() -> dict[str, ModelConfig]:
+    """Return configurations that differ from GPT-2's or NanoChat's in one option, for each value that it accepts."""
     starts, configurations = {"GPT-2": SMALL, "NanoChat": MODERN["NanoChat"]}, {}
     options = [name for name in attrs.fields_dict(ModelConfig) if name != "drop_rate"]  # another test is on dropout
-    for (start, config), option, value in product(starts.items(), options, OTHER_VALUES):
+    for (start, config), option, value in product(starts.items(), options, OPTION_VALUES):
         try:
             changed = attrs.evolve(config, **{option: value})
-        except ValueError:  # not a value of this option, or not together with the others
+        except ValueError:  # not a value of this option, or it contradicts another option
             continue
-        if changed != config and not undivided(changed, 2):
+        if changed != config and not indivisible_sizes(changed, 2):
             configurations[f"{start}, {option} {value}"] = changed
     return configurations
 
 
-def test_each_value_of_each_option_has_one_loss_in_one_shard_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what is done in fp32 in training
-    configurations = other_configurations()
+def test_every_option_has_the_same_loss_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # training computes these parts in fp32
+    configurations = changed_configurations()
     changed_options = {name.split()[-2] for name in configurations}
     assert attrs.fields_dict(ModelConfig).keys() - changed_options == {"drop_rate"}
     for name, config in configurations.items():
-        whole = network(config).double()
+        plain_network = network(config).double()
         inputs, targets = batch(config)
-        losses = [model(inputs, targets) for model in (NextTokenLoss(whole), in_shards(whole, 2))]
+        losses = [model(inputs, targets) for model in (NextTokenLoss(plain_network), in_shards(plain_network, 2))]
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0, msg=name)
 
 
 def parallel_forward(block: Block, x: Any, rotation: Any = None, cache: Any = None) -> Any:
-    """Compute a block whose attention and MLP read the same input, as in GPT-J: an option that somebody adds."""
+    """Compute a block whose attention and MLP read the same input, as in GPT-J: an example of a new option."""
     attention = block.attention(block.attention_norm(x), rotation, cache)
     return 0.5 * x + block.attention_dropout(attention) + block.mlp_dropout(block.mlp(block.mlp_norm(x)))
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "NanoChat"])
-def test_a_change_of_the_forward_pass_reaches_shards(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_changes_of_the_forward_pass_apply_to_shards(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    whole = network(attrs.evolve(FEW[name], drop_rate=0.0)).double()
-    models, (inputs, targets) = (NextTokenLoss(whole), in_shards(whole, 2)), batch(whole.config)
+    plain_network = network(attrs.evolve(FEW[name], drop_rate=0.0)).double()
+    models, (inputs, targets) = (NextTokenLoss(plain_network), in_shards(plain_network, 2)), batch(plain_network.config)
     before = models[0](inputs, targets)
     monkeypatch.setattr(Block, "forward", parallel_forward)
     losses = [model(inputs, targets) for model in models]
@@ -188,39 +192,39 @@ def test_a_change_of_the_forward_pass_reaches_shards(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0)
 
 
-def test_a_flag_of_a_block_is_the_same_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Block.__init__
+def test_flags_of_a_block_are_copied_to_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_init = Block.__init__
 
     def flagged(block: Block, *arguments: Any) -> None:
-        plain(block, *arguments)
+        plain_init(block, *arguments)
         block.parallel = True  # type: ignore[assignment]
 
     monkeypatch.setattr(Block, "__init__", flagged)
     with torch.device("meta"):
-        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+        sharded = ShardedGPT(SMALL, ShardExchange(shards=2, local_shards=range(2)))
     assert [block.parallel for block in sharded.blocks] == [True] * SMALL.n_layers
 
 
 @pytest.mark.parametrize("module", [Block, GPT])
-def test_a_layer_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-    plain = module.__init__
+def test_layers_unknown_to_shards_are_refused(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    plain_init = module.__init__
 
     def extended(network: Any, *arguments: Any) -> None:
-        plain(network, *arguments)
+        plain_init(network, *arguments)
         network.extra_norm = torch.nn.Identity()
 
     monkeypatch.setattr(module, "__init__", extended)
     where = {Block: "blocks.0.extra_norm", GPT: "the network.extra_norm"}[module]
     with pytest.raises(BadInput, match=f"got 2 shards of a network with {where}, which .* does not compute"):
-        ShardedGPT(SMALL, ShardExchange(shards=2, own=range(2)))
+        ShardedGPT(SMALL, ShardExchange(shards=2, local_shards=range(2)))
 
 
-def test_an_option_of_the_head_that_shards_do_not_compute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, own=range(2)))
+def test_head_options_unknown_to_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = ShardedGPT(PADDED, ShardExchange(shards=2, local_shards=range(2)))
     assert ShardedLoss(sharded).chunks == 1
     monkeypatch.setattr("model.sharded_loss.SHARDED_HEAD_OPTIONS", ("vocabulary_size",))
-    assert ShardedLoss(sharded).chunks == 1  # no softcap
-    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, own=range(2)))
+    assert ShardedLoss(sharded).chunks == 1  # the network has no softcap
+    softcapped = ShardedGPT(attrs.evolve(PADDED, logit_softcap=2.0), ShardExchange(shards=2, local_shards=range(2)))
     with pytest.raises(BadInput, match=r"head has softcap 2\.0, which shard_losses .* does not compute"):
         ShardedLoss(softcapped)
 
@@ -230,35 +234,35 @@ HEADS = st.sampled_from([(4, None), (4, 2), (4, 1), (8, 4), (8, 2), (6, 3), (6, 
 
 @settings(max_examples=30)
 @given(HEADS, st.sampled_from([1, 2, 3, 4, 6, 8]), st.booleans(), st.integers(0, 40), st.integers(0, 40))
-def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
+def test_shard_cuts_cover_every_parameter(
     heads: tuple[int, int | None], shards: int, tied: bool, first: int, count: int
 ) -> None:
     options: dict[str, Any] = {"mlp_width": 48, "activation": "swiglu", "tie_weights": tied}
     config = attrs.evolve(SMALL, emb_dim=48, n_heads=heads[0], n_kv_heads=heads[1], n_layers=1, **options)
-    assume(not any("heads" in name for name in undivided(config, shards)))
+    assume(not any("heads" in name for name in indivisible_sizes(config, shards)))
     for name, _ in meta_network(config).named_parameters():
         axes = axes_of(name, config)
-        whole = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
-        times, held = torch.zeros_like(whole), torch.zeros_like(whole)
+        parameter = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
+        copies, expected_copies = torch.zeros_like(parameter), torch.zeros_like(parameter)
         for shard in range(shards if "vocab" not in axes.row_names or 256 % shards == 0 else 0):
             cut = shard_cut(axes, shards, shard)
-            part = part_of(whole, cut)
+            part = part_of(parameter, cut)
             assert cut.shape == part.shape
             for run in cut.rows:
-                where = within(times, run.rows, cut.columns)
-                assert where.shape[1:] == part.shape[1:]
-                where += 1
-                within(held, run.rows, cut.columns).fill_(run.holders)
-            some = list(cut.whole_rows(first, min(count, len(part) - first)))
-            assert sum(len(run.rows) for _, run in some) == max(0, min(count, len(part) - first))
-            for place, run in some:
-                assert torch.equal(part[first:][place], within(whole, run.rows, cut.columns))
-        assert torch.equal(times, held), name
-        assert times.min() > 0 or "vocab" in axes.row_names, name
+                region = within(copies, run.rows, cut.columns)
+                assert region.shape[1:] == part.shape[1:]
+                region += 1
+                within(expected_copies, run.rows, cut.columns).fill_(run.holders)
+            runs = list(cut.whole_rows(first, min(count, len(part) - first)))
+            assert sum(len(run.rows) for _, run in runs) == max(0, min(count, len(part) - first))
+            for place, run in runs:
+                assert torch.equal(part[first:][place], within(parameter, run.rows, cut.columns))
+        assert torch.equal(copies, expected_copies), name
+        assert copies.min() > 0 or "vocab" in axes.row_names, name
 
 
 @pytest.mark.parametrize(
-    ("change", "shards", "refused"),
+    ("change", "shards", "sizes"),
     [
         ({"n_kv_heads": 2}, 4, {}),
         ({}, 8, {"n_heads": 4}),
@@ -268,5 +272,5 @@ def test_the_parts_of_a_parameter_are_all_of_it_as_often_as_they_say(
         ({"emb_dim": 60, "n_heads": 6, "n_kv_heads": 3}, 2, {"kv_heads": 3}),
     ],
 )
-def test_what_shards_cannot_share_is_named(change: dict[str, Any], shards: int, refused: dict[str, int]) -> None:
-    assert undivided(attrs.evolve(SMALL, **change), shards) == refused
+def test_sizes_that_shards_cannot_divide_are_named(change: dict[str, Any], shards: int, sizes: dict[str, int]) -> None:
+    assert indivisible_sizes(attrs.evolve(SMALL, **change), shards) == sizes

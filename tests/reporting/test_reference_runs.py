@@ -53,11 +53,12 @@ def test_a_run_is_compared_and_differences_are_named(tmp_path: Path) -> None:
     assert "training loss above the band of 3 runs of this recipe" in page
     constant = finished_run(tmp_path / "constant", 9, train={"schedule_learning_rate": False, "learning_rate": 0.001})
     message = problem(constant, first)
-    assert "learning_rate is 0.001, there 0.004" in message and "schedule_learning_rate is false, there true" in message
+    assert "learning_rate is 0.001, but 0.004 in the reference" in message
+    assert "schedule_learning_rate is false, but true in the reference" in message
     rarely = finished_run(tmp_path / "rarely", 9, train={"log_interval": 100})
-    assert problem(rarely, first) == "log_interval is 100, there 10"
+    assert problem(rarely, first) == "log_interval is 100, but 10 in the reference"
     tokens = finished_run(tmp_path / "tokens", 9, train_stream={"tokens": 9, "sha256": ["b"]})
-    assert problem(tokens, first) == "no reference for these tokens"
+    assert problem(tokens, first) == "the reference is not for these tokens"
 
 
 def stream_of(place: Path, name: str, source: str) -> dict[str, object]:
@@ -81,7 +82,7 @@ def test_three_token_files_make_a_reference_for_others(tmp_path: Path) -> None:
     write_reference(runs, runs[0])
     assert problem(finished_run(tmp_path / "3.14", 1, train_stream=on("3.14")), runs[0]).startswith("band ")
     text = finished_run(tmp_path / "text", 1, train_stream=on("text", "my text"))
-    assert problem(text, runs[0]) == "no reference for these tokens"
+    assert problem(text, runs[0]) == "the reference is not for these tokens"
     with pytest.raises(BadInput, match="text: was trained with another recipe or on other tokens"):
         write_reference([*runs, text], runs[0])
 
@@ -102,7 +103,9 @@ def test_hub_tokens_may_be_prepared_again(tmp_path: Path, recorded: str) -> None
         stream = stream_of(tmp_path, f"again-{number}", name)
         again = finished_run(tmp_path / f"again-run-{number}", 1, train_stream=stream)
         message = problem(again, runs[0])
-        assert message == "no reference for these tokens" if name == "other/words" else message.startswith("band ")
+        assert (
+            message == "the reference is not for these tokens" if name == "other/words" else message.startswith("band ")
+        )
 
 
 def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:
@@ -138,6 +141,6 @@ def test_replacing_a_reference_prints_a_note(tmp_path: Path, capsys: pytest.Capt
     note = f"NOTE: {path}: replaced an earlier reference ({size})\n"
     assert capsys.readouterr() == (f"reference {path}\n", note)
     path.write_text('{"papers": []}')
-    with pytest.raises(BadInput, match=r"is not a reference of report.py, and is left as it is \(14 bytes\)"):
+    with pytest.raises(BadInput, match=r"is not a reference of report.py, so it was not overwritten \(14 bytes\)"):
         report(ReportCommand(runs=tuple(runs), reference=runs[0]))
     assert path.read_text() == '{"papers": []}'

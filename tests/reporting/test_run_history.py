@@ -78,11 +78,13 @@ def test_damaged_lines_do_not_affect_the_rest(tmp_path: Path) -> None:
         file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
     assert [str(note) for note in history.notes] == [
-        f"NOTE: {run / 'metrics.jsonl'}: left out as damaged: 4 lines, from line 5 on"
+        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, from line 5 on"
     ]
     job = take_run_lock(run)
     assert job.file is not None
-    assert "damaged: 3 lines" in read_history(run).notes[0].text  # the last line may be in the middle of being written
+    assert (
+        "skipped 3 damaged lines" in read_history(run).notes[0].text
+    )  # the last line may be in the middle of being written
     job.file.close()
     assert history.curves["train_loss"].values.tolist() == pytest.approx([4.0, math.nan, 2.0], nan_ok=True)
     assert math.isnan(history.curves["tokens_per_second"].values[1])

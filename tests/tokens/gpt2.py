@@ -1,4 +1,4 @@
-"""GPT-2's encoding by tiktoken itself, and texts that trip encoders."""
+"""GPT-2's encoding as tiktoken computes it, and texts that are difficult for encoders."""
 
 import functools
 import random
@@ -21,8 +21,8 @@ def reference() -> tiktoken.Encoding:
     return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
 
-# What GPT-2's pattern tells apart, characters whose class depends on the Unicode version, and what regular expressions
-# and byte-pair encoders stumble over.
+# Characters that GPT-2's pattern distinguishes, characters whose class depends on the Unicode version, and texts that
+# are difficult for regular expressions and byte-pair encoders.
 PARTS = (
     *"aZé日ǅ1٣½Ⅷ!?'\u2019_-、€🙂\u0300\u200d\u00a0\u0085\u3000\x00\x1c\t\n\r\v\f",
     *("  ", "    ", "\r\n", "\n\n\n", "'s", "'re", "'LL", "'ve ", "<|endoftext|>", " the", "tion", "\U0010ffff"),

@@ -1,4 +1,4 @@
-"""Preparations for tests: small sources, prepare_data.py in this process or as a command, and what it has written."""
+"""Preparations for tests: small sources, prepare_data.py in this process or as a command, and the files it writes."""
 
 import hashlib
 import json
@@ -58,11 +58,11 @@ def files_of(directory: Path) -> dict[str, str]:
 
 
 def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py.
+    """Run a command to its end. prepare_data.py and its variants are run by tests/launch.py.
 
-    A preparation has no workers unless told otherwise: their imports would take longer than the rest.
+    A preparation has no workers unless the options ask for some, because their imports would take longer than the rest.
     """
-    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # packages that are there have been imported
+    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # then packages are already imported
         if "--output" in options and not {"--workers", "--executor", "tokenizer", "download"} & {*options}:
             options = (*options, "--executor", "inline")
         return launch.run(ROOT / command[1], *map(str, options), environment=environment)
@@ -70,7 +70,7 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
 
 
 def succeed(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command that must have status 0."""
+    """Run a command, whose exit status must be 0."""
     done = run(command, *options, **environment)
     assert done.returncode == 0, done.stderr
     return done
@@ -81,8 +81,10 @@ FRACTION = ("--validation-fraction", "0.02")
 COMMAND = (*FRACTION, "--unit-bytes", "100000")
 
 
-def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str) -> None:
-    """Kill preparations into `out` until enough kills have hit, then let the last one end."""
+def kill_again_and_again(
+    sources: list[str], out: Path, expected_files: dict[str, str], kills: int, ray_address: str
+) -> None:
+    """Kill preparations that write to `out` until `kills` of them were hit, and then let the last one finish."""
     draw, hits = random.Random(kills), 0
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
     ways.append(("--executor", "ray", "--ray-address", ray_address))
@@ -95,19 +97,19 @@ def kill_again_and_again(sources: list[str], out: Path, wanted: dict[str, str], 
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
             return
-        wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
+        wait_for_lines(process, out, before + draw.randint(0, 12))  # 0 means: while it starts
         time.sleep(draw.uniform(0, 0.1))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
         workers_now = children(process)
         chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
         for pid in [*chosen, *(workers_now if victims == "everything" else [])]:
             kill(pid)
-        if victims == "a worker":  # it goes on by itself; then the coordinator goes, too
+        if victims == "a worker":  # the command continues; then the coordinator is killed as well
             time.sleep(draw.uniform(0, 1))
             kill(process.pid)
-        process.communicate(timeout=60)  # its workers, which have its pipes, end by themselves
-        if process.returncode == 0:  # it was faster
-            assert files_of(out) == wanted
+        process.communicate(timeout=60)  # its workers, which share its pipes, end on their own
+        if process.returncode == 0:  # it finished before the kill
+            assert files_of(out) == expected_files
             shutil.rmtree(out)
             continue
         hits += 1
@@ -119,9 +121,9 @@ def ledger_lines(directory: Path) -> int:
     return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 
-def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, wanted: int) -> None:
-    """Wait until a ledger is so long, or its process ends."""
-    deadline = time.monotonic() + 230  # a hang
-    while ledger_lines(directory) < wanted and process.poll() is None:
+def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, line_count: int) -> None:
+    """Wait until a ledger has `line_count` lines, or its process ends."""
+    deadline = time.monotonic() + 230  # longer than this means that it hangs
+    while ledger_lines(directory) < line_count and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)

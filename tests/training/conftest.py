@@ -1,4 +1,4 @@
-"""What tests of training share: a clock that the test turns, few tokens beside the many, train.py with changes."""
+"""Shared parts of the tests of training: a clock that the test sets, a small set of tokens, train.py with changes."""
 
 import os
 import time
@@ -53,7 +53,7 @@ loop.train_step = changed
 
 @pytest.fixture
 def changed_train(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that writes train.py with changes of the modules that CHANGED_TRAIN imports."""
+    """Return a function that writes a version of train.py that changes the modules imported by CHANGED_TRAIN."""
 
     def write(changes: str) -> Path:
         script = tmp_path / "changed_train.py"
@@ -65,25 +65,29 @@ def changed_train(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def at_step_3(changed_train: Callable[[str], Path]) -> Callable[..., Path]:
-    """Return a function that writes train.py with a statement of some ranks, by default of rank 1, before step 3."""
+    """Return a function that writes a version of train.py in which some ranks run a statement before step 3.
+
+    By default, this is rank 1.
+    """
     return lambda statement, ranks=(1,): changed_train(AT_STEP_3.format(statement=statement, ranks=ranks))
 
 
 class Watched(TorchDispatchMode):
-    """Tells a function of each operation of torch and its result."""
+    """Calls `observe` with each operation of torch and the value that it returns."""
 
-    def __init__(self, note: Callable[[Any, Any], None]):
+    def __init__(self, observe: Callable[[Any, Any], None]):
         super().__init__()
-        self.note = note
+        self.observe = observe
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **kwargs or {})
-        self.note(function, result)
-        return result
+        returned = function(*args, **kwargs or {})
+        self.observe(function, returned)
+        return returned
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of time.perf_counter(), as the only element of a list, so that a test can set it."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
@@ -91,7 +95,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small module's bytes, 33 windows of 32, nothing held out."""
+    """Token files with the bytes of one small module: 33 windows of 32 tokens, and no validation tokens."""
     directory = tmp_path_factory.mktemp("tokens") / "few"
     source = str(Path(os.__file__).with_name("keyword.py"))
     options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0", "--executor", "inline")
@@ -100,7 +104,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state_of(run: Path, ranks: Ranks) -> tuple[TrainState, StepSettings]:
-    """Return what trains a run directory, before its first step."""
+    """Return the training state and step settings of a run directory before its first step."""
     config = load_run(run, [])
     plan = make_plan(config.train, config.model.context_length, ranks.world_size, {"x": 100_000})
     numerics = resolve_numerics(config.train, ranks.device)
@@ -110,7 +114,7 @@ def state_of(run: Path, ranks: Ranks) -> tuple[TrainState, StepSettings]:
 
 
 def ledger_of(clock: list[float], *, price: float | None = None) -> TimeLedger:
-    """Return a ledger after 4 s of start-up, steps of 9, 2 and 2 s, a validation of 5 s and an idle second."""
+    """Return a ledger after 4 s of start-up, steps of 9, 2 and 2 s, a validation of 5 s and 1 s of idle time."""
     ledger = TimeLedger(clock[0], price)
     with ledger.start_up():
         clock[0] += 4.0

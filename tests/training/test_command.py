@@ -1,4 +1,4 @@
-"""Command lines of train.py and find_batch_size.py."""
+"""The command lines of train.py and find_batch_size.py."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ def parsed(*words: str, script: str = "train.py", kind: Any = TrainCommand) -> A
     return parse(script, kind, words)
 
 
-def test_options_of_a_job_arrive_typed() -> None:
+def test_options_of_a_job_have_types() -> None:
     command = parsed(
         *("r", "--set", "a=1", "--set=b=2", "--token-files", "t", "--follow", "--device=cpu"),
         *("--max-steps", "3", "--price-per-hour", "14.32", "--max-usd", "5", "--max-hours", "0.5", "--hash-every", "2"),
@@ -33,7 +33,7 @@ def test_options_of_a_job_arrive_typed() -> None:
     assert parsed("r", "--resume", "never").options.resume == "never"
 
 
-def test_a_flag_that_is_false_chooses_no_mode() -> None:
+def test_false_flag_selects_no_mode() -> None:
     assert parsed("r", "--plan=false", "--device=cpu", "--dry-run=no").trains
     assert parsed("r", "--look", "3", "--rank", "0", "--write=0").rank == 0
 
@@ -54,30 +54,30 @@ def find_parsed(*words: str) -> FindCommand:
 def test_options_of_a_search_or_prediction() -> None:
     assert find_parsed("r") == FindCommand(Path("r"))
     words = ("--world-size", "2", "--device", "cpu", "--set=a=1", "--write")
-    wanted = FindCommand(Path("r"), world_size=2, device="cpu", overrides=("a=1",), write=True)
-    assert find_parsed("r", *words) == wanted
-    predicted = find_parsed("r", "--predict", "l4,mine", "--machines", "m.json")
-    assert (predicted.predict, predicted.machines) == ("l4,mine", Path("m.json"))
-    assert find_parsed("r", "--probe", '{"a": 1}').probe == '{"a": 1}'  # a worker's
+    expected = FindCommand(Path("r"), world_size=2, device="cpu", overrides=("a=1",), write=True)
+    assert find_parsed("r", *words) == expected
+    prediction = find_parsed("r", "--predict", "l4,mine", "--machines", "m.json")
+    assert (prediction.predict, prediction.machines) == ("l4,mine", Path("m.json"))
+    assert find_parsed("r", "--probe", '{"a": 1}').probe == '{"a": 1}'  # as a worker of the search is started
 
 
-def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_hides_the_option_of_workers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         find_parsed("--help")
-    shown = capsys.readouterr().out
-    assert "--predict GPU,..." in shown and "--probe" not in shown
+    text = capsys.readouterr().out
+    assert "--predict GPU,..." in text and "--probe" not in text
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--world-size", "2"], "--world-size goes with --dry-run"),
         (["--machines", "x"], "--machines goes with --plan, not with training"),
         (["--machine", "x"], "--machine goes with --plan, not with training"),
         (["--nodes", "2", "--node-link", "50"], "--nodes goes with --plan"),
         (["--plan", "--then", "true"], "--then goes with training"),
-        (["--plan", "--nodes", "2"], "--nodes and --node-link go together"),
-        (["--plan", "--node-link", "2"], "--nodes and --node-link go together"),
+        (["--plan", "--nodes", "2"], "--nodes and --node-link must be given together"),
+        (["--plan", "--node-link", "2"], "--nodes and --node-link must be given together"),
         (["--replay", "1", "2", "--resume", "never"], "--resume goes with training, --dry-run, --plan or"),
         (
             ["--look", "2", "--resume", "best"],
@@ -107,10 +107,10 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted an integer of at least 1"),
     ],
 )
-def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
-    find = "--predict" in words or words[0] == "--device"
-    with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
-        find_parsed("r", *words) if find else parsed("r", *words)
+def test_wrong_command_line_is_refused(words: list[str], message: str) -> None:
+    is_search = "--predict" in words or words[0] == "--device"
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+        find_parsed("r", *words) if is_search else parsed("r", *words)
 
 
 INSTEAD: dict[str, list[str]] = {
@@ -120,17 +120,17 @@ INSTEAD: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.combinations(INSTEAD, 2)])
-def test_options_that_exclude_each_other_are_refused(first: str, second: str) -> None:
+def test_mutually_exclusive_options_are_refused(first: str, second: str) -> None:
     with pytest.raises(UsageError, match=r"^--\S+ and --\S+ exclude each other") as raised:
         parse("train.py", TrainCommand, ["runs/x", first, *INSTEAD[first], second, *INSTEAD[second]])
     assert first in str(raised.value) and second in str(raised.value)
 
 
-def test_keys_go_alone() -> None:
-    with pytest.raises(UsageError, match="--keys goes alone"):
+def test_keys_option_must_be_alone() -> None:
+    with pytest.raises(UsageError, match="--keys takes no RUN and no other option"):
         parse("train.py", TrainCommand, ["runs/x", "--keys"])
 
 
-def test_a_prediction_takes_no_device() -> None:
+def test_prediction_takes_no_device() -> None:
     with pytest.raises(UsageError, match="--device goes with a search, not with --predict"):
         parse("find_batch_size.py", FindCommand, ["runs/x", "--predict", "a100-40gb", "--device", "cpu"])

@@ -1,4 +1,4 @@
-"""Job: what a run prints, records and refuses, through the real command."""
+"""Job: what a run prints, records and refuses, tested with the real command."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from training.config.train_config import KEYS
 from training.telemetry.metrics_log import read_metrics
 
 
-def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
+def test_metrics_and_record_have_the_expected_fields(make_run: MakeRun) -> None:
     run = make_run()
     options, environment = ("--price-per-hour", "3600"), {launch.DRAW_CHART: "1"}
     done = complete(run, *options, "--set", "train.learning_rate=0.02", environment=environment)
@@ -29,9 +29,9 @@ def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
     assert [record["step"] for record in steps] == list(range(1, 9))
     for record in steps:
         assert record.keys() == {*measured.split()}
-        assert record["mfu"] is None  # of a CPU there is no peak to divide by
+        assert record["mfu"] is None  # because the peak of a CPU is unknown
         assert record["peak_memory_bytes"] > 50 * 2**20
-    assert steps[1]["learning_rate"] == 0.02  # the peak, after 2 of 8 steps of warm-up
+    assert steps[1]["learning_rate"] == 0.02  # the peak, which is reached after 2 warm-up steps
     assert [record["step"] for record in records if "validation_loss" in record] == [0, 4, 8]
     assert [record["event"] for record in records if "event" in record] == ["start", "checkpoint", "checkpoint", "end"]
     resolved = json.loads((run / "resolved.json").read_text())
@@ -43,17 +43,17 @@ def test_metrics_and_record_hold_what_others_read(make_run: MakeRun) -> None:
     assert "8 steps x 256 = 2,048 tokens" in done.stdout
     for part in ("done: step 8 of 8, train loss", "best validation loss", "\nstart-up ", "cost: $"):
         assert part in done.stdout
-    [spent] = re.findall(r"step 8/8 .* \$([\d.]+) spent$", done.stderr, re.MULTILINE)  # and nothing is to go
-    assert float(spent) == pytest.approx(steps[-1]["elapsed_seconds"], abs=0.01)  # at a dollar a second
+    [usd] = re.findall(r"step 8/8 .* \$([\d.]+) spent$", done.stderr, re.MULTILINE)  # there is no remaining cost
+    assert float(usd) == pytest.approx(steps[-1]["elapsed_seconds"], abs=0.01)  # one dollar per second
 
 
 @pytest.fixture
-def own_tokens(token_files: Path, tmp_path: Path) -> Path:
-    """A copy of the token files, to be damaged."""
+def copied_tokens(token_files: Path, tmp_path: Path) -> Path:
+    """A copy of the token files, which a test may damage."""
     return Path(shutil.copytree(token_files, tmp_path / "tokens"))
 
 
-DAMAGED = "damaged: got sha256"  # of a legal id
+DAMAGED = "damaged: got sha256"  # the message if the damage gives another valid id
 
 
 @pytest.mark.parametrize(
@@ -64,24 +64,24 @@ DAMAGED = "damaged: got sha256"  # of a legal id
         ("train", 1, "token 2000: got id 999, wanted less than vocab_size 257"),
     ],
 )
-def test_token_files_that_are_damaged_or_of_another_vocabulary_are_refused_before_the_first_step(
-    make_run: MakeRun, own_tokens: Path, split: str, ranks: int, problem: str
+def test_unsuitable_token_files_are_refused_before_training(
+    make_run: MakeRun, copied_tokens: Path, split: str, ranks: int, problem: str
 ) -> None:
     run = make_run()
-    [file] = open_split(own_tokens, split).files
+    [file] = open_split(copied_tokens, split).files
     with file.path.open("r+b") as opened:
         opened.seek(file.offset_bytes + 2 * 2000)
         opened.write((7 if problem == DAMAGED else 999).to_bytes(2, "little"))
     if problem != DAMAGED:
-        (own_tokens / "manifest.json").unlink()
-    line = one_line(train(run, "--token-files", str(own_tokens), ranks=ranks))
+        (copied_tokens / "manifest.json").unlink()
+    line = one_line(train(run, "--token-files", str(copied_tokens), ranks=ranks))
     assert f"{file.path}: {problem}" in line
     assert problem != DAMAGED or "prepare or download it again" in line
     assert not (run / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["exit.json", ".lock", "resolved.json", "metrics.jsonl", "checkpoints"])
-def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(make_run: MakeRun, name: str) -> None:
+def test_obstacle_to_an_output_file_is_named(make_run: MakeRun, name: str) -> None:
     run = make_run()
     if name == "checkpoints":
         (run / name).symlink_to(run / "absent")
@@ -92,12 +92,10 @@ def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(make_ru
     assert "make room" not in line and "move" in line
 
 
-def test_a_resume_takes_the_same_tokens_elsewhere_and_refuses_others_all_without_a_manifest(
-    make_run: MakeRun, token_files: Path, own_tokens: Path
-) -> None:
-    run, options = make_run(), ("--token-files", str(own_tokens))
+def test_resume_accepts_only_the_same_tokens(make_run: MakeRun, token_files: Path, copied_tokens: Path) -> None:
+    run, options = make_run(), ("--token-files", str(copied_tokens))
     complete(run, "--max-steps", "1")
-    (own_tokens / "manifest.json").unlink()
+    (copied_tokens / "manifest.json").unlink()
     complete(run, "--max-steps", "2", *options)
     record = json.loads((run / "resolved.json").read_text())
     manifest = json.loads((token_files / "manifest.json").read_text())
@@ -105,18 +103,18 @@ def test_a_resume_takes_the_same_tokens_elsewhere_and_refuses_others_all_without
         name = f"{split}.safetensors"
         assert record[f"{split}_stream"]["files"] == [name]
         assert record[f"{split}_stream"]["sha256"] == [manifest["files"][name]["sha256"]]
-    with (own_tokens / "validation.safetensors").open("r+b") as file:
+    with (copied_tokens / "validation.safetensors").open("r+b") as file:
         file.seek(4096 + 64)
         file.write(bytes(64))
     line = one_line(train(run, *options))
-    assert f"{own_tokens}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
-    tokens = load_file(own_tokens / "train.safetensors")["tokens"]
-    save_file({"tokens": tokens[:-1]}, own_tokens / "train.safetensors")
+    assert f"{copied_tokens}/validation.safetensors: damaged, or not the file that {run}/checkpoints" in line
+    tokens = load_file(copied_tokens / "train.safetensors")["tokens"]
+    save_file({"tokens": tokens[:-1]}, copied_tokens / "train.safetensors")
     line = one_line(train(run, *options))
-    assert f"{own_tokens}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
+    assert f"{copied_tokens}: there are {len(tokens) - 1:,} train tokens, but {run}/checkpoints" in line
 
 
-# Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.
+# Runs under torchrun. The file changes after it was checked, so that only the loop and its feed can notice.
 DAMAGE_AFTER_THE_CHECK = """
 plain, damage = build.verify_tokens, os.environ["DAMAGE"]
 
@@ -144,7 +142,7 @@ build.verify_tokens = check_then_damage
 """
 
 
-# Runs under torchrun. Between the opening of the tokens and their verification another program replaces a file.
+# Runs under torchrun. Another program replaces a file after the tokens were opened and before they are verified.
 REPLACED_BEFORE_THE_CHECK = """
 plain = build.verify_tokens
 
@@ -162,15 +160,15 @@ build.verify_tokens = replace_then_check
 """
 
 
-def test_a_token_file_replaced_while_the_run_starts_is_refused(
-    make_run: MakeRun, changed_train: Callable[[str], Path], own_tokens: Path
+def test_token_file_replaced_during_start_up_is_refused(
+    make_run: MakeRun, changed_train: Callable[[str], Path], copied_tokens: Path
 ) -> None:
     script = changed_train(REPLACED_BEFORE_THE_CHECK)
-    line = one_line(train(make_run(), "--token-files", str(own_tokens), ranks=2, script=script))
-    assert f"{own_tokens / 'train.safetensors'}: was written while the run read it" in line
+    line = one_line(train(make_run(), "--token-files", str(copied_tokens), ranks=2, script=script))
+    assert f"{copied_tokens / 'train.safetensors'}: was modified while the run was reading it" in line
 
 
-COUNTED = {
+COUNTED_FUNCTIONS = {  # and the files that define them
     "make_plan": "training/config/batch_plan.py",
     "open_all": "training/data/open_tokens.py",
     "check_tokenizers": "training/data/open_tokens.py",
@@ -179,12 +177,12 @@ COUNT_CALLS = f"""
 import collections
 import sys
 
-counted, calls = {COUNTED!r}, collections.Counter()
+files, calls = {COUNTED_FUNCTIONS!r}, collections.Counter()
 
 
 def count(frame, event, _):
     name = frame.f_code.co_name
-    if event == "call" and name in counted and frame.f_code.co_filename.endswith(counted[name]):
+    if event == "call" and name in files and frame.f_code.co_filename.endswith(files[name]):
         calls[name] += 1
 
 
@@ -203,12 +201,12 @@ train.leave = report
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_tokens_are_opened_and_planned_once_before_the_first_step(
+def test_tokens_are_opened_and_planned_once(
     make_run: MakeRun, changed_train: Callable[[str], Path], ranks: int
 ) -> None:
     done = complete(make_run(), "--max-steps", "1", ranks=ranks, script=changed_train(COUNT_CALLS))
     lines = [line.partition("{")[2] for line in done.stdout.splitlines() if line.startswith("CALLS")]
-    assert lines == [f"{str(dict.fromkeys(sorted(COUNTED), 1))[1:]}"] * ranks
+    assert lines == [f"{str(dict.fromkeys(sorted(COUNTED_FUNCTIONS), 1))[1:]}"] * ranks
 
 
 COUNT_CHECKS = """
@@ -222,8 +220,8 @@ plain, calls = checks.ValueCheck.__call__, collections.Counter()
 
 
 def count(check, instance, field, value):
-    if not isinstance(instance, ModelConfig):  # networks of fewer layers, on which parameters are counted, are others
-        calls.update(key for keys in KEYS.values() for key, own in keys.items() if own == field)
+    if not isinstance(instance, ModelConfig):  # to count parameters, networks with fewer layers are configured as well
+        calls.update(key for keys in KEYS.values() for key, key_field in keys.items() if key_field == field)
     return plain(check, instance, field, value)
 
 
@@ -240,17 +238,15 @@ train.leave = report
 """
 
 
-def test_each_setting_is_checked_once_before_the_first_step(
-    make_run: MakeRun, changed_train: Callable[[str], Path]
-) -> None:
+def test_each_setting_is_checked_once(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     run = make_run()
     done = complete(run, "--max-steps", "1", script=changed_train(COUNT_CHECKS))
     [line] = [line for line in done.stdout.splitlines() if line.startswith("CHECKS")]
-    given = [key for name in ("model", "train") for key in json.loads((run / f"{name}.json").read_text())]
-    assert {"emb_dim=1", "microbatch_size=1"} <= set(line.split()[1:]) <= {f"{key}=1" for key in given}
+    run_keys = [key for name in ("model", "train") for key in json.loads((run / f"{name}.json").read_text())]
+    assert {"emb_dim=1", "microbatch_size=1"} <= set(line.split()[1:]) <= {f"{key}=1" for key in run_keys}
 
 
-def test_default_settings_pass_their_checks() -> None:
+def test_default_settings_are_valid() -> None:
     for keys in KEYS.values():
         for field in keys.values():
             if field.default is not attrs.NOTHING:
@@ -260,18 +256,21 @@ def test_default_settings_pass_their_checks() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
-        *slow(("written", "train.py: {}: was written while the run read it")),
-        *slow(("cut", "train.py: {}: cannot be read any more: it was cut short")),
-        ("touched", "WARNING: {}: was touched while the run reads it; its content is as it was"),
+        (
+            "wrong id",
+            "train.py: step 4: {}: token 1000: got id 65535",
+        ),  # one rank notices it
+        *slow(("written", "train.py: {}: was modified while the run was reading it")),
+        *slow(("cut", "train.py: {}: can no longer be read: it was truncated")),
+        ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
     ],
 )
-def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_one_line(
-    make_run: MakeRun, changed_train: Callable[[str], Path], own_tokens: Path, damage: str, message: str
+def test_token_file_that_changes_during_training_is_named(
+    make_run: MakeRun, changed_train: Callable[[str], Path], copied_tokens: Path, damage: str, message: str
 ) -> None:
-    options, script = ("--token-files", str(own_tokens)), changed_train(DAMAGE_AFTER_THE_CHECK)
+    options, script = ("--token-files", str(copied_tokens)), changed_train(DAMAGE_AFTER_THE_CHECK)
     done = train(make_run(), *options, ranks=2, script=script, environment={"DAMAGE": damage})
-    count = (done.stdout + done.stderr).count(message.format(own_tokens / "train.safetensors"))
+    count = (done.stdout + done.stderr).count(message.format(copied_tokens / "train.safetensors"))
     if damage == "touched":
         assert (done.returncode, count) == (0, 1), done.stderr
     else:
@@ -280,7 +279,7 @@ def test_a_token_file_that_changes_later_is_named_and_one_that_is_touched_costs_
 
 
 @pytest.mark.slow
-def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: MakeRun) -> None:
+def test_interrupted_last_validation_is_repeated(make_run: MakeRun) -> None:
     run = make_run(validation_interval=8, checkpoint_interval=8, validation_sequences=3000)
     process = start_training(run)
     metrics = run / "metrics.jsonl"
@@ -295,14 +294,14 @@ def test_a_last_validation_that_a_signal_cut_short_is_made_up_for(make_run: Make
 
 
 @pytest.mark.slow
-def test_patience_ends_a_run_without_a_better_loss_on_any_number_of_ranks_stopped_or_not(make_run: MakeRun) -> None:
-    still = {"learning_rate": 1e-30, "weight_decay": 0, "schedule_learning_rate": False}  # each loss equals the first
+def test_patience_ends_a_run_without_a_better_loss(make_run: MakeRun) -> None:
+    constant = {"learning_rate": 1e-30, "weight_decay": 0, "schedule_learning_rate": False}  # all losses are equal
     for name, ranks, stops in (("whole", 1, ()), ("halves", 2, ("2",))):
-        run = make_run(name, **still, checkpoint_interval=1, patience=2)
+        run = make_run(name, **constant, checkpoint_interval=1, patience=2)
         for stop in stops:
             complete(run, "--max-steps", stop, ranks=ranks)
         done = complete(run, ranks=ranks)
-        assert "done, by patience: step 3 of 8" in done.stdout
+        assert "done, ended by patience: step 3 of 8" in done.stdout
         last = [record for record in read_metrics(run) if "event" in record][-1]
         assert (last["event"], last["step"], last["reason"]) == ("end", 3, "patience")
         again = complete(run, ranks=ranks)
@@ -313,13 +312,13 @@ def test_patience_ends_a_run_without_a_better_loss_on_any_number_of_ranks_stoppe
 
 
 @pytest.mark.slow
-def test_in_a_terminal_there_is_one_bar_with_everything(make_run: MakeRun) -> None:
+def test_terminal_shows_one_complete_progress_bar(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=24 * 256, log_interval=2)
     status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))
     assert status == 0, last
     bars = [line for line in last if "24/24" in line]
     assert bars and len(bars[0]) > 80
-    assert sum("| 0/24" in line for line in last) <= 2  # drawn, and again under the first validation loss: one bar
+    assert sum("| 0/24" in line for line in last) <= 2  # one bar, which is drawn again under the first validation loss
     for word in ("100%", "loss ", "tok/s", "$0.0", " spent"):
         assert word in bars[-1]
     assert "ETA" not in bars[-1] and "to go" not in bars[-1]

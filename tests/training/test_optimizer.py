@@ -1,4 +1,4 @@
-"""AdamW, or Muon beside it: the parameters of each rule, their rates and decay, and updates held back."""
+"""AdamW, alone or together with Muon: the parameters of each rule, their rates and decay, and blocked updates."""
 
 from typing import Any
 
@@ -23,11 +23,11 @@ MATRICES = {
     for matrix in ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 }
 OPTIMIZATION = attrs.fields_dict(OptimizationOptions)
-HELD, APPLIED = torch.tensor(1.0), torch.tensor(0.0)
+BLOCKED, APPLIED = torch.tensor(1.0), torch.tensor(0.0)
 
 
 def make(**keys: Any) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
-    """Return parameters with random gradients, and what updates them."""
+    """Return parameters with random gradients, and their optimizer."""
     network = GPT(CONFIG)
     initialize(network, 0)
     parameters = dict(network.named_parameters())
@@ -40,9 +40,11 @@ def make(**keys: Any) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
 
 def state(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:
     moments = {
-        f"{kind}.{name}": value for kind, values in optimizer.state_tensors.items() for name, value in values.items()
+        f"{kind}.{name}": tensor
+        for kind, tensors in optimizer.state_tensors.items()
+        for name, tensor in tensors.items()
     }
-    return {name: value.detach().clone() for name, value in (parameters | moments).items()}
+    return {name: tensor.detach().clone() for name, tensor in (parameters | moments).items()}
 
 
 RATES = {
@@ -54,18 +56,18 @@ RATES = {
 
 
 def rates_of(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, tuple[float, float]]:
-    """Return learning rate and weight decay of each parameter."""
+    """Return the learning rate and the weight decay of each parameter."""
     groups = [group for part in optimizer.parts for group in part.param_groups]
-    own = {id(parameter): (group["lr"], group["weight_decay"]) for group in groups for parameter in group["params"]}
-    return {name: own[id(parameter)] for name, parameter in parameters.items()}
+    by_id = {id(parameter): (group["lr"], group["weight_decay"]) for group in groups for parameter in group["params"]}
+    return {name: by_id[id(parameter)] for name, parameter in parameters.items()}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_every_group_has_its_own_rate_on_the_one_schedule(optimizer: str) -> None:
-    parameters, made = make(optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, **RATES)
-    for scheduled in (0.01, 0.005):
-        made.set_step(0, scheduled)
-        rates, share = rates_of(parameters, made), scheduled / 0.01
+@pytest.mark.parametrize("rule_name", ["adamw", "muon"])
+def test_each_group_has_its_rate_on_the_schedule(rule_name: str) -> None:
+    parameters, optimizer = make(optimizer=rule_name, learning_rate=0.01, weight_decay=0.1, **RATES)
+    for scheduled_rate in (0.01, 0.005):
+        optimizer.set_step(0, scheduled_rate)
+        rates, share = rates_of(parameters, optimizer), scheduled_rate / 0.01
         for name, (rate, decay) in rates.items():
             kind = "vector" if parameters[name].dim() < 2 else name.partition(".")[0]
             group = {"vector": "vector", "blocks": "matrix", "head": "head"}.get(kind, "embedding")
@@ -73,41 +75,42 @@ def test_every_group_has_its_own_rate_on_the_one_schedule(optimizer: str) -> Non
             assert decay == (0.0 if group == "vector" else 0.1), name
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_without_rates_by_group_there_is_a_group_a_rule_and_decay_with_the_schedules_very_rate(optimizer: str) -> None:
-    parameters, made = make(optimizer=optimizer, weight_decay=0.3)
-    made.set_step(0, 0.0037)
+@pytest.mark.parametrize("rule_name", ["adamw", "muon"])
+def test_default_groups_follow_schedule(rule_name: str) -> None:
+    parameters, optimizer = make(optimizer=rule_name, weight_decay=0.3)
+    optimizer.set_step(0, 0.0037)
     decays = {name: 0.3 if name.endswith("weight") and "norm" not in name else 0.0 for name in parameters}  # matrices
-    assert rates_of(parameters, made) == {name: (0.0037, decay) for name, decay in decays.items()}
-    assert [len(part.param_groups) for part in made.parts] == ([2] if optimizer == "adamw" else [2, 1])
-    same, equal = make(optimizer=optimizer, weight_decay=0.3, head_learning_rate=4e-4)  # the value of learning_rate
-    equal.set_step(0, 0.0037)
-    assert rates_of(same, equal) == rates_of(parameters, made)
+    assert rates_of(parameters, optimizer) == {name: (0.0037, decay) for name, decay in decays.items()}
+    assert [len(part.param_groups) for part in optimizer.parts] == ([2] if rule_name == "adamw" else [2, 1])
+    # 4e-4 is the default of learning_rate, so that this optimizer has the same rates.
+    parameters_2, optimizer_2 = make(optimizer=rule_name, weight_decay=0.3, head_learning_rate=4e-4)
+    optimizer_2.set_step(0, 0.0037)
+    assert rates_of(parameters_2, optimizer_2) == rates_of(parameters, optimizer)
 
 
-def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
+def test_muon_takes_block_matrices_and_adamw_the_rest() -> None:
     parameters, optimizer = make(optimizer="muon")
-    kept = optimizer.state_tensors
-    assert kept.keys() == {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-    assert kept["momentum_buffer"].keys() == MATRICES
-    assert kept["exp_avg"].keys() == kept["exp_avg_sq"].keys() == parameters.keys() - MATRICES
-    counted = sum(4 * value.numel() for own in kept.values() for value in own.values())
-    assert MemoryModel(model=CONFIG, optimizer="muon").predict(1).parts["optimizer"] == optimizer.state_bytes == counted
+    state_tensors = optimizer.state_tensors
+    assert state_tensors.keys() == {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+    assert state_tensors["momentum_buffer"].keys() == MATRICES
+    assert state_tensors["exp_avg"].keys() == state_tensors["exp_avg_sq"].keys() == parameters.keys() - MATRICES
+    total = sum(4 * tensor.numel() for tensors in state_tensors.values() for tensor in tensors.values())
+    assert MemoryModel(model=CONFIG, optimizer="muon").predict(1).parts["optimizer"] == optimizer.state_bytes == total
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_an_update_that_is_held_back_changes_nothing_and_another_one_everything(name: str) -> None:
+def test_blocked_update_changes_nothing(name: str) -> None:
     parameters, optimizer = make(optimizer=name)
     before = state(parameters, optimizer)
-    optimizer.step(HELD)
+    optimizer.step(BLOCKED)
     assert optimizer.steps == 0
-    assert all(torch.equal(value, before[key]) for key, value in state(parameters, optimizer).items())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in state(parameters, optimizer).items())
     optimizer.step(APPLIED)
     assert optimizer.steps == 1
-    assert not any(torch.equal(value, before[key]) for key, value in state(parameters, optimizer).items())
+    assert not any(torch.equal(tensor, before[key]) for key, tensor in state(parameters, optimizer).items())
 
 
-def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
+def test_adamw_and_muon_take_steps_of_similar_size() -> None:
     sizes = {}
     for name in ("adamw", "muon"):
         parameters, optimizer = make(optimizer=name, weight_decay=0.0)
@@ -123,7 +126,7 @@ def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
 
 
 class Shadowed(torch.optim.SGD):
-    """An optimizer that keeps a tensor that its rule does not declare, of its last parameter only."""
+    """An optimizer that keeps, for its last parameter only, a tensor that its rule does not declare."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
@@ -131,10 +134,10 @@ class Shadowed(torch.optim.SGD):
         self.state[last]["shadow"] = last.detach().clone()
 
 
-def test_undeclared_optimizer_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeclared_optimizer_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = UpdateRule(state={}, build=lambda parameters, options, placement: Shadowed(parameters.values(), lr=0.1))
     monkeypatch.setattr("training.optimizer.rules_of", lambda name: (rule,))
     parameters, optimizer = make()
-    problem = f"optimizer adamw: Shadowed keeps shadow of {[*parameters][-1]}, but its rule .* declares only none"
+    problem = f"optimizer adamw: Shadowed keeps shadow for {[*parameters][-1]}, but its rule .* declares no state"
     with pytest.raises(BadInput, match=problem):
         optimizer.step(APPLIED)

@@ -1,4 +1,4 @@
-"""Mixed precision: what "auto" becomes, autocast, and the loss scale of fp16."""
+"""Precision: what "auto" means, autocast, and the loss scale of fp16."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +13,7 @@ from training.precision import (
     LossScale,
     SavedLossScale,
     autocast,
-    kept_casts,
+    cached_casts,
     resolve,
 )
 
@@ -22,7 +22,7 @@ FINITE, OVERFLOW = torch.tensor(1.0), torch.tensor(float("inf"))
 
 
 @pytest.mark.parametrize(("computes_bf16", "precision"), [(True, "bf16"), (False, "fp16")])
-def test_auto_is_bf16_on_gpus_that_compute_it_fp16_on_others_and_fp32_on_cpus(
+def test_auto_precision_depends_on_the_device(
     monkeypatch: pytest.MonkeyPatch, computes_bf16: bool, precision: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: computes_bf16)
@@ -31,27 +31,29 @@ def test_auto_is_bf16_on_gpus_that_compute_it_fp16_on_others_and_fp32_on_cpus(
     assert resolve("fp16", CPU) == "fp16"
 
 
-def test_matrix_products_are_computed_in_the_precision() -> None:
+def test_matrix_products_use_the_precision() -> None:
     x = torch.ones(2, 2)
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with autocast(precision, CPU):
             assert (x @ x).dtype == dtype
 
 
-@pytest.mark.parametrize(("around", "casts"), [(kept_casts(CPU), 1), (nullcontext(), 2)], ids=["kept", "not kept"])
-def test_a_weight_is_cast_once_for_all_micro_batches(around: AbstractContextManager[object], casts: int) -> None:
-    weight, seen = torch.ones(3, 2, requires_grad=True), list[Any]()
+@pytest.mark.parametrize(
+    ("around", "casts"), [(cached_casts(CPU), 1), (nullcontext(), 2)], ids=["cached", "not cached"]
+)
+def test_weight_is_cast_once_for_all_micro_batches(around: AbstractContextManager[object], casts: int) -> None:
+    weight, operations = torch.ones(3, 2, requires_grad=True), list[Any]()
     x = torch.ones(4, 2, dtype=torch.bfloat16)
     with around:
         for _ in range(2):
-            with autocast("bf16", CPU), Watched(lambda function, _: seen.append(function)):
+            with autocast("bf16", CPU), Watched(lambda function, _: operations.append(function)):
                 y = torch.nn.functional.linear(x, weight).sum()
             y.backward()
-    assert seen.count(torch.ops.aten._to_copy.default) == casts
+    assert operations.count(torch.ops.aten._to_copy.default) == casts
     assert torch.equal(weight.grad, torch.full((3, 2), 8.0))
 
 
-def test_the_scale_is_halved_by_an_overflow_and_doubled_after_so_many_finite_steps() -> None:
+def test_scale_halves_on_overflow_and_doubles_later() -> None:
     scale = LossScale("fp16", CPU)
     scale.update(OVERFLOW)
     assert scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE / 2, finite_steps=0)
@@ -62,7 +64,7 @@ def test_the_scale_is_halved_by_an_overflow_and_doubled_after_so_many_finite_ste
     assert scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE, finite_steps=0)
 
 
-def test_a_scale_that_is_halved_often_enough_is_exhausted() -> None:
+def test_scale_is_exhausted_after_many_overflows() -> None:
     scale = LossScale("fp16", CPU)
     for _ in range(16):
         scale.update(OVERFLOW)
@@ -71,7 +73,7 @@ def test_a_scale_that_is_halved_often_enough_is_exhausted() -> None:
     assert scale.exhausted()
 
 
-def test_other_precisions_have_no_scale_and_a_changed_precision_begins_with_its_own() -> None:
+def test_scale_is_reset_when_precision_changes() -> None:
     for precision in ("fp32", "bf16"):
         scale = LossScale(precision, CPU)
         scale.update(OVERFLOW)

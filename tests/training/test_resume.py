@@ -1,4 +1,4 @@
-"""Resume: which checkpoint a run continues from, what it keeps, and that the bits are those of a run without a stop."""
+"""Resume: from which checkpoint a run continues, which it keeps, and that it has the bits of an uninterrupted run."""
 
 import json
 import shutil
@@ -7,13 +7,13 @@ from pathlib import Path
 from reporting.report_page import facts
 from reporting.run_history import read_history
 from tests.conftest import MakeRun, complete, metrics, one_line, seal_again, train
-from tests.evaluation.comparison.stored import said
+from tests.evaluation.comparison.stored import output_of
 from tests.training.supervision.runs import assert_same_weights
 from tests.walks import events
 from training.checkpoints.saved_state import verify
 
 
-def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: MakeRun, finished: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(make_run: MakeRun, finished: Path) -> None:
     stopped = make_run()
     complete(stopped, "--max-steps", "3")
     assert "resuming from" in complete(stopped).stdout
@@ -23,7 +23,7 @@ def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: MakeRun, finis
     assert_same_weights(stopped, finished)
 
 
-def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(copied: Path) -> None:
+def test_finished_run_can_start_over_without_losing_anything(copied: Path) -> None:
     assert "the run is complete: 8 steps, best validation loss" in complete(copied).stdout
     before = (copied / "metrics.jsonl").read_text()
     complete(copied, "--resume", "never", "--max-steps", "1")
@@ -47,7 +47,7 @@ def test_newest_checkpoints_and_the_best_are_kept(make_run: MakeRun) -> None:
     assert json.loads((checkpoints / "best" / "state.json").read_text())["validation_loss"] == losses[best]
 
 
-def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: MakeRun) -> None:
+def test_resuming_by_name_makes_that_checkpoint_newest(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2)
     complete(run)
     done = complete(run, "--resume", "step-00000004", "--max-steps", "5")
@@ -59,34 +59,32 @@ def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: MakeRun) ->
     assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_link_to_a_checkpoint_of_another_run_is_refused_and_leaves_that_run_alone(
-    copied: Path, make_run: MakeRun
-) -> None:
-    run, others = make_run("mine"), copied / "checkpoints"
-    before = sorted(others.iterdir())
-    shutil.copytree(others, run / "checkpoints", symlinks=True)  # steps of the same names
-    (run / "checkpoints" / "link").symlink_to(others / before[-1].name)
+def test_link_to_another_runs_checkpoint_is_refused(copied: Path, make_run: MakeRun) -> None:
+    run, other_directory = make_run("mine"), copied / "checkpoints"
+    before = sorted(other_directory.iterdir())
+    shutil.copytree(other_directory, run / "checkpoints", symlinks=True)  # the steps have the same names
+    (run / "checkpoints" / "link").symlink_to(other_directory / before[-1].name)
     assert "in another folder; copy it here" in one_line(train(run, "--resume", "link"))
-    assert sorted(others.iterdir()) == before
+    assert sorted(other_directory.iterdir()) == before
 
 
-def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: MakeRun) -> None:
+def test_resumed_copy_replaces_the_checkpoint_of_its_step(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=None)
     complete(run, "--max-steps", "2")
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
     complete(run, "--resume", "never", "--set", "learning_rate=0.02", "--max-steps", "2")
-    [kept] = (run / "archive").glob("*/checkpoints/keep-me")
-    shutil.copytree(kept, checkpoints / "keep-me")
-    other = (checkpoints / "step-00000002" / "manifest.json").read_text()
+    [archived] = (run / "archive").glob("*/checkpoints/keep-me")
+    shutil.copytree(archived, checkpoints / "keep-me")
+    second_manifest = (checkpoints / "step-00000002" / "manifest.json").read_text()
     complete(run, "--resume", "keep-me", "--max-steps", "2")
-    wanted = (kept / "manifest.json").read_text()
-    assert (checkpoints / "step-00000002" / "manifest.json").read_text() == wanted != other
-    moved = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
-    assert moved == {wanted, other}  # the first run's, archived with it, and the one whose place was taken
+    first_manifest = (archived / "manifest.json").read_text()
+    assert (checkpoints / "step-00000002" / "manifest.json").read_text() == first_manifest != second_manifest
+    manifests = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
+    assert manifests == {first_manifest, second_manifest}  # of the archived first run, and of the replaced checkpoint
 
 
-def test_a_checkpoint_of_another_version_is_refused_in_one_line(copied: Path) -> None:
+def test_checkpoint_of_another_version_is_refused(copied: Path) -> None:
     path = (copied / "checkpoints" / "latest").resolve()
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 1}))
@@ -94,34 +92,32 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(copied: Path) ->
     assert "state.json: got format 1, wanted 3: another version of Lockstep wrote it" in one_line(train(copied))
 
 
-def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_card(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_settings_changed_by_a_resume_are_recorded(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     complete(run, "--max-steps", "3")
-    changed = ("--set", "learning_rate=0.001", "--set", "weight_decay=0.5", "--set", "log_interval=2")
+    options = ("--set", "learning_rate=0.001", "--set", "weight_decay=0.5", "--set", "log_interval=2")
     text = "changed at step 3: learning_rate 0.01 -> 0.001, weight_decay 0.1 -> 0.5"
-    for until in ("3", "4", "8"):  # the first has nothing to do
-        done = complete(run, *changed, "--max-steps", until)
-        assert (f"NOTE: {text}; all records of the run tell so" in done.stderr) is (until == "4")
-        assert (f"NOTE: {text}; no step is left to train with it: not recorded" in done.stderr) is (until == "3")
-    changes = [(one["step"], one["key"], one["old"], one["new"]) for one in events(run, "settings-changed")]
+    for last_step in ("3", "4", "8"):  # the first job has nothing to do
+        done = complete(run, *options, "--max-steps", last_step)
+        assert (f"NOTE: {text}; the change is recorded in the run" in done.stderr) is (last_step == "4")
+        assert (f"NOTE: {text}; not recorded, because no step is left" in done.stderr) is (last_step == "3")
+    changes = [(event["step"], event["key"], event["old"], event["new"]) for event in events(run, "settings-changed")]
     assert changes == [(3, "learning_rate", 0.01, 0.001), (3, "weight_decay", 0.1, 0.5)]
     history = read_history(run)
     marks = [mark.text.partition(", ")[0] for mark in history.marks if mark.kind == "settings changed"]
     assert marks == ["learning_rate 0.01 -> 0.001", "weight_decay 0.1 -> 0.5"]
     assert ("settings", text) in facts(history)
     shutil.copytree(run / "checkpoints" / "latest", tmp_path / "copied")
-    said("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
+    output_of("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
     assert f"| settings | {text} |" in (tmp_path / "exported" / "README.md").read_text()
 
 
-def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: MakeRun) -> None:
+def test_other_validation_windows_reset_the_best_checkpoint(make_run: MakeRun) -> None:
     run = make_run(checkpoint_interval=2, validation_interval=2, learning_rate=0.5, warmup_period_percent=50)
     complete(run, "--max-steps", "4")
     assert json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["best_step"] == 2
     done = complete(run, "--set", "start_val_token=64", "--max-steps", "6")
-    assert "NOTE: other validation windows than before: the best checkpoint is found anew" in done.stderr
+    assert "NOTE: the run now validates on other windows, so that earlier checkpoints no longer count" in done.stderr
     losses = metrics(run, "validation_loss")  # the newest line of a step counts
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     best = min((4, 6), key=losses.__getitem__)

@@ -1,4 +1,4 @@
-"""Saving policy: outcomes of saves are reported once, and only checkpoints on the disk count as the best."""
+"""Saving policy: the outcome of a save is reported once, and only a checkpoint on the disk can be the best one."""
 
 import threading
 import time
@@ -18,7 +18,10 @@ from training.telemetry.time_ledger import TimeLedger
 
 
 def saving_of(problem: str | None = None) -> tuple[Saving, Any, Any, Any]:
-    """Return a policy after step 3, with its parts; a save ends, durable or with a problem, once `may_end` is set."""
+    """Return the policy after step 3, the state, the writer and the reporter.
+
+    A save ends when `writer.may_end` is set. It is then durable, unless there is a problem.
+    """
     state: Any = SimpleNamespace(position=Position(step=3, best_step=2, best_validation_loss=5.0))
     writer, reporter = create_autospec(CheckpointWriter, instance=True), create_autospec(Reporter, instance=True)
     writer.uploader, writer.may_end = create_autospec(Uploader, instance=True), threading.Event()
@@ -38,9 +41,9 @@ def events(reporter: Any) -> list[tuple[int, str]]:
     return [call.args for call in reporter.event.call_args_list]
 
 
-def test_a_save_is_reported_once_whether_polled_or_settled() -> None:
+def test_save_is_reported_once() -> None:
     saving, state, writer, reporter = saving_of()
-    assert saving.newest == 3  # the checkpoint that the run was resumed from
+    assert saving.newest == 3  # the checkpoint from which the run was resumed
     state.position = Position(step=4)
     saving.begin()
     assert saving.newest == 4 and state.position.elapsed_seconds > 0
@@ -54,9 +57,9 @@ def test_a_save_is_reported_once_whether_polled_or_settled() -> None:
     assert events(reporter) == [(4, "checkpoint")]
 
 
-def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None:
+def test_time_to_stop_includes_the_save_in_flight() -> None:
     saving, _, writer, _ = saving_of()
-    assert saving.seconds_to_stop == 60.0  # as expected, before one has been measured
+    assert saving.seconds_to_stop == 60.0  # the expected time, because no save has been measured
     saving.begin()
     assert saving.seconds_to_stop == 120.0
     writer.may_end.set()
@@ -64,7 +67,7 @@ def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None
     assert 0 < saving.seconds_to_stop < 60.0
 
 
-def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_save_restores_the_best_and_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     saving, state, writer, reporter = saving_of("disk full")
     writer.may_end.set()
     state.position = Position(step=4, best_step=4, best_validation_loss=1.0)
@@ -77,13 +80,13 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it(capsys: 
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
     with pytest.raises(
-        BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"
-    ) as lost:
+        BadInput, match=r"^disk full; the last steps are not saved, but older checkpoints are unchanged"
+    ) as raised:
         saving.settle(required=True)
-    assert lost.value.reason == "disk-full"
+    assert raised.value.reason == "disk-full"
 
 
-def test_an_upload_is_reported_once_and_one_that_failed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_upload_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     saving, _, writer, reporter = saving_of()
     failed = UploadOutcome("step-00000006", "s3://a/b: full", 3.0)
     writer.uploader.ended.side_effect = [[UploadOutcome("step-00000004", None, 2.0), failed], []]

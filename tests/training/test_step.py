@@ -1,4 +1,4 @@
-"""One step: one reduction whatever the accumulation, the right gradient, dropout by position."""
+"""A training step: one reduction for any accumulation, the correct gradient, dropout that depends on the position."""
 
 import copy
 from types import SimpleNamespace
@@ -21,14 +21,14 @@ from training.step import run_microbatches, seed_dropout, train_step
 @pytest.mark.parametrize("determinism", ["off", "elastic"])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
+def test_gradients_are_reduced_once_per_step(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, accumulation: int, parallel: str, determinism: str
 ) -> None:
     plain = dist.all_reduce
 
     def all_reduce(buffer: torch.Tensor, **options: Any) -> Any:
         plain(buffer, group=options["group"])
-        done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()  # the fake group's has no value
+        done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()  # a fake group's future has no value
         done.set_result([buffer])
         return SimpleNamespace(wait=lambda: None, get_future=lambda: done)
 
@@ -39,45 +39,45 @@ def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
         ranks = attrs.evolve(default_ranks(), node=RankGroup(rank=0, size=2))
         state, settings = state_of(run, ranks)
         train_step(state, settings, 0, lambda: MicroBatch(tokens, tokens))
-        with counting() as counted:
+        with counting() as collectives:
             train_step(state, settings, 1, lambda: MicroBatch(tokens, tokens))
-    # one bucket; or each group of blocks, and embeddings with the last norm
+    # DDP has one bucket. FSDP has a group for each block, and one for the embeddings and the last norm.
     groups = 1 if parallel == "ddp" else len(state.parallel.network.blocks) + 1
-    own = {"ddp": "allreduce_", "fsdp": "_reduce_scatter_base_"}[parallel]
-    reduction = {"off": own, "elastic": "alltoall_base_"}[determinism]
-    norm = {"allreduce_": 1} if (parallel, determinism) == ("fsdp", "off") else {}  # of the shards' squares
+    default_reduction = {"ddp": "allreduce_", "fsdp": "_reduce_scatter_base_"}[parallel]
+    reduction = {"off": default_reduction, "elastic": "alltoall_base_"}[determinism]
+    norm = {"allreduce_": 1} if (parallel, determinism) == ("fsdp", "off") else {}  # sums the squares of the shards
     reductions = {"allreduce_", "_reduce_scatter_base_", "alltoall_base_"}
-    counts = {name: count for name, count in counted.items() if name in reductions}
+    counts = {name: count for name, count in collectives.items() if name in reductions}
     assert counts == norm | {reduction: groups}
 
 
-def test_with_weights_a_step_has_the_weighted_mean_loss_of_its_global_batch(make_run: MakeRun, alone: Ranks) -> None:
+def test_weighted_step_has_the_weighted_mean_loss(make_run: MakeRun, alone: Ranks) -> None:
     state, settings = state_of(make_run(), alone)
     network, generator = copy.deepcopy(state.parallel.network), torch.Generator().manual_seed(0)
     rows = torch.randint(257, (4, 2, 33), generator=generator)
     weights = torch.rand(4, 2, 32, generator=generator)
-    weights[1] = 0.0  # a micro-batch of which nothing counts
+    weights[1] = 0.0  # a micro-batch without any target that adds to the loss
     batches = [
-        MicroBatch(part[:, :-1], part[:, 1:], own, weights.mean().item())
-        for part, own in zip(rows, weights, strict=True)
+        MicroBatch(tokens[:, :-1], tokens[:, 1:], token_weights, weights.mean().item())
+        for tokens, token_weights in zip(rows, weights, strict=True)
     ]
     losses = run_microbatches(state, settings, 0, iter(batches).__next__)
     logits = network(rows[..., :-1].flatten(0, 1)).flatten(0, 1)
-    whole = F.cross_entropy(logits, rows[..., 1:].flatten(), reduction="none")
-    wanted = (whole * weights.flatten()).sum() / weights.sum()
-    wanted.backward()
-    assert torch.allclose(losses.mean(), wanted)
-    for found, parameter in zip(state.parallel.gradients(), network.parameters(), strict=True):
+    token_losses = F.cross_entropy(logits, rows[..., 1:].flatten(), reduction="none")
+    expected_loss = (token_losses * weights.flatten()).sum() / weights.sum()
+    expected_loss.backward()
+    assert torch.allclose(losses.mean(), expected_loss)
+    for gradient, parameter in zip(state.parallel.gradients(), network.parameters(), strict=True):
         assert parameter.grad is not None
-        assert torch.allclose(found / len(batches), parameter.grad, rtol=1e-4, atol=1e-7)
+        assert torch.allclose(gradient / len(batches), parameter.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_dropout_is_a_function_of_seed_step_and_place() -> None:
+def test_dropout_depends_on_seed_step_and_index() -> None:
     def mask(*position: int) -> torch.Tensor:
-        torch.rand(torch.randint(1, 50, ()).item())  # history of the generator does not matter
+        torch.rand(torch.randint(1, 50, ()).item())  # the history of the generator must not matter
         seed_dropout(*position)
         return torch.dropout(torch.ones(1000), 0.5, train=True)
 
     assert torch.equal(mask(42, 3, 1), mask(42, 3, 1))
-    others = [mask(42, 3, 0), mask(42, 2, 1), mask(43, 3, 1), mask(42, 1, 3)]
-    assert not any(torch.equal(mask(42, 3, 1), other) for other in others)
+    masks_elsewhere = [mask(42, 3, 0), mask(42, 2, 1), mask(43, 3, 1), mask(42, 1, 3)]
+    assert not any(torch.equal(mask(42, 3, 1), elsewhere) for elsewhere in masks_elsewhere)

@@ -1,4 +1,4 @@
-"""Validation: the same mean whatever the micro-batch, in evaluation mode, given up when asked to stop."""
+"""Validation: it gives the same mean for any micro-batch, without dropout, and ends early if a stop is requested."""
 
 import math
 from contextlib import nullcontext
@@ -25,35 +25,35 @@ def parts(make_run: MakeRun, alone: Ranks) -> tuple[Any, Any, Ranks]:
     return *state_of(make_run(model={"drop_rate": 0.5}), alone), alone
 
 
-def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: Any, token_files: Path) -> None:
+def test_validation_loss_is_independent_of_micro_batch(parts: Any, token_files: Path) -> None:
     state, settings, ranks = parts
     validation = Validation(open_split(token_files, "validation"), 7, 10, 32)
-    found = set()
+    losses = set()
     for size in (1, 3, 4, 10, 16):
         layout = attrs.evolve(settings.layout, microbatch_size=size)
-        found.add(validation.measure(state, attrs.evolve(settings, layout=layout), ranks, never))
+        losses.add(validation.measure(state, attrs.evolve(settings, layout=layout), ranks, never))
         assert state.parallel.model.training
-    [loss] = found
-    assert loss == pytest.approx(math.log(257), rel=0.05)  # nothing is learned yet
-    other = Validation(open_split(token_files, "validation"), 8, 10, 32).measure(state, settings, ranks, never)
-    assert other != loss
+    [loss] = losses
+    assert loss == pytest.approx(math.log(257), rel=0.05)  # the network has not learned anything yet
+    next_slice = Validation(open_split(token_files, "validation"), 8, 10, 32)
+    assert next_slice.measure(state, settings, ranks, never) != loss
 
 
-def test_a_stop_request_ends_it_without_a_number(parts: Any, token_files: Path) -> None:
+def test_stop_request_ends_validation_without_a_loss(parts: Any, token_files: Path) -> None:
     state, settings, ranks = parts
     validation = Validation(open_split(token_files, "validation"), 0, 10, 32)
     assert validation.measure(state, settings, ranks, lambda: True) is None
     assert state.parallel.model.training
 
 
-def test_token_ids_are_copied_to_a_gpu_from_pinned_memory(
+def test_token_ids_are_copied_from_pinned_memory(
     parts: Any, token_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, settings, ranks = parts
-    copied: list[tuple[Any, ...]] = []
+    copies: list[tuple[Any, ...]] = []
 
-    def note(ids: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
-        copied.append((*where, how))
+    def note(ids: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        copies.append((*arguments, keywords))
         return ids
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", note)
@@ -61,4 +61,4 @@ def test_token_ids_are_copied_to_a_gpu_from_pinned_memory(
     monkeypatch.setattr("training.validation.autocast", lambda *_: nullcontext())
     gpu = attrs.evolve(ranks, device=torch.device("cuda", 0))
     assert Validation(open_split(token_files, "validation"), 0, 1, 32).measure(state, settings, gpu, never) is not None
-    assert copied[:4] == [({},)] * 2 + [(gpu.device, {"non_blocking": True})] * 2
+    assert copies[:4] == [({},)] * 2 + [(gpu.device, {"non_blocking": True})] * 2

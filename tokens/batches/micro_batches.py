@@ -1,7 +1,8 @@
 """Micro-batches of one data-parallel rank, in order, from any step on: token ids as inputs and targets.
 
-tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, their streams. A window of
-growing tokens can be read as soon as everything that its place depends on is committed.
+tokens/batches/sampling.py decides which samples a rank takes, and tokens/batches/mixture.py decides from which streams
+they come. While token files still grow, a window can be read as soon as everything that determines its position has
+been committed.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,61 +21,64 @@ from tokens.format.token_file import TokenStream
 if TYPE_CHECKING:
     from tokens.prepare.growing_tokens import GrowingTokens
 
-SAMPLES_AHEAD = 4096  # located at once, which amortizes numpy's cost per call
-ENDLESS = 1 << 62  # windows of a stream whose length is not known yet
+SAMPLES_AHEAD = 4096  # samples that are located in one call, to amortize numpy's cost per call
+ENDLESS = 1 << 62  # number of windows of a stream whose length is not known yet
 
 
 @attrs.frozen
 class MicroBatch:
-    """Network inputs and next-token targets; how much each target counts where they do not count alike."""
+    """Network inputs and next-token targets, with a weight for each target if they do not all count the same."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64
-    weights: Tensor | None = None  # of each target, (B, T) fp32
-    mean_weight: float = 1.0  # of all targets of the global batch, known before its first backward pass
+    weights: Tensor | None = None  # weight of each target, (B, T) fp32
+    mean_weight: float = 1.0  # mean over all targets of the global batch, known before its first backward pass
 
     @classmethod
     def of_windows(cls, rows: np.ndarray, weights: np.ndarray | None = None, mean_weight: float = 1.0) -> "MicroBatch":
-        """Return the inputs and targets of windows (B, T + 1). `weights`: of the targets, (B, T)."""
+        """Return the inputs and targets of windows (B, T + 1). `weights` are the weights of the targets, (B, T)."""
         inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
         factors = None if weights is None else torch.from_numpy(weights.astype(np.float32))
         return cls(inputs, targets, factors, mean_weight)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        """Return the micro-batch with its tensors in other memory."""
+        """Return the micro-batch with each tensor replaced by `move` of it, for example a copy on a GPU."""
         weights = None if self.weights is None else move(self.weights)
         return MicroBatch(move(self.inputs), move(self.targets), weights, self.mean_weight)
 
 
 @attrs.frozen(kw_only=True)
 class TokenSource:
-    """A token stream and its read order."""
+    """A token stream and the order in which its windows are read."""
 
     stream: TokenStream
     start_token: int
-    order: WindowOrder  # of ENDLESS windows where the files grow
-    growing: "GrowingTokens | None" = None  # files that were still being written at the run's start
-    max_epochs: int = 1  # of a growing stream
+    order: WindowOrder  # has ENDLESS windows if the files grow
+    growing: "GrowingTokens | None" = None  # files that were still being written when the run started
+    max_epochs: int = 1  # limit for a growing stream
 
-    def first_tokens(self, places: np.ndarray, context_length: int) -> np.ndarray:
-        """Return the first token of the window read at each place of the order, int64."""
-        return self.start_token + self._order(context_length).windows(places) * context_length
+    def first_tokens(self, order_positions: np.ndarray, context_length: int) -> np.ndarray:
+        """Return the first token, int64, of the window that is read at each position of the order."""
+        return self.start_token + self._order(context_length).windows(order_positions) * context_length
 
-    def ready(self, place: int, context_length: int) -> bool:
-        """Tell whether the window at a place, and all before it, can be read. Raises BadInput if never."""
+    def ready(self, order_position: int, context_length: int) -> bool:
+        """Return whether the window at a position of the order, and all before it, can be read.
+
+        Raises BadInput if the window will never exist because the preparation has ended.
+        """
         growing = self.growing
         if growing is None:
             return True
-        tokens = self.start_token + self.order.needed(place) * context_length + 1
+        tokens = self.start_token + self.order.needed(order_position) * context_length + 1
         if not growing.finished and growing.committed("train") < tokens:
             growing.refresh()
         if not growing.finished:
             return growing.committed("train") >= tokens
         windows = self._order(context_length).count
-        if place >= windows * self.max_epochs:
-            got = f"{growing.directory}: ended with {windows:,} windows of {context_length} tokens"
-            wanted = f"wanted enough for the run with max_epochs {self.max_epochs}"
-            raise BadInput(f"{got}, {wanted}; lower min_train_tokens, or raise max_epochs", alone=True)
+        if order_position >= windows * self.max_epochs:
+            got = f"{growing.directory}: the preparation ended with {windows:,} windows of {context_length} tokens"
+            expected = f"but the run with max_epochs {self.max_epochs} needs more"
+            raise BadInput(f"{got}, {expected}; lower min_train_tokens, or raise max_epochs", alone=True)
         return True
 
     def _order(self, context_length: int) -> WindowOrder:
@@ -86,26 +90,27 @@ class TokenSource:
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """Training data of a run: streams, mixture and layout of a step, the same on every rank."""
+    """Training data of a run (streams, mixture and the layout of a step), the same on every rank."""
 
     sources: tuple[TokenSource, ...]
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
-    weighted: bool = False  # targets count as their stream has it, not all alike
+    weighted: bool = False  # targets have the weights in their stream's files, instead of all counting the same
 
     @property
     def growing(self) -> "list[GrowingTokens]":
-        """Token files that were still being written at the run's start."""
+        """Token files that were still being written when the run started."""
         return [source.growing for source in self.sources if source.growing is not None]
 
 
 def micro_batches(
     reading: Reading, rank: int, steps: range, wait_for: Callable[[int], bool] | None = None
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of a data-parallel rank in some steps. Raises BadInput for an id beyond the vocabulary.
+    """Yield the micro-batches of a data-parallel rank in some steps.
 
-    `wait_for` is called before a step of growing tokens is read, and returns when that is `ready`, or False to end.
+    Before a step of growing tokens is read, `wait_for` is called with that step. It returns True as soon as the step is
+    `ready`, or False to end the iteration. Raises BadInput for an id outside the vocabulary.
     """
     layout, size = reading.layout, reading.layout.microbatch_size
     ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps
@@ -130,7 +135,10 @@ def micro_batches(
 
 
 def mean_target_weight(reading: Reading, step: int) -> float:
-    """Return the mean weight of all targets of a step on all ranks, 1.0 where none counts; without a collective."""
+    """Return the mean weight of all targets of a step on all ranks, or 1.0 if no target counts.
+
+    Every rank computes it from the files, without a collective.
+    """
     batch = reading.layout.global_batch_size
     windows = locate(reading, np.arange(step * batch, (step + 1) * batch))
     weights = read_target_weights(windows, reading.layout.context_length)
@@ -139,21 +147,21 @@ def mean_target_weight(reading: Reading, step: int) -> float:
 
 def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int]]:
     """Return the stream of each sample of the run, and the first token of its window."""
-    numbers, places = reading.mixture.find(samples)  # one stream is a mixture of one
-    tokens = np.empty_like(places)
+    numbers, order_positions = reading.mixture.find(samples)  # a single stream is a mixture with one source
+    tokens = np.empty_like(order_positions)
     for number, source in enumerate(reading.sources):
-        here = numbers == number
-        tokens[here] = source.first_tokens(places[here], reading.layout.context_length)
+        from_source = numbers == number
+        tokens[from_source] = source.first_tokens(order_positions[from_source], reading.layout.context_length)
     streams = [source.stream for source in reading.sources]
     return [(streams[number], token) for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True)]
 
 
 def ready(reading: Reading, step: int) -> bool:
-    """Tell whether every window of a step, on any rank, is written. Raises BadInput when it never will be."""
+    """Return whether every window of a step, on any rank, has been written. Raises BadInput if it never will be."""
     first, size = step * reading.layout.global_batch_size, reading.layout.global_batch_size
-    numbers, places = reading.mixture.find(np.arange(first, first + size))
+    numbers, order_positions = reading.mixture.find(np.arange(first, first + size))
     return all(
-        source.ready(int(places[numbers == number].max()), reading.layout.context_length)
+        source.ready(int(order_positions[numbers == number].max()), reading.layout.context_length)
         for number, source in enumerate(reading.sources)
         if (numbers == number).any()
     )

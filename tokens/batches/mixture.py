@@ -1,8 +1,9 @@
-"""Data mixture: the source of each sample of a run, by integer arithmetic without state.
+"""Data mixture: the source of each sample of a run, computed with integer arithmetic and without state.
 
-The weights of a stage become shares, whole numbers without a common divisor; their sum D is the length of its table.
-Sample n of the stage comes from the source of entry n mod D, so no source is ever a whole sample ahead of its weight or
-behind it. A sample's place among those of its source takes a division, a remainder and a number stored with the entry.
+The weights of a stage become shares, which are whole numbers without a common divisor. Their sum D is the length of
+the stage's table. Sample n of the stage comes from the source of entry n mod D, so no source is ever a whole sample
+ahead of its weight or behind it. The position of a sample among the samples of its source needs one division, one
+remainder and a number that is stored with the entry.
 """
 
 import math
@@ -12,40 +13,41 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # of a table: a second to make, 8 MiB
+MOST_ENTRIES = 1 << 20  # entries of a table, which take one second to compute and 8 MiB
 
 
 @attrs.frozen
 class Stage:
-    """Part of a run with constant mixture weights."""
+    """A part of a run in which the mixture weights are constant."""
 
-    first: int  # its first sample, counted from the run's beginning
-    shares: tuple[int, ...]  # of each source: samples in each D = sum(shares)
+    first: int  # first sample of the stage, counted from the beginning of the run
+    shares: tuple[int, ...]  # for each source, its samples among every D = sum(shares) samples
 
 
 class Mixture:
-    """The source of every sample, and the sample's place among those of its source."""
+    """The source of every sample, and the position of the sample among the samples of its source."""
 
     def __init__(self, stages: Sequence[Stage]):
         assert stages[0].first == 0, stages[0].first
         self._firsts = np.array([stage.first for stage in stages])
         self._tables = [_Table(stage.shares) for stage in stages]
-        self._before = [np.zeros(len(stages[0].shares), np.int64)]  # samples of each source before a stage
+        self._before = [np.zeros(len(stages[0].shares), np.int64)]  # samples of each source before each stage
         for stage, following, table in zip(stages, stages[1:], self._tables, strict=False):
             self._before.append(self._before[-1] + table.counts(following.first - stage.first))
 
     def find(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return each sample's source, and its place among that source's samples, 0, 1, 2 and so on."""
-        sources, places = np.empty_like(samples), np.empty_like(samples)
+        """Return each sample's source, and its position 0, 1, 2 ... among the samples of that source."""
+        sources, positions = np.empty_like(samples), np.empty_like(samples)
         numbers = np.searchsorted(self._firsts, samples, side="right") - 1
         for number, table in enumerate(self._tables):
-            here = numbers == number
-            found, rank = table.find(samples[here] - self._firsts[number])
-            sources[here], places[here] = found, self._before[number][found] + rank
-        return sources, places
+            in_stage = numbers == number
+            stage_sources, positions_in_stage = table.find(samples[in_stage] - self._firsts[number])
+            sources[in_stage] = stage_sources
+            positions[in_stage] = self._before[number][stage_sources] + positions_in_stage
+        return sources, positions
 
     def counts(self, samples: int) -> list[int]:
-        """Return the number of samples from each source among a run's first `samples`."""
+        """Return how many of a run's first `samples` samples come from each source."""
         number = int(np.searchsorted(self._firsts, samples, side="right")) - 1
         return (self._before[number] + self._tables[number].counts(samples - int(self._firsts[number]))).tolist()
 
@@ -72,45 +74,53 @@ class _Table:
 
 
 def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
-    """Return weights as the smallest integers in proportion; 0.1 is a tenth. Raises ValueError for too large a sum."""
+    """Return the smallest integers in the same proportion as the weights; a weight of 0.1 means exactly one tenth.
+
+    Raises ValueError if the sum of these integers is too large.
+    """
     exact = [Fraction(str(weight)) for weight in weights]
     denominator = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * denominator) for weight in exact]
-    divisor = math.gcd(*whole)
-    shares = tuple(weight // divisor for weight in whole)
+    integers = [int(weight * denominator) for weight in exact]
+    divisor = math.gcd(*integers)
+    shares = tuple(weight // divisor for weight in integers)
     if sum(shares) > MOST_ENTRIES:
         got = ", ".join(map(str, weights))
-        wanted = f"whole numbers in proportion, {MOST_ENTRIES:,} in all at most"
-        raise ValueError(f"got weights {got}, wanted {wanted}; round the weights to fewer digits")
+        expected = f"weights in the proportion of whole numbers with a sum of at most {MOST_ENTRIES:,}"
+        raise ValueError(f"got weights {got}, wanted {expected}; round the weights to fewer digits")
     return shares
 
 
 def assign(shares: Sequence[int]) -> list[int]:
-    """Return the source of each of sum(shares) samples, so that every prefix has nearly each source's share.
+    """Return the source of each of sum(shares) samples, so that every prefix contains almost exactly the given shares.
 
-    R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980): with k sources a prefix is off by at
-    most 1 - 1 / (2k - 2) samples. Sample n, counted from 1, may go to a source of weight w that has had j samples as
-    soon as n w - j >= 1 / (2k - 2), and goes to the one of these whose (1 - 1 / (2k - 2) - (n w - j)) / w is least.
-    That is the one with the least (j + 1 - 1 / (2k - 2)) / w, whatever n: a date by which its next sample is due.
+    R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980): with k sources, the counts in a prefix
+    are off by at most 1 - 1 / (2k - 2) samples. Sample n, counted from 1, may go to a source of weight w that has
+    received j samples if n w - j >= 1 / (2k - 2). Among these sources it goes to the one with the least
+    (1 - 1 / (2k - 2) - (n w - j)) / w. That is the source with the least (j + 1 - 1 / (2k - 2)) / w, whatever n is: a
+    due date of the source's next sample.
     """
     size, sources = sum(shares), [source for source, share in enumerate(shares) if share > 0]
     if len(sources) == 1:
         return sources * size
     unit = 2 * len(sources) - 2
 
-    def dates(source: int, had: int) -> tuple[int, int, int]:
-        """Return the first sample that may be its next, its due date, and the source, which decides between equals."""
-        may_come = -(-(unit * had + 1) * size // (unit * shares[source]))
-        # Due dates are fractions with denominators up to 2^20: 40 more bits tell any two of them apart.
-        due = (unit * (had + 1) - 1 << 40) // shares[source]
-        return may_come, due, source
+    def next_sample(source: int, count: int) -> tuple[int, int, int]:
+        """Return the first sample that may come next from the source, its due date, and the source, to break ties."""
+        earliest = -(-(unit * count + 1) * size // (unit * shares[source]))
+        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two different ones.
+        due_date = (unit * (count + 1) - 1 << 40) // shares[source]
+        return earliest, due_date, source
 
-    counts, following = [0] * len(shares), [dates(source, 0) for source in sources]
+    counts, following = [0] * len(shares), [next_sample(source, 0) for source in sources]
     chosen = []
     for sample in range(1, size + 1):
-        ready = [(due, source, place) for place, (may_come, due, source) in enumerate(following) if may_come <= sample]
-        _, source, place = min(ready)
+        ready = [
+            (due_date, source, index)
+            for index, (earliest, due_date, source) in enumerate(following)
+            if earliest <= sample
+        ]
+        _, source, index = min(ready)
         counts[source] += 1
-        following[place] = dates(source, counts[source])
+        following[index] = next_sample(source, counts[source])
         chosen.append(source)
     return chosen

@@ -1,11 +1,11 @@
-"""Sampling: the tokens of a step, micro-step and data-parallel rank, by arithmetic on integers, without state.
+"""Sampling: which tokens a step, micro-step and data-parallel rank read, by integer arithmetic and without state.
 
-A token stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last
-T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Each of its
-micro-batches takes B of them, and a rank takes consecutive micro-batches (`rank_shares`), so it owns a contiguous part
-of the step's samples, whatever the data-parallel size. With one stream, sample n reads the window at place n of the
-stream's `WindowOrder`; of several streams, tokens/batches/mixture.py gives each sample a stream and a place in that
-stream's order.
+A token stream is cut into windows of T + 1 tokens that begin every T tokens. The first T tokens of a window are inputs,
+and the last T are targets. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, where G is
+the global batch. Each micro-batch of the step takes B of them, and a rank takes consecutive micro-batches
+(`rank_shares`), so a rank owns a contiguous part of the step's samples, whatever the data-parallel size is. With a
+single stream, sample n reads the window at position n of the stream's `WindowOrder`. With several streams,
+tokens/batches/mixture.py gives each sample a stream and a position in that stream's order.
 """
 
 import functools
@@ -19,26 +19,26 @@ from tokens.format.token_file import TokenStream
 FEISTEL_ROUNDS = 6
 WORD = 1 << 64
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
-MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # and those of its finalizer
+MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # multipliers of SplitMix64's finalizer
 
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """Partition of a global batch over data-parallel ranks and micro-steps."""
+    """How a global batch is divided among data-parallel ranks and micro-steps."""
 
     context_length: int  # T, tokens
     microbatch_size: int  # B, sequences
-    microbatches: int  # of one step, all ranks
+    microbatches: int  # of one step, on all ranks together
     data_parallel_size: int
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences of one step, all ranks."""
+        """Sequences of one step, on all ranks together."""
         return self.microbatch_size * self.microbatches
 
     @property
     def accumulation(self) -> int:
-        """Micro-steps that each rank takes for one step; idle ones where it has fewer micro-batches than another."""
+        """Micro-steps of each rank in one step. A rank with fewer micro-batches than another has idle micro-steps."""
         return longest_share(self.microbatches, self.data_parallel_size)
 
     @property
@@ -49,51 +49,51 @@ class Layout:
 
 @functools.cache
 def rank_shares(microbatches: int, ranks: int) -> tuple[range, ...]:
-    """Return each rank's micro-batches, at least one and at most microbatches / ranks, rounded up.
+    """Return the micro-batches of each rank: at least one, and at most microbatches / ranks, rounded up.
 
-    Between these bounds a share ends where a large subtree of the gradients' sum does (training/parallel/sum_tree.py),
-    because a rank sends one partial sum a subtree.
+    Within these bounds, a share ends where a large subtree of the gradients' sum ends (training/parallel/sum_tree.py),
+    because a rank sends one partial sum per subtree.
     """
     assert 1 <= ranks <= microbatches, (ranks, microbatches)
-    most, odd = longest_share(microbatches, ranks), odd_factor(microbatches)
+    longest, odd = longest_share(microbatches, ranks), odd_factor(microbatches)
     shares, begin = [], 0
     for following in reversed(range(ranks)):  # ranks after this one
-        first = max(begin + 1, microbatches - most * following)
-        last = min(begin + most, microbatches - following)
-        end = _roundest(first, last, odd)
+        first = max(begin + 1, microbatches - longest * following)
+        last = min(begin + longest, microbatches - following)
+        end = _subtree_boundary(first, last, odd)
         shares.append(range(begin, end))
         begin = end
     return tuple(shares)
 
 
 def longest_share(microbatches: int, ranks: int) -> int:
-    """Return the most micro-batches of a rank."""
+    """Return the number of micro-batches of the rank that has most of them."""
     return -(-microbatches // ranks)
 
 
 def balance(microbatches: int, ranks: int) -> float:
-    """Return the part of their time in which ranks have a micro-batch, while the one with the most works."""
+    """Return the mean utilization of the ranks until the busiest rank has finished its micro-batches."""
     return microbatches / (longest_share(microbatches, ranks) * ranks)
 
 
 def odd_factor(count: int) -> int:
-    """Return the largest odd divisor: the leaves to add in order before the pairwise tree begins."""
+    """Return the largest odd divisor: the number of leaves that are added in order before the pairwise tree begins."""
     return count // (count & -count)
 
 
 def idle_micro_steps(layout: Layout, rank: int) -> int:
-    """Return how many of a rank's micro-steps, the first ones of a step, count for nothing."""
+    """Return the number of idle micro-steps at the start of a rank's step; they add nothing to the gradient."""
     return layout.accumulation - len(rank_shares(layout.microbatches, layout.data_parallel_size)[rank])
 
 
 def microbatch_index(layout: Layout, micro_step: int, rank: int) -> int:
-    """Return the micro-batch's place in its step, 0 .. microbatches - 1; in an idle micro-step the rank's first."""
+    """Return the index of a micro-batch in its step, 0 .. microbatches - 1. Idle micro-steps repeat a rank's first."""
     share = rank_shares(layout.microbatches, layout.data_parallel_size)[rank]
     return share[max(0, micro_step - idle_micro_steps(layout, rank))]
 
 
 def rank_samples(layout: Layout, first_step: int, steps: int, rank: int) -> np.ndarray:
-    """Return the samples of the run that a data-parallel rank takes in some steps: (steps, accumulation, B) int64."""
+    """Return the samples of the run that a data-parallel rank takes in some steps, int64 (steps, accumulation, B)."""
     indexes = [microbatch_index(layout, micro_step, rank) for micro_step in range(layout.accumulation)]
     firsts = np.arange(first_step, first_step + steps)[:, None] * layout.microbatches + indexes
     return firsts[..., None] * layout.microbatch_size + np.arange(layout.microbatch_size)
@@ -105,7 +105,7 @@ def window_count(stream_length: int, start: int, context_length: int) -> int:
 
 
 def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> np.ndarray:
-    """Return a window for each (stream, first token), (B, T + 1) in the streams' type."""
+    """Return a window for each (stream, first token): (B, T + 1), in the common type of the streams."""
     rows = np.empty((len(parts), context_length + 1), np.result_type(*{stream.dtype for stream, _ in parts}))
     for row, (stream, first) in zip(rows, parts, strict=True):
         if stream.dtype == rows.dtype:
@@ -116,7 +116,7 @@ def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> n
 
 
 def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: int) -> np.ndarray:
-    """Return the weight of each target of windows, uint8 (B, T): of the tokens after the first."""
+    """Return the weight of each target of some windows, uint8 (B, T); the targets are the tokens after the first."""
     rows = np.empty((len(parts), context_length), WEIGHT)
     for row, (stream, first) in zip(rows, parts, strict=True):
         stream.read_weights_into(row, first + 1)
@@ -125,20 +125,24 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 
 @attrs.frozen(kw_only=True)
 class WindowOrder:
-    """Read order of a stream's windows: that of the stream, or another permutation in each epoch.
+    """The order in which a stream's windows are read: their order in the stream, or a new permutation in each epoch.
 
-    With eras, windows are permuted inside each era of so many: reading needs the stream only up to the era's end.
+    With eras, only the windows within an era of `era` windows are permuted, so that reading one needs the stream only
+    up to the end of its era.
     """
 
     count: int  # windows of one epoch
     shuffle: bool
     seed: int
     era: int | None = None  # windows
-    source: int = 0  # the stream's place in a mixture: each has permutations of its own
+    source: int = 0  # index of the stream in a mixture; every stream has different permutations
 
-    def windows(self, places: np.ndarray) -> np.ndarray:
-        """Return the windows read at some places 0, 1, 2 ..., int64: a bijection in each epoch, O(1) a place."""
-        epochs, within = np.divmod(places, self.count)
+    def windows(self, positions: np.ndarray) -> np.ndarray:
+        """Return the windows that are read at some positions 0, 1, 2 ..., int64.
+
+        This is a bijection within each epoch, and takes constant time for each position.
+        """
+        epochs, within = np.divmod(positions, self.count)
         if not self.shuffle:
             return within
         keys = self._keys(epochs)
@@ -149,38 +153,39 @@ class WindowOrder:
         windows = np.empty_like(within)
         sizes = np.minimum(self.era, self.count - eras * self.era)  # the last era may be shorter
         for size in np.unique(sizes).tolist():
-            same = sizes == size
-            windows[same] = eras[same] * self.era + permute(within[same], size, keys[same])
+            of_size = sizes == size
+            windows[of_size] = eras[of_size] * self.era + permute(within[of_size], size, keys[of_size])
         return windows
 
-    def needed(self, place: int) -> int:
-        """Return how many windows of the stream must exist before a place of the first epoch can be read."""
+    def needed(self, position: int) -> int:
+        """Return how many windows of the stream must exist before a position of the first epoch can be read."""
         if not self.shuffle:
-            return place + 1
-        return self.count if self.era is None else min(self.count, (place // self.era + 1) * self.era)
+            return position + 1
+        return self.count if self.era is None else min(self.count, (position // self.era + 1) * self.era)
 
     def _keys(self, epochs: np.ndarray) -> np.ndarray:
-        """Return the key of each epoch's permutation; of the first epoch of a run's first stream it is the seed."""
+        """Return the key of each epoch's permutation. For the first epoch of a run's first stream, it is the seed."""
         seed = np.array([self.seed % WORD], np.uint64)
         keys = mix(epochs.astype(np.uint64), mix(seed, np.array([self.source], np.uint64)))
         return np.where(epochs + self.source == 0, seed, keys)
 
 
-def permute(places: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Return the image of each place 0 .. count - 1 under the pseudo-random permutation of its key, int64.
+def permute(positions: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
+    """Return the image of each position 0 .. count - 1 under the pseudo-random permutation of its key, int64.
 
-    A Feistel network keyed by 64 bits. Keys are arrays: uint64 arrays wrap around silently, single numbers would warn.
+    The permutation is a Feistel network with a key of 64 bits. Keys are passed as arrays because uint64 arrays wrap
+    around silently, whereas scalars would cause warnings.
     """
-    # Cycle walking: a Feistel network permutes 0 .. 4^k - 1; a place outside 0 .. count - 1 is permuted again.
+    # Cycle walking: the network permutes 0 .. 4^k - 1, so a result outside 0 .. count - 1 is permuted again.
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
-    windows = _feistel(places.astype(np.uint64), half_bits, keys)
+    windows = _feistel(positions.astype(np.uint64), half_bits, keys)
     while (outside := np.flatnonzero(windows >= count)).size:
         windows[outside] = _feistel(windows[outside], half_bits, keys[outside])
     return windows.astype(np.int64)
 
 
 def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return 64 well-mixed bits of each value and key: two rounds of SplitMix64's finalizer (Steele et al. 2014)."""
+    """Return 64 well-mixed bits for each value and key: two rounds of SplitMix64's finalizer (Steele et al. 2014)."""
     mixed = values + (keys + np.uint64(1)) * GOLDEN
     for _ in range(2):
         mixed ^= mixed >> np.uint64(30)
@@ -191,8 +196,8 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _roundest(first: int, last: int, odd: int) -> int:
-    """Return the number from `first` to `last` that is a multiple of the largest odd x 2^k; the last where none is."""
+def _subtree_boundary(first: int, last: int, odd: int) -> int:
+    """Return the number in `first` .. `last` that is a multiple of the largest odd x 2^k, or `last` if none is."""
     step = odd << last.bit_length()
     while step >= odd:
         if (number := last // step * step) >= first:

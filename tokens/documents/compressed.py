@@ -1,4 +1,4 @@
-"""Lines of a gzip or Zstandard file, and the position up to which they are known to be good."""
+"""Lines of a gzip or Zstandard file, with the position up to which the file is known to be intact."""
 
 import gzip
 import io
@@ -9,16 +9,17 @@ from typing import Any, BinaryIO
 from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import Line, read_line
 
-PACKED_BYTES = 1 << 17  # read at a time, at most: lost bytes are counted as exactly
-ZSTANDARD_BYTES = 1 << 9  # decompressed at a time: 3 bytes may become 128 KiB, so at most 22 MiB come of them
-LINES_BYTES = 1 << 20  # buffered, at most
-CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
+PACKED_BYTES = 1 << 17  # compressed bytes read at a time, at most; lost bytes are counted with this accuracy
+ZSTANDARD_BYTES = 1 << 9  # bytes decompressed at a time; 3 bytes can become 128 KiB, so the result is at most 22 MiB
+LINES_BYTES = 1 << 20  # buffer size, at most
+CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # words in the libraries' error messages
 
 
 def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> Iterator[Line]:
-    """Yield the lines of a gzip or Zstandard file, as `read_line` gives them.
+    """Yield the lines of a gzip or Zstandard file, as `read_line` returns them.
 
-    Each with a position in the compressed file before its end, and 0: its compressed length is unknown. Raises Damaged.
+    Each comes with a position in the compressed file before the line's end, and with 0, because its compressed length
+    is unknown. Raises Damaged.
     """
     from zstandard import ZstdError
 
@@ -28,14 +29,15 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> It
     try:
         while (line := read_line(lines, longest))[1]:
             yield line[0], max(0, stream.tell() - PACKED_BYTES), 0
-    except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:  # EOFError: a truncated gzip
+    except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:  # EOFError means a truncated gzip file
         detail = f"{'not a Zstandard stream: ' if zstandard else ''}{error}"
-        garbled = any(word in detail for word in CHECKSUMS)  # a wrong one at the end means damage anywhere before
-        raise Damaged(f"{detail}; lines before it may be garbled" if garbled else detail) from error
+        # A wrong checksum at the end means that anything before it may be damaged.
+        is_checksum_error = any(word in detail for word in CHECKSUMS)
+        raise Damaged(f"{detail}; lines before it may be wrong" if is_checksum_error else detail) from error
 
 
 class _ZstandardReader(io.RawIOBase):
-    """Decompression frame by frame; unlike zstandard's own reader it notices a file that is cut short."""
+    """Decompression frame by frame, which notices a truncated file; zstandard's own reader does not."""
 
     def __init__(self, stream: BinaryIO):
         import zstandard
@@ -44,7 +46,7 @@ class _ZstandardReader(io.RawIOBase):
         self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
         self._frame = self._new_frame()
         self._in_frame = False
-        self._packed = self._lines = memoryview(b"")  # to be decompressed; to be read
+        self._packed = self._lines = memoryview(b"")  # compressed bytes to decompress; decompressed bytes to return
 
     def readable(self) -> bool:
         return True
@@ -55,7 +57,7 @@ class _ZstandardReader(io.RawIOBase):
                 self._packed = memoryview(self._stream.read(PACKED_BYTES))
             if not self._packed:
                 if self._in_frame:
-                    raise Damaged("the Zstandard stream is cut short")
+                    raise Damaged("the Zstandard stream is truncated")
                 return 0
             if self._frame.eof:
                 self._frame = self._new_frame()

@@ -1,4 +1,4 @@
-"""Conversations: records of several forms, which tokens/documents/parquet.py lists, as messages in their order."""
+"""Conversations: convert records in one of several forms (see tokens/documents/parquet.py) to messages in order."""
 
 import itertools
 import json
@@ -18,15 +18,15 @@ from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which is read as a whole
-UNREAD = "with a field {} that is not read"  # kind of a problem by which nothing is lost
-NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # unread fields that are counted by their names, and the length of these
-# Key of an object that gives one of its keys twice: the name of that key. No file has such a key.
+LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
+UNREAD = "with a field {} that is not read"  # kind of a problem that causes no loss
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # unread fields that are counted by name, and the most characters of a name
+# This key of an object states which of the object's keys was given twice. No file has such a key.
 REPEATED = "a key given twice\0"
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, with REPEATED if it gives a key twice, of which `json.loads` keeps the last value."""
+    """Return a JSON object. If it has a key twice, add that key as REPEATED; `json.loads` keeps only the last value."""
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -35,36 +35,36 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class ReadConversation(NamedTuple):
-    """Messages of a record, and the names of its fields that were not read."""
+    """The messages of a record, and the names of its fields that were not read."""
 
     messages: list[Message]
     unread: frozenset[str]
 
 
 class ConversationReader(Reader):
-    """Reader of units whose documents are conversations: pieces with messages."""
+    """Reads units whose documents are conversations, as pieces with messages."""
 
-    longest_line: ClassVar[int] = LARGEST_ARRAY  # which has no line end, mostly
+    longest_line: ClassVar[int] = LARGEST_ARRAY  # bytes; an array usually has no line end
 
     def __init__(self, inputs: tuple[Input, ...], special_tokens: Collection[str]):
-        """`special_tokens`: the spellings that no message may hold."""
+        """`special_tokens` are the spellings that no message may contain."""
         super().__init__(inputs, text_field=None)
         self._special_tokens = special_tokens
         self._named_fields = set[str]()
 
-    def _records(self, item: Input, extent: Extent, lines: Iterator[Line], counted: str) -> Iterator[Piece]:
-        blank, first, begins = 0, list[Line](), b""
+    def _records(self, item: Input, extent: Extent, lines: Iterator[Line], unit: str) -> Iterator[Piece]:
+        blank_lines, first_line, first_byte = 0, list[Line](), b""
         try:
-            while not begins and (each := next(lines, None)) is not None:
-                blank, first = blank + len(first), [each]
-                begins = b"?" if each[0] is None else each[0].removeprefix(BYTE_ORDER_MARK).strip()[:1]
+            while not first_byte and (line := next(lines, None)) is not None:
+                blank_lines, first_line = blank_lines + len(first_line), [line]
+                first_byte = b"?" if line[0] is None else line[0].removeprefix(BYTE_ORDER_MARK).strip()[:1]
         except Damaged as error:
             self.problems.add("damaged file", item.path, str(error), 1, max(1, item.size_bytes))
             return
-        is_array = begins == b"[" and ".jsonl" not in item.path
-        lines = itertools.chain(itertools.repeat((b"\n", 0, 0), blank), first, lines)
-        counted = "line" if extent.begin == 0 else counted
-        yield from super()._records(item, extent, *((_elements(lines), "record") if is_array else (lines, counted)))
+        is_array = first_byte == b"[" and ".jsonl" not in item.path
+        lines = itertools.chain(itertools.repeat((b"\n", 0, 0), blank_lines), first_line, lines)
+        unit = "line" if extent.begin == 0 else unit
+        yield from super()._records(item, extent, *((_elements(lines), "record") if is_array else (lines, unit)))
 
     def _load(self, text: str) -> Any:
         return parse(text, object_of)
@@ -78,12 +78,13 @@ class ConversationReader(Reader):
             return
         self._count_unread(unread)
         if messages[-1].role == USER:
-            self.problems.add("unanswered message", where, "the last message, a user's, is left out", documents=0)
+            detail = "the last message is a user's, so it is left out"
+            self.problems.add("unanswered message", where, detail, documents=0)
             messages.pop()
         messages = [Message(role, self._without_lone_surrogates(text, where)) for role, text in messages]
         text = "\n".join(message.content for message in messages)
-        asked = next(message.content for message in messages if message.role == USER)
-        yield Piece(text, True, asked[:HEAD_CHARACTERS], tuple(messages), where)
+        first_question = next(message.content for message in messages if message.role == USER)
+        yield Piece(text, True, first_question[:HEAD_CHARACTERS], tuple(messages), where)
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         yield from self._record(value, where, b"")
@@ -93,43 +94,46 @@ class ConversationReader(Reader):
         self._count_unread(frozenset(unread_columns(table)), rows)
 
     def _count_unread(self, names: frozenset[str], times: int = 1) -> None:
-        """Count records with fields that were not read. Only so many names are kept: a file may have any number."""
+        """Count records with fields that were not read.
+
+        Only a limited number of names is counted separately, because a file may have any number of fields.
+        """
         for name in sorted(names):
             if len(self._named_fields) < NAMED_FIELDS:
                 self._named_fields.add(name)
-            named = quoted(name[:NAME_CHARACTERS]) if name in self._named_fields else "of another name"
-            self.problems.count(UNREAD.format(named), times)
+            label = quoted(name[:NAME_CHARACTERS]) if name in self._named_fields else "of another name"
+            self.problems.count(UNREAD.format(label), times)
 
 
 def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversation:
-    """Return the messages of a record. Raises ValueError with the kind of its problem, and the details."""
+    """Return the messages of a record. Raises ValueError with the kind of its problem, and with details."""
     fields = record if isinstance(record, dict) else {}
     _check_unique("the record", fields)
-    _check_counted(fields)
+    _check_loss_field(fields)
     filled = {name for name, value in fields.items() if not is_absent(value)}
-    if refused := [name for name in REFUSED_FIELDS if name in filled]:
-        raise ValueError("no conversation", f"got '{refused[0]}', which is not read")
+    if refused_fields := [name for name in REFUSED_FIELDS if name in filled]:
+        raise ValueError("no conversation", f"got '{refused_fields[0]}', which is not supported")
     if len(complete := [form for form in FORMS if {*form} <= filled]) > 1:
-        both = " and as ".join(" and ".join(map(repr, form)) for form in complete)
-        raise ValueError("no conversation", f"got it as {both}, wanted one of them; remove the others")
+        alternatives = " and as ".join(" and ".join(map(repr, form)) for form in complete)
+        raise ValueError("no conversation", f"got it both as {alternatives}, wanted only one; remove the others")
     forms = complete or [form for form in FORMS if {*form} <= fields.keys()]
     if not forms or (len(forms[0]) == 1 and not isinstance(fields[forms[0][0]], list)):
-        has = ", ".join(itertools.islice(fields, SHOWN_FIELDS)) or quoted(record)
+        field_names = ", ".join(itertools.islice(fields, SHOWN_FIELDS)) or quoted(record)
         lists, pairs = ([form for form in FORMS if len(form) == count] for count in (1, 2))
-        wanted = [f"a list '{name}'" for [name] in lists] + [f"'{one}' and '{other}'" for one, other in pairs]
-        raise ValueError("no conversation", f"got {has}, wanted {either(wanted)}")
+        forms_text = [f"a list '{name}'" for [name] in lists] + [f"'{first}' and '{second}'" for first, second in pairs]
+        raise ValueError("no conversation", f"got {field_names}, wanted {either(forms_text)}")
     form = forms[0]
-    read = _MESSAGES[form](fields)
-    _check(read.messages, special_tokens)
-    return ReadConversation(read.messages, read.unread | (filled - {*form, *FORMS[form]}))
+    messages, unread = _MESSAGES[form](fields)
+    _check(messages, special_tokens)
+    return ReadConversation(messages, unread | (filled - {*form, *FORMS[form]}))
 
 
 def _elements(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the elements of a JSON array as lines. Raises Damaged."""
+    """Yield the elements of a JSON array as lines. Raises Damaged if it is not one, or too large."""
     data = bytearray()
     for line, _, _ in lines:
         if line is None or len(data) + len(line) > LARGEST_ARRAY:
-            raise Damaged(f"a JSON array of more than {LARGEST_ARRAY:,} bytes; wanted one record a line")
+            raise Damaged(f"a JSON array of more than {LARGEST_ARRAY:,} bytes; wanted one record per line")
         data += line
     try:
         elements = json.loads(data.decode("utf-8-sig"), object_pairs_hook=object_of)
@@ -139,74 +143,80 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
         yield json.dumps(element).encode(), 0, 0
 
 
-def _listed(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
-    """Return the messages of a list."""
+def _from_list(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
+    """Return the messages of a list. `first` is the number of its first message in error messages."""
     for number, value in enumerate(values, first):
         _check_unique(f"message {number}", value)
-    read = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]
-    unread = {f"messages[].{name}" for each in read for name in each.unread}
-    return ReadConversation([each.message for each in read], frozenset(unread))
+    messages = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]
+    unread = {f"messages[].{name}" for message in messages for name in message.unread}
+    return ReadConversation([message.message for message in messages], frozenset(unread))
 
 
 def _alpaca(fields: dict[str, Any]) -> ReadConversation:
-    question, more = fields["instruction"], fields.get("input")
-    if not isinstance(more, str) and not is_absent(more):
-        raise ValueError("not a string", f"input: got {quoted(more)}, wanted a text")
-    if isinstance(question, str) and isinstance(more, str) and not is_absent(more):
-        question += f"\n\n### Input:\n{more}"
+    question, question_input = fields["instruction"], fields.get("input")
+    if not isinstance(question_input, str) and not is_absent(question_input):
+        raise ValueError("not a string", f"input: got {quoted(question_input)}, wanted a text")
+    if isinstance(question, str) and isinstance(question_input, str) and not is_absent(question_input):
+        question += f"\n\n### Input:\n{question_input}"
     return ReadConversation([Message(USER, question), Message(ASSISTANT, fields["output"])], frozenset())
 
 
 def _prompt_and_completion(fields: dict[str, Any]) -> ReadConversation:
-    """Return two texts as question and answer, or two lists of messages, of which the second is the answer."""
+    """Return two texts as question and answer, or join two lists of messages, the second of which is the answer."""
     prompt, completion = fields["prompt"], fields["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return ReadConversation([Message(USER, prompt), Message(ASSISTANT, completion)], frozenset())
     if not isinstance(prompt, list) or not isinstance(completion, list):
         got = f"got {quoted(prompt)} and {quoted(completion)}"
-        raise ValueError("not a string", f"prompt and completion: {got}, wanted two texts or two lists of messages")
-    asked, answered = _listed(prompt), _listed(completion, first=1 + len(prompt))
-    if any(message.role == ASSISTANT for message in asked.messages):
-        raise ValueError("answer in a prompt", "every answer counts in the loss, but this one must not; use 'messages'")
-    if any(message.role != ASSISTANT for message in answered.messages):
-        raise ValueError("question in a completion", "wanted one answer, of the role assistant; use 'messages'")
-    return ReadConversation([*asked.messages, *answered.messages], asked.unread | answered.unread)
+        raise ValueError("not a string", f"prompt and completion: {got}, wanted two texts, or two lists of messages")
+    question, answer = _from_list(prompt), _from_list(completion, first=1 + len(prompt))
+    if any(message.role == ASSISTANT for message in question.messages):
+        raise ValueError(
+            "answer in a prompt", "every answer counts in the loss, but this one should not; use 'messages' instead"
+        )
+    if any(message.role != ASSISTANT for message in answer.messages):
+        raise ValueError(
+            "question in a completion", "wanted only an answer, with the role assistant; use 'messages' instead"
+        )
+    return ReadConversation([*question.messages, *answer.messages], question.unread | answer.unread)
 
 
 _MESSAGES: dict[tuple[str, ...], Callable[[dict[str, Any]], ReadConversation]] = {
-    ("messages",): lambda fields: _listed(fields["messages"]),
-    ("conversations",): lambda fields: _listed(fields["conversations"], SHARE_GPT_ROLES),
+    ("messages",): lambda fields: _from_list(fields["messages"]),
+    ("conversations",): lambda fields: _from_list(fields["conversations"], SHARE_GPT_ROLES),
     ("instruction", "output"): _alpaca,
     ("prompt", "completion"): _prompt_and_completion,
 }
 
 
 def _check_unique(where: str, value: Any) -> None:
-    """Raise ValueError for an object that gives a key twice: nothing says which of the two values is meant."""
+    """Raise ValueError if an object has a key twice, because nothing says which of the two values is meant."""
     if isinstance(value, dict) and REPEATED in value:
         raise ValueError("field given twice", f"{where}: has {quoted(value[REPEATED])} twice; remove one of them")
 
 
-def _check_counted(fields: dict[str, Any]) -> None:
-    """Raise ValueError for a record that excludes itself from the loss: all answers count."""
+def _check_loss_field(fields: dict[str, Any]) -> None:
+    """Raise ValueError if a record excludes itself from the loss, because all answers count."""
     if (name := excluded_by(fields)) is not None:
         got = f"got {quoted(name)}: {quoted(fields[name])}"
         raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
-    """Raise ValueError unless messages are a system's, if any, and then a user's and an assistant's in turn."""
-    begins = [message.role for message in messages[:1]] == [SYSTEM]
+    """Raise ValueError unless messages of user and assistant alternate, after an optional system message."""
+    has_system = [message.role for message in messages[:1]] == [SYSTEM]
     for number, (role, text) in enumerate(messages, 1):
-        where, wanted = f"message {number}", ROLES[1:][(number - 1 - begins) % 2]
-        if role != wanted and not (begins and number == 1):
-            raise ValueError("roles out of order", f"{where}: got {role}, wanted {wanted}")
+        where, expected_role = f"message {number}", ROLES[1:][(number - 1 - has_system) % 2]
+        if role != expected_role and not (has_system and number == 1):
+            raise ValueError("roles out of order", f"{where}: got {role}, wanted {expected_role}")
         if not isinstance(text, str) or not text.strip():
             kind = "empty message" if isinstance(text, str) else "not a string"
-            raise ValueError(kind, f"{where}: got {quoted(text)}, wanted more than white space")
-        if (found := next((token for token in special_tokens if token in text), None)) is not None:
-            raise ValueError("special token in a text", f"{where}: holds {found}, which only the template may place")
+            raise ValueError(kind, f"{where}: got {quoted(text)}, wanted a text that is not blank")
+        special_token = next((token for token in special_tokens if token in text), None)
+        if special_token is not None:
+            detail = f"{where}: contains {special_token}, which only the template may insert"
+            raise ValueError("special token in a text", detail)
         if len(text) >= LONGEST_GAP and gap_position(text) is not None:
             raise ValueError("no text", f"{where}: {GAP}")
     if not any(message.role == ASSISTANT for message in messages):
-        raise ValueError("no answer", "no message is the assistant's")
+        raise ValueError("no answer", "no message has the role assistant")

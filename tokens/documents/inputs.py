@@ -1,4 +1,4 @@
-"""Input files of documents, local or remote, refused where they have changed since the plan; problems found in them."""
+"""Input files of documents, local or remote, which must not change after the plan was made, and their problems."""
 
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -11,12 +11,12 @@ from common.errors import BadInput, refusing
 from common.redaction import redacted_name
 from common.remote_files import REMOTE, RemoteFile, look_up_remote
 
-TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
-LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
+TEXT_SUFFIXES = (".txt", ".md", ".py")  # each file is a document
+LINE_SUFFIXES = (".jsonl", ".json")  # each line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 RECORD_SUFFIXES = (*LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")  # each record is a document
 SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-EXAMPLES = 100  # of each kind in a unit: there may be millions, from a few megabytes of compressed lines
+EXAMPLES = 100  # examples of each kind in a unit; a few megabytes of compressed lines may have millions of problems
 PROBLEM_CHARACTERS = 300
 
 
@@ -28,14 +28,14 @@ class Damaged(Exception):
 class Input:
     """One file of documents, as it was when the plan was made."""
 
-    path: str  # or URL
+    path: str  # path or URL
     size_bytes: int
-    stamp: str  # changes with the content: time of modification, or the server's tag
+    stamp: str  # changes when the content does: the modification time, or the server's tag
 
     def open(self) -> BinaryIO:
-        """Open the file for reading. Raises BadInput when it is missing, has changed, or may not be read."""
+        """Open the file for reading. Raises BadInput if it is missing, has changed or cannot be read."""
         if REMOTE in self.path:
-            file = look_up_remote(self.path)  # from here on what is read is held to its tag
+            file = look_up_remote(self.path)  # every later read checks that the file still has this tag
             self.compare(remote_input(file))
             return file.open()
         self.check()
@@ -43,35 +43,41 @@ class Input:
             return Path(self.path).open("rb")
 
     def check(self) -> None:
-        """Raise BadInput when the file that is there now is not this one."""
+        """Raise BadInput if the file that exists now differs from this one."""
         self.compare(look_up(self.path))
 
     def compare(self, now: "Input") -> None:
         if now != self:
-            raise BadInput(f"{self.path}: changed since these tokens were begun; restore it, or pass another --output")
+            raise BadInput(
+                f"{self.path}: has changed since this preparation started; restore it, or pass another --output"
+            )
 
 
 @attrs.frozen
 class Extent:
     """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or all of a compressed file."""
 
-    input: int  # index
+    input: int  # index of the input
     begin: int
     end: int
 
 
 class Problems:
-    """Input that was left out, or changed."""
+    """Counts and examples of input that was left out or changed."""
 
     def __init__(self) -> None:
         self.lost_documents = 0
         self.lost_bytes = 0
-        self._counts: Counter[str] = Counter()  # by kind
+        self._counts: Counter[str] = Counter()  # number of problems of each kind
         self._examples: dict[str, list[str]] = {}
-        self._losses: set[str] = set()  # kinds by which something was lost
+        self._losses: set[str] = set()  # kinds of problems that caused a loss
 
     def add(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
-        """Count a problem of a `kind` at `where`; `lost_bytes`: of input, where lost `documents` cannot be counted."""
+        """Count a problem of a `kind` at `where`.
+
+        `documents` is the number of documents lost; `lost_bytes` is the input lost, in bytes, if its documents cannot
+        be counted.
+        """
         self.lost_documents += documents
         self.lost_bytes += lost_bytes
         self._losses |= {kind} if documents + lost_bytes else set()
@@ -82,20 +88,20 @@ class Problems:
             examples.append(f"{redacted_name(where)}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Count something by which nothing is lost, and of which the kind says all."""
+        """Count something that causes no loss, and that its kind describes completely."""
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields of a `Result` (tokens/prepare/encode_unit.py); kinds that lost something come first."""
+        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py), kinds that caused a loss first."""
         kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
-        lost = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}
+        losses = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}
         problems = {kind: self._counts[kind] for kind in kinds}
         examples = {kind: self._examples[kind] for kind in kinds if kind in self._examples}
-        return {"problems": problems, **lost, "examples": examples}
+        return {"problems": problems, **losses, "examples": examples}
 
 
 def look_up(path: str) -> Input:
-    """Return a file as it is now. Raises BadInput when there is none."""
+    """Return a file as it is now. Raises BadInput if it does not exist."""
     if REMOTE in path:
         return remote_input(look_up_remote(path))
     with readable(path):
@@ -109,4 +115,4 @@ def remote_input(file: RemoteFile) -> Input:
 
 def readable(path: str) -> AbstractContextManager[None]:
     """Turn an OSError of the block, which reads `path`, into BadInput."""
-    return refusing(f"{path}: cannot be read", "the same command goes on when it is there", (OSError,))
+    return refusing(f"{path}: cannot be read", "restore it, then rerun the same command", (OSError,))

@@ -1,4 +1,4 @@
-"""Columns of a Parquet file: a text, or the fields of a conversation."""
+"""Columns of a Parquet file: a text column, or the fields of a conversation."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from common.errors import BadInput
 from common.text import in_brackets
 from tokens.documents.inputs import Damaged
-from tokens.documents.messages import COUNTS
+from tokens.documents.messages import LOSS_FIELDS
 
 if TYPE_CHECKING:
     import pyarrow.parquet
 
-# Forms of a conversation: the fields that it must have, and those that it may have.
+# Forms of a conversation: required fields -> optional fields.
 FORMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("messages",): (),
     ("conversations",): (),  # ShareGPT's
@@ -25,80 +25,83 @@ REFUSED_FIELDS = (
     *("tools", "system", "history", "system_prompt", "functions", "documents"),
     *("image", "images", "audio", "audios", "video", "videos", "chosen", "rejected"),
 )
-ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
+ROWS_BYTES = 1 << 20  # approximate size of the rows of a column that are decoded at a time
 
 
 def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
-    """Open a Parquet file. Raises Damaged."""
+    """Open a Parquet file. Raises Damaged if it is not one."""
     import pyarrow.parquet
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps freed memory
-    with _damage("not a whole Parquet file"):
+    with _damage("not a complete Parquet file"):
         return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column of a name; without a name, the columns of the conversations that a file has.
+    """Return the column of this name or, without a name, the columns that a file's conversations are read from.
 
-    Those are all fields whose values decide how a record of JSON Lines is read, too.
+    The latter are all fields whose values also decide how a record of JSON Lines is read.
     """
     names = table.schema_arrow.names
     if name is not None:
         return [name]
     complete = [form for form in FORMS if {*form} <= {*names}]
-    # If no form is complete, a file is read by the fields that it has, and each record is named with what it lacks.
+    # If no form is complete, read all fields that the file has, so that each record is reported with what it lacks.
     fields = [field for form in complete or FORMS for field in (*form, *FORMS[form])]
-    return [each for each in (*fields, *REFUSED_FIELDS, *COUNTS) if each in names]
+    return [field for field in (*fields, *REFUSED_FIELDS, *LOSS_FIELDS) if field in names]
 
 
 def unread_columns(table: "pyarrow.parquet.ParquetFile") -> list[str]:
-    """Return the columns that conversations of a file are not made of."""
+    """Return the columns of a file that are not used for conversations."""
     read = columns(table, None)
     return [name for name in table.schema_arrow.names if name not in read]
 
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
-    """Raise BadInput unless there is a text column of that name; without one, unless there are conversations."""
+    """Raise BadInput unless the file has a text column of this name or, without a name, conversations."""
     fields = {field.name: field.type for field in table.schema_arrow}
-    if twice := [each for each, count in Counter(table.schema_arrow.names).items() if count > 1]:
-        raise BadInput(f"{path}: has the column '{twice[0]}' twice; write it again with one of them")
-    wanted = [field for form in FORMS for field in form]
-    if name is None and not fields.keys() & {*wanted}:
-        raise BadInput(f"{path}: no column of {', '.join(wanted)}; it has {', '.join(fields)}")
+    if duplicates := [column for column, count in Counter(table.schema_arrow.names).items() if count > 1]:
+        raise BadInput(f"{path}: has two columns '{duplicates[0]}'; write the file again with only one of them")
+    required_fields = [field for form in FORMS for field in form]
+    if name is None and not fields.keys() & {*required_fields}:
+        raise BadInput(f"{path}: none of the columns {', '.join(required_fields)}; it has {', '.join(fields)}")
     if name is not None and not (name in fields and _is_text(fields[name])):
-        has = ", ".join(f"{each} ({kind})" for each, kind in fields.items())
-        raise BadInput(f"{path}: no text column '{name}'; it has {has}: pass --text-field")
+        columns_text = ", ".join(f"{column} ({kind})" for column, kind in fields.items())
+        raise BadInput(f"{path}: no text column '{name}'; it has {columns_text}: pass --text-field")
 
 
 def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> int:
-    """Return the uncompressed size of `columns` in a row group."""
+    """Return the uncompressed size in bytes of `columns` in a row group."""
     chunks = [table.metadata.row_group(group).column(index) for index in range(table.metadata.num_columns)]
-    wanted = tuple(f"{each}." for each in columns(table, name))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(wanted))
+    prefixes = tuple(f"{column}." for column in columns(table, name))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(prefixes))
 
 
 def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> Iterator[list[Any]]:
-    """Yield a row group's values in batches; of a text not in UTF-8 its UnicodeDecodeError. Raises Damaged."""
+    """Yield a row group's values in batches. Raises Damaged.
+
+    If a text is not valid UTF-8, its UnicodeDecodeError is yielded instead.
+    """
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
     with _damage(f"its row group {group} cannot be read"):
         for batch in table.iter_batches(rows, [group], columns(table, name), use_threads=False):
             column = batch.column(0) if name is not None else batch.to_struct_array()
             try:
-                found = column.to_pylist()
+                batch_values = column.to_pylist()
             except UnicodeDecodeError:
-                found = [_value(scalar) for scalar in column]
-            yield found
+                batch_values = [_value(scalar) for scalar in column]
+            yield batch_values
 
 
 @contextmanager
 def _damage(problem: str) -> Iterator[None]:
-    """Turn pyarrow's errors for a damaged file into Damaged. Errors of the system have a number, and pass."""
+    """Turn pyarrow's errors for a damaged file into Damaged. Errors of the system, which have an errno, pass."""
     import pyarrow
 
     try:
         yield
-    except MemoryError:  # pyarrow's is an ArrowException as well
+    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
         raise
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -111,7 +114,7 @@ def _is_text(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    # Null: all is missing, which is counted.
+    # A column of type null has no values at all; each missing value is counted as a problem later.
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
 
 

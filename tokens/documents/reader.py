@@ -1,9 +1,9 @@
-"""Document reader: the documents of a unit of work, of any input format, in pieces of bounded size.
+"""Document reader: read the documents of a unit of work, in any input format, in pieces of bounded size.
 
-A unit has ranges of files. A line or a row belongs to the range in which it begins. A long text file, which is one
-document, is cut at the first position after each edge of a range that no token of the tokenizer's pattern can span.
+A unit consists of ranges of files. A line or row belongs to the range in which it begins. A long text file, which is
+one document, is cut at the first position after each edge of a range that no token of the tokenizer's pattern can span.
 Both neighbors of an edge find the same position, so units of any size give the same documents and tokens. With a
-separator, a text is several documents, which belong to the range in which they begin.
+separator, a text contains several documents, and each belongs to the range in which it begins.
 """
 
 import json
@@ -23,25 +23,25 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-TOO_LONG = "more than {:,} bytes without a line end; wanted one record a line"
-SHOWN_FIELDS = 20  # in an error, of a record without the text field
-HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
-WRONG_ENCODING = "wrong encoding"  # documents that are lost to it
-SEPARATES = f"it is ordinary text; if it separates documents, begin anew with --separator '{END_OF_TEXT}'"
+TOO_LONG = "more than {:,} bytes without a line end; wanted one record per line"
+SHOWN_FIELDS = 20  # fields shown in an error about a record without the text field
+HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed to choose a document's split; a character has at most four bytes
+WRONG_ENCODING = "wrong encoding"  # kind of the problem by which such documents are lost
+SEPARATES = f"it is read as ordinary text; if it separates documents, start over with --separator '{END_OF_TEXT}'"
 
 
 class Piece(NamedTuple):
-    """A document, a part of one between cut positions, or a conversation."""
+    """A document, the part of one between two cut positions, or a conversation."""
 
-    text: str  # of a conversation, all that is said
+    text: str  # for a conversation, the text of all messages
     ends_document: bool
-    head: str  # the first characters of the document or of the first message, at most HEAD_CHARACTERS
-    messages: tuple[Message, ...] = ()  # of a conversation
-    where: str = ""  # its file, and its number there
+    head: str  # the first characters of the document or of the first user message, at most HEAD_CHARACTERS
+    messages: tuple[Message, ...] = ()  # messages of a conversation
+    where: str = ""  # file of a conversation, and its number there
 
 
 class Part(NamedTuple):
-    """Bytes of a document of a text file, and a part of them."""
+    """The byte range of a document in a text file, and the byte range of a part of the document."""
 
     document_begin: int
     document_end: int
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
-    """Yield a document in pieces, so that encoding a long one needs little memory."""
+    """Yield a document in pieces, so that little memory is needed to encode a long one."""
     head, begin = text[:HEAD_CHARACTERS], 0
     while len(text) - begin > text_file.TEXT_PIECE_BYTES:
         cut = text_file.cut_position(text[begin : begin + text_file.TEXT_PIECE_BYTES], pattern=pattern)
@@ -64,21 +64,24 @@ def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
 
 @attrs.define
 class Reader:
-    """Reader of units, with the problems found in them."""
+    """Reads units of work and records the problems in them."""
 
     _inputs: tuple[Input, ...]
     _text_field: str | None
     _separator: str | None = None
-    _pattern: str | None = None  # of the tokenizer, whose tokens no cut changes
+    _pattern: str | None = None  # of the tokenizer; cuts do not change its tokens
     problems: Problems = attrs.field(init=False, factory=Problems)
-    _quoted_field: bytes = attrs.field(init=False)  # as a record spells the key
+    _quoted_field: bytes = attrs.field(init=False)  # the text field as a record spells it
     longest_line: ClassVar[int] = text_file.LONGEST_LINE  # bytes
 
     def __attrs_post_init__(self) -> None:
         self._quoted_field = json.dumps(self._text_field, ensure_ascii=False).encode(errors="surrogateescape")
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
-        """Yield the documents of a unit; add what is left out to `problems`. Raises BadInput as `Input.open`."""
+        """Yield the documents of a unit, and add everything that is left out to `problems`.
+
+        Raises BadInput like `Input.open`.
+        """
         for extent in unit:
             item = self._inputs[extent.input]
             documents = self._text if item.path.endswith(TEXT_SUFFIXES) else self._lines
@@ -88,12 +91,12 @@ class Reader:
                 with item.open() as stream, readable(item.path):
                     yield from documents(item, stream, extent)
             except EOFError as error:
-                raise BadInput(f"{item.path}: became shorter while it was read; bring it back") from error
+                raise BadInput(f"{item.path}: was truncated while it was being read; restore it") from error
             item.check()
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         data, size = stream.read(text_file.HEAD_BYTES), item.size_bytes
-        if (reason := text_file.why_no_text(data)) is not None:  # every unit of the file finds the same
+        if (reason := text_file.why_no_text(data)) is not None:  # every unit of the file comes to the same conclusion
             where, lost_bytes = f"{item.path}: byte {extent.begin}", extent.end - extent.begin
             self.problems.add(WRONG_ENCODING, where, reason, int(extent.begin == 0), lost_bytes)
             return
@@ -103,38 +106,40 @@ class Reader:
             ends = begin < end == size or size == 0
             yield from self._part(item, stream, data[start:], Part(start, size, max(begin, start), end, ends))
             return
-        for place, end in text_file.documents_from(stream, extent.begin, extent.end, size, self._separator.encode()):
-            begin = max(place, start)
+        for document_begin, end in text_file.documents_from(
+            stream, extent.begin, extent.end, size, self._separator.encode()
+        ):
+            begin = max(document_begin, start)
             stream.seek(begin)
             data = stream.read(min(text_file.HEAD_BYTES, end - begin))
-            if len(data) < end - begin or data.strip():  # white space alone is no document
+            if len(data) < end - begin or data.strip():  # white space alone is not a document
                 yield from self._part(item, stream, data, Part(begin, end, begin, end, True))
 
     def _part(self, item: Input, stream: BinaryIO, data: bytes, part: Part) -> Iterator[Piece]:
-        """Yield a part of a document of a text file. `data`: the document's first bytes."""
+        """Yield a part of a document of a text file. `data` is the first bytes of the document."""
         head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], text_file.Replaced()
-        ends, before, marked = part.ends_document, "", False
+        ends, previous_end, contains_mark = part.ends_document, "", False
         for piece in text_file.text_pieces(stream, part.begin, part.end, replaced, self._pattern):
             if isinstance(piece, text_file.NoText):
-                everything = (piece.begin, piece.end) == (part.document_begin, part.document_end)
-                ends = ends and not everything
+                is_complete = (piece.begin, piece.end) == (part.document_begin, part.document_end)
+                ends = ends and not is_complete
                 where, lost_bytes = f"{item.path}: byte {piece.begin}", piece.end - piece.begin
-                kind = WRONG_ENCODING if everything and piece.reason == text_file.NUL else "no text"
-                self.problems.add(kind, where, piece.reason, int(everything), lost_bytes)
+                kind = WRONG_ENCODING if is_complete and piece.reason == text_file.NUL else "no text"
+                self.problems.add(kind, where, piece.reason, int(is_complete), lost_bytes)
             else:
-                marked = marked or END_OF_TEXT in before + piece
-                before = piece[-len(END_OF_TEXT) :]
+                contains_mark = contains_mark or END_OF_TEXT in previous_end + piece
+                previous_end = piece[-len(END_OF_TEXT) :]
                 yield Piece(piece, False, head)
         where = f"{item.path}: bytes {part.begin} to {part.end}"
-        if marked:
-            self._add_marked(where)
+        if contains_mark:
+            self._add_end_of_text(where)
         if replaced.bytes:
             detail = f"{replaced.bytes:,} bytes became U+FFFD"
             self.problems.add("not UTF-8", where, detail, documents=0, lost_bytes=replaced.bytes)
         if ends:
             yield Piece("", True, head)
 
-    def _add_marked(self, where: str) -> None:
+    def _add_end_of_text(self, where: str) -> None:
         self.problems.add(f"{END_OF_TEXT} in a text", where, SEPARATES, documents=0)
 
     def _lines(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
@@ -145,36 +150,36 @@ class Reader:
             lines = text_file.lines_from(stream, extent.begin, extent.end, self.longest_line)
         yield from self._records(item, extent, lines, "line" if compressed else "byte")
 
-    def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], counted: str) -> Iterator[Piece]:
-        """Yield the documents of lines; `counted`: "byte", or the word for the number of each."""
+    def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], unit: str) -> Iterator[Piece]:
+        """Yield the documents of lines. Positions in messages are counted in `unit`: "byte", "line" or "record"."""
         number, position, blank = 0, 0, True
         try:
-            for number, (line, position, length) in enumerate(lines, start=1):  # told after the loop
-                where = f"{item.path}: {counted} {position if counted == 'byte' else number}"
+            for number, (line, position, length) in enumerate(lines, start=1):  # also used after the loop
+                where = f"{item.path}: {unit} {position if unit == 'byte' else number}"
                 if line is None:
                     blank = False
                     self.problems.add("line too long", where, TOO_LONG.format(self.longest_line), lost_bytes=length)
                 elif line.strip():
                     blank = False
-                    yield from self._parsed(line, where)
+                    yield from self._parse_line(line, where)
         except Damaged as error:
-            lost = max(1, item.size_bytes - position)
-            self.problems.add("damaged file", f"{item.path}: after {counted} {number}", str(error), 1, lost)
+            lost_bytes = max(1, item.size_bytes - position)
+            self.problems.add("damaged file", f"{item.path}: after {unit} {number}", str(error), 1, lost_bytes)
         else:
             if blank and (extent.begin, extent.end) == (0, item.size_bytes):
                 self._empty(item)
 
-    def _parsed(self, line: bytes, where: str) -> Iterator[Piece]:
-        decoded = self._decoded(line, where)
+    def _parse_line(self, line: bytes, where: str) -> Iterator[Piece]:
+        decoded = self._decode(line, where)
         if decoded is None:
             return
-        if "\0" in decoded:  # which JSON does not have
+        if "\0" in decoded:  # not allowed in JSON
             self.problems.add(WRONG_ENCODING, where, text_file.NUL)
             return
         try:
             record = self._load(decoded)
         except (ValueError, RecursionError) as error:
-            self.problems.add("not JSON", where, f"{error}; wanted one record a line")
+            self.problems.add("not JSON", where, f"{error}; wanted one record per line")
             return
         yield from self._record(record, where, line)
 
@@ -183,25 +188,29 @@ class Reader:
         return parse(text)
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:
-        """Yield the text of a record, or add a problem. `line`: its source."""
+        """Yield the text of a record, or add a problem. `line` is the record's source text."""
         if not isinstance(record, dict):
-            wanted = f"wanted one object a line with the field '{self._text_field}'"
-            self.problems.add("no text field", where, f"got {type(record).__name__}, {wanted}")
+            expected = f"wanted one object per line with the field '{self._text_field}'"
+            self.problems.add("no text field", where, f"got {type(record).__name__}, {expected}")
             return
         if self._text_field not in record:
-            has = ", ".join(islice(record, SHOWN_FIELDS))
-            self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
+            field_names = ", ".join(islice(record, SHOWN_FIELDS))
+            self.problems.add(
+                "no text field", where, f"no '{self._text_field}'; it has {field_names}: pass --text-field"
+            )
             return
-        if line.count(self._quoted_field) > 1 and _is_given_twice(line, str(self._text_field)):
-            self.problems.add("field given twice", where, f"'{self._text_field}' is twice in the record; wanted one")
+        if line.count(self._quoted_field) > 1 and _is_duplicated(line, str(self._text_field)):
+            self.problems.add(
+                "field given twice", where, f"'{self._text_field}' occurs twice in the record; wanted one"
+            )
             return
         text = record[self._text_field]
-        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line):  # surrogates may be escaped, or raw
+        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line):  # surrogates may be escaped or raw
             text = self._without_lone_surrogates(text, where)
         yield from self._value(text, where)
 
-    def _decoded(self, data: bytes, where: str) -> str | None:
-        """Return a text in UTF-8, of damage U+FFFD; or add a problem and return None."""
+    def _decode(self, data: bytes, where: str) -> str | None:
+        """Return a text in UTF-8 with damaged bytes replaced by U+FFFD, or add a problem and return None."""
         try:
             return data.decode("utf-8-sig", "surrogatepass")
         except UnicodeDecodeError:
@@ -215,7 +224,7 @@ class Reader:
         return text
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
-        """Return the text as tiktoken reads it: halves that meet are one character, others become U+FFFD."""
+        """Return the text as tiktoken reads it: surrogate pairs are one character, and lone ones become U+FFFD."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -245,8 +254,10 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.values(table, group, self._text_field)):
                     row += 1
-                    plain = isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
-                    if plain and (self._separator is None or self._separator not in value):  # as nearly all are
+                    is_plain = (
+                        isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
+                    )
+                    if is_plain and (self._separator is None or self._separator not in value):  # in nearly all cases
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
                     else:
                         yield from self._value(value, f"{item.path}: row {row}")
@@ -254,12 +265,12 @@ class Reader:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
     def _note_columns(self, table: "ParquetFile", extent: Extent) -> None:
-        """Note columns that are not read; for texts that is all but the one of --text-field."""
+        """Count columns that are not read; does nothing for texts, of which only one column is meant to be read."""
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""
         if isinstance(value, UnicodeDecodeError):
-            value = self._decoded(value.object, where)
+            value = self._decode(value.object, where)
             if value is None:
                 return
             value = self._without_lone_surrogates(value, where)
@@ -270,34 +281,36 @@ class Reader:
                     self.problems.add("no text", where, text_file.GAP)
                     continue
                 if END_OF_TEXT in text:
-                    self._add_marked(where)
+                    self._add_end_of_text(where)
                 yield from pieces(text, self._pattern)
             return
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
         self.problems.add("null text" if value is None else kind, where, detail)
 
     def _empty(self, item: Input) -> None:
-        self.problems.add("empty file", item.path, "it holds no record", documents=0)
+        self.problems.add("empty file", item.path, "it contains no record", documents=0)
 
 
 def parse(line: str, object_of: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Return a JSON value; `object_of` makes an object of its pairs, a dict by default. Raises ValueError."""
+    """Return a JSON value. Raises ValueError.
+
+    `object_of` makes an object from its key-value pairs; the default makes a dict.
+    """
     try:
         return json.loads(line, object_pairs_hook=object_of)
     except json.JSONDecodeError:
         raise
     except ValueError:
-        return json.loads(
-            line, parse_int=float, object_pairs_hook=object_of
-        )  # Python makes no integer of more than 4,300 digits
+        # Python refuses to make an integer of more than 4,300 digits.
+        return json.loads(line, parse_int=float, object_pairs_hook=object_of)
 
 
-def _is_given_twice(line: bytes, field: str) -> bool:
-    """Tell whether a record has a field twice, of which `json.loads` keeps the last."""
+def _is_duplicated(line: bytes, field: str) -> bool:
+    """Return whether a record has a field twice; `json.loads` would keep only the last value."""
     counts = list[int]()
 
     def count(pairs: list[tuple[str, Any]]) -> None:
         counts.append(sum(key == field for key, _ in pairs))
 
     json.loads(line.decode("utf-8-sig", "replace"), object_pairs_hook=count, parse_int=float)
-    return counts[-1] > 1  # of the outermost object, which is complete last
+    return counts[-1] > 1  # the outermost object is completed last

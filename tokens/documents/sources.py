@@ -1,4 +1,4 @@
-"""Sources: SOURCE arguments resolved to input files, local, remote or of a Hugging Face dataset."""
+"""Sources: resolve SOURCE arguments to input files, which are local, remote, or part of a Hugging Face dataset."""
 
 import glob
 import hashlib
@@ -36,8 +36,8 @@ from tokens.documents.selection import (
     Selection,
     are_mixed,
     by_split,
-    counted,
-    first,
+    describe_splits,
+    list_briefly,
     refuse_several_splits,
     select,
 )
@@ -59,9 +59,9 @@ class Source:
 
     @property
     def record(self) -> SourceRecord:
-        """Its entry in the manifest, in which a dataset of the hub always has hf: before its name.
+        """The source's entry in the manifest. The name of a dataset of the hub always begins with hf: there.
 
-        So a reader can tell OWNER/NAME of the hub from a local folder of that name.
+        This distinguishes OWNER/NAME on the hub from a local folder of that name.
         """
         size = sum(item.size_bytes for item in self.inputs)
         is_remote = any(REMOTE in item.path for item in self.inputs)
@@ -74,50 +74,56 @@ class Source:
 
     @property
     def recorded(self) -> "Source":
-        """The source as a plan records it: its URLs have no password and no signature, which may differ next time."""
+        """The source as a plan records it, without passwords and signatures in URLs, which may differ next time."""
         inputs = [attrs.evolve(item, path=redacted_name(item.path)) for item in self.inputs]
         return Source(redacted_name(self.name), tuple(inputs))
 
 
-def resolve_sources(names: Sequence[str], kept: Iterable[Source] = ()) -> list[Source]:
-    """Return the files of each SOURCE, in the order of their names; of a hub dataset at the commit of `kept` sources.
+def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = ()) -> list[Source]:
+    """Return the files of each SOURCE, in the order of their names.
 
-    Notes files that are left out or named twice, and sources of several splits. Raises BadInput for no files, unknown
-    kinds, unreadable ones, and a folder or glob that holds several splits.
+    A dataset of the hub is resolved to the commit in `recorded_sources`, if it is one of these. Prints a note about
+    files that are left out or named twice, and about sources of several splits. Raises BadInput if there are no files,
+    if a file is unreadable or of an unknown kind, and if a folder or glob contains several splits.
     """
-    sources = [Source(name, tuple(_resolve(name, kept))) for name in names]
+    sources = [Source(name, tuple(_resolve(name, recorded_sources))) for name in names]
     paths = [item.path for source in sources for item in source.inputs]
     for path in paths:
         _check_kind(path)
     counts = Counter(path if REMOTE in path else os.path.realpath(path) for path in paths)
-    twice = [path for path, count in counts.items() if count > 1]
-    if twice:
-        show(note(f"named twice, so prepared twice: {first(twice)}"))
-    if STANDARD_LIBRARY not in names:  # which has modules of any name
+    duplicates = [path for path, count in counts.items() if count > 1]
+    if duplicates:
+        show(note(f"named twice, so prepared twice: {list_briefly(duplicates)}"))
+    if STANDARD_LIBRARY not in names:  # its modules may have any name
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
-            show(note(f"the sources hold several splits, and all are read: {counted(splits)}"))
+            show(note(f"the sources contain several splits, and all are read: {describe_splits(splits)}"))
     return sources
 
 
-def _resolve(name: str, kept: Iterable[Source]) -> list[Input]:
+def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
     if name.startswith(HUB) or _is_on_hub(name):
-        plain = name.removeprefix(HUB)
-        paths = [item.path for one in kept if one.name.removeprefix(HUB) == plain for item in one.inputs]
-        found = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
-        if found == sorted(found, key=lambda item: item.path):  # else its card gives the order
-            found.sort(key=lambda item: by_number(item.path))
-        return found
+        dataset = name.removeprefix(HUB)
+        paths = [
+            item.path
+            for source in recorded_sources
+            if source.name.removeprefix(HUB) == dataset
+            for item in source.inputs
+        ]
+        inputs = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
+        if inputs == sorted(inputs, key=lambda item: item.path):  # any other order comes from the dataset's card
+            inputs.sort(key=lambda item: by_number(item.path))
+        return inputs
     if name == STANDARD_LIBRARY:
         return [look_up(str(path)) for path in _standard_library()]
-    found = _remote_files(name) if REMOTE in name else _local_files(name)
-    return sorted(found, key=lambda item: by_number(item.path))
+    inputs = _remote_files(name) if REMOTE in name else _local_files(name)
+    return sorted(inputs, key=lambda item: by_number(item.path))
 
 
 def _is_on_hub(name: str) -> bool:
-    """Tell whether OWNER/NAME[:CONFIG][@REVISION] is a dataset of the hub, as there is no such file.
+    """Return whether OWNER/NAME[:CONFIG][@REVISION] is a dataset of the hub, because there is no such local file.
 
-    Raises BadInput for a name that is close to a local one.
+    Raises BadInput if the name is similar to a local one.
     """
     repository = name.partition("@")[0].partition(":")[0]
     is_file = os.path.lexists(name) or name.endswith((*SUFFIXES, *TOKEN_SUFFIXES))
@@ -128,15 +134,15 @@ def _is_on_hub(name: str) -> bool:
 
 
 def _local_files(name: str) -> list[Input]:
-    """Return the documents of a folder or glob, or a file of that name."""
+    """Return the documents of a folder or glob, or a single file."""
     path = Path(name)
     with readable(name):
         is_folder, is_file = path.is_dir(), path.is_file()
     if is_folder:
-        found, top = _folder(path), path
+        selection, top = _folder(path), path
         card = path / CARD
-        if not found.documents or (card.is_file() and _describes_dataset(card)):
-            note_local(name, DATASET)  # nothing to read here, or a copy of a dataset of the hub
+        if not selection.documents or (card.is_file() and _describes_dataset(card)):
+            note_local(name, DATASET)  # it has nothing to read, or is a copy of a dataset of the hub
     elif is_file:
         return [look_up(str(path.absolute()))]
     else:
@@ -144,54 +150,54 @@ def _local_files(name: str) -> list[Input]:
         top = Path(re.split(r"[^/]*[*?[]", name, maxsplit=1)[0])
         names = [str(match.relative_to(top)) for match in matches if match.is_file()]
         if not names:
-            near = None if glob.has_magic(name) else nearest_folder(name, [], lambda path: True)
-            meant = "" if near is None else f"; did you mean {near}?"
+            similar_name = None if glob.has_magic(name) else nearest_folder(name, [], lambda path: True)
+            hint = "" if similar_name is None else f"; did you mean {similar_name}?"
             raise BadInput(
-                f"{name}: no such file, folder or glob{meant}; quote a glob so that the shell leaves it alone"
+                f"{name}: no such file, folder or glob{hint}; put a glob in quotes so that the shell does not expand it"
             )
-        if all(one.endswith(SUFFIXES) for one in names):
+        if all(file_name.endswith(SUFFIXES) for file_name in names):
             refuse_several_splits(name, str(top), names)
-        found = Selection(names)
-    show(*found.notes(name, lambda one: str(top / one)))
-    if not found.documents:
-        raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
-    return [look_up(str((top / one).absolute())) for one in found.documents]
+        selection = Selection(names)
+    show(*selection.notes(name, lambda file_name: str(top / file_name)))
+    if not selection.documents:
+        raise BadInput(f"{name}: the folder has no documents; wanted files ending in {', '.join(SUFFIXES)}")
+    return [look_up(str((top / file_name).absolute())) for file_name in selection.documents]
 
 
 def _folder(top: Path) -> Selection:
-    """Return which files below a folder are documents; token directories are left out as a whole."""
+    """Return which files below a folder are documents. Token directories are left out completely."""
 
     def refuse(error: OSError) -> None:
         with readable(error.filename):
             raise error
 
-    names, others = list[str](), list[str]()
-    seen = set()  # links may lead in circles
+    names, other_names = list[str](), list[str]()
+    visited = set()  # links may form circles
     for name, folders, files in os.walk(top, followlinks=True, onerror=refuse):
         folder = Path(name)
         has_tokens = _has_tokens(files)
         if has_tokens and folder == top:
-            raise BadInput(f"{top}: holds tokens; name a folder of documents")
+            raise BadInput(f"{top}: contains tokens; name a folder of documents instead")
         if has_tokens:
-            others.append(str(folder.relative_to(top)))
-        if has_tokens or folder.resolve() in seen:
+            other_names.append(str(folder.relative_to(top)))
+        if has_tokens or folder.resolve() in visited:
             folders.clear()
             continue
-        seen.add(folder.resolve())
+        visited.add(folder.resolve())
         folders.sort()
         for file in files:
             path = folder / file
             with readable(str(path)):
-                is_other = not path.is_file() and path.exists()  # a link that leads nowhere will be refused by name
-            (others if is_other else names).append(str(path.relative_to(top)))
-    found = select(str(top), names, lambda name: _describes_dataset(top / name))
-    for name in others:
-        found.leave_out(OTHER_KINDS, name)
-    return found
+                is_special = not path.is_file() and path.exists()  # a broken link will be refused by its name
+            (other_names if is_special else names).append(str(path.relative_to(top)))
+    selection = select(str(top), names, lambda name: _describes_dataset(top / name))
+    for name in other_names:
+        selection.leave_out(OTHER_KINDS, name)
+    return selection
 
 
 def _describes_dataset(path: Path) -> bool:
-    """Tell whether a README begins with the metadata of a dataset on the hub."""
+    """Return whether a README begins with the metadata of a dataset on the hub."""
     with readable(str(path)), path.open("rb") as file:
         head = file.read(CARD_BYTES)
     metadata = re.match(rb"---\r?\n(.*?)\n---", head, re.DOTALL)
@@ -199,42 +205,42 @@ def _describes_dataset(path: Path) -> bool:
 
 
 def _has_tokens(names: Iterable[str]) -> bool:
-    """Tell whether a folder with files of these names is a token directory, finished or not."""
+    """Return whether a folder with files of these names is a token directory, finished or not."""
     names = set(names)
-    begun = any(name in {"ledger.jsonl", ".lock"} or name.startswith(".checkpoint-") for name in names)
-    return (PLAN in names and begun) or (MANIFEST in names and any(map(split_of, names)))
+    is_unfinished = any(name in {"ledger.jsonl", ".lock"} or name.startswith(".checkpoint-") for name in names)
+    return (PLAN in names and is_unfinished) or (MANIFEST in names and any(map(split_of, names)))
 
 
 def _remote_files(name: str) -> list[Input]:
-    """Return the documents of a URL: a file, a glob, or all below a folder."""
-    found = find_remote(name)
-    if name in found:
-        return [remote_input(found[name])]
+    """Return the documents of a URL, which is a file, a glob, or a folder and everything below it."""
+    remote_files = find_remote(name)
+    if name in remote_files:
+        return [remote_input(remote_files[name])]
     top = f"{name.rstrip('/')}/"
     if is_glob := glob.has_magic(name):
         top = re.split(r"[^/]*[*?[]", name, maxsplit=1)[0]
     folders: dict[str, list[str]] = {}
-    for url in found:
+    for url in remote_files:
         folders.setdefault(url.rpartition("/")[0], []).append(url.rpartition("/")[2])
-    tokens = tuple(f"{folder}/" for folder, files in folders.items() if _has_tokens(files))
-    urls = {url.removeprefix(top): url for url in found if is_glob or not url.startswith(tokens)}
+    token_folders = tuple(f"{folder}/" for folder, files in folders.items() if _has_tokens(files))
+    urls = {url.removeprefix(top): url for url in remote_files if is_glob or not url.startswith(token_folders)}
     if is_glob:
-        chosen = Selection([*urls])
-        if all(one.endswith(SUFFIXES) for one in urls):
+        selection = Selection([*urls])
+        if all(file_name.endswith(SUFFIXES) for file_name in urls):
             refuse_several_splits(name, top, [*urls])
     else:
-        chosen = select(name, urls)
-        for folder in tokens:
+        selection = select(name, urls)
+        for folder in token_folders:
             urls[folder.removeprefix(top)] = folder
-            chosen.leave_out(OTHER_KINDS, folder.removeprefix(top))
-    show(*chosen.notes(name, lambda one: urls[one]))
-    if not chosen.documents:
-        raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
-    return [remote_input(found[urls[one]]) for one in chosen.documents]
+            selection.leave_out(OTHER_KINDS, folder.removeprefix(top))
+    show(*selection.notes(name, lambda file_name: urls[file_name]))
+    if not selection.documents:
+        raise BadInput(f"{name}: contains no documents; wanted files ending in {', '.join(SUFFIXES)}")
+    return [remote_input(remote_files[urls[file_name]]) for file_name in selection.documents]
 
 
 def _hub_dataset(name: str, commit: str | None) -> list[Input]:
-    """Return the files of the train split of hf:OWNER/NAME[:CONFIG][@REVISION], at a commit or its revision."""
+    """Return the files of the train split of hf:OWNER/NAME[:CONFIG][@REVISION], at `commit` or at its revision."""
     import datasets
 
     quiet()
@@ -242,22 +248,25 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
     repository, _, configuration = dataset.partition(":")
     with hub_errors(f"{name}: cannot be resolved on the hub", "read"):
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
-        files = {str(split): [str(url) for url in found] for split, found in (builder.config.data_files or {}).items()}
+        files = {
+            str(split): [str(url) for url in split_urls]
+            for split, split_urls in (builder.config.data_files or {}).items()
+        }
         urls = files.pop(TRAIN, [])
-        if elsewhere := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
-            # A dataset's card names them: a stranger must not choose a bucket that is read with the user's keys.
-            raise BadInput(f"{name}: names {elsewhere[0]}; wanted files of the hub or of https://")
+        if foreign_urls := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
+            # The card of a dataset names its files. A stranger must not choose a bucket that the user's keys can read.
+            raise BadInput(f"{name}: refers to {foreign_urls[0]}; wanted only files of the hub or of https://")
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
-        raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
+        raise BadInput(f"{name}: has no files of a train split; name its files as hf://datasets/{repository}/...")
     if files:
-        others = ", ".join(f"{len(found):,} of {split}" for split, found in files.items())
-        show(note(f"{name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {others}"))
+        other_splits = ", ".join(f"{len(split_urls):,} of {split}" for split, split_urls in files.items())
+        show(note(f"{name}: reads {len(inputs):,} files of {TRAIN}; other splits are left out: {other_splits}"))
     return inputs
 
 
 def _standard_library() -> list[Path]:
-    """Return Python's own library sources, by a hash of their names: any range of them is a fair sample of all."""
+    """Return the files of Python's own library, sorted by a hash of their names so that any range is a fair sample."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files = [file for file in root.rglob("*.py") if not skipped.intersection(file.relative_to(root).parts)]
@@ -269,5 +278,5 @@ def _check_kind(path: str) -> None:
         return
     if path.endswith(TOKEN_SUFFIXES):
         advice = 'name their text, or train on their folder: "dataset" in train.json, or train.py RUN --token-files DIR'
-        raise BadInput(f"{path}: holds token ids, no documents; {advice}")
+        raise BadInput(f"{path}: contains token ids, not documents; {advice}")
     raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")

@@ -1,8 +1,8 @@
-"""Text files in pieces: cut positions that change no token, damage left out, and lines of bounded length.
+"""Text files in pieces: cut positions that change no token, damage that is left out, and lines of bounded length.
 
-`pattern`: the tokenizer's, None for GPT-2's or none. Of a structure that only the `tokenizers` library knows, the same
-argument is its description, and a text is cut at lone white space alone. What is left out reaches from one cut
-position to the next, so it does not depend on the units.
+`pattern` is the tokenizer's splitting pattern, or None for GPT-2's or no pattern. If only the `tokenizers` library
+understands a tokenizer, `pattern` is the description of its structure, and a text is cut only at lone white space.
+Text that is left out reaches from one cut position to the next, so it does not depend on the units.
 """
 
 import codecs
@@ -15,26 +15,26 @@ from typing import IO, BinaryIO, NamedTuple
 
 from tokens.tokenizer.known import GPT2, PATTERNS
 
-TEXT_PIECE_BYTES = 1 << 20  # of a text file, read at a time
-LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time
-LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not come into memory as a whole
-LONGEST_PIECE = 1 << 26  # characters without a cut position; no text looks like that
-LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine gives up at more, fastokens does not
-GAP = f"{LONGEST_GAP:,} characters of white space, or more"
+TEXT_PIECE_BYTES = 1 << 20  # bytes of a text file that are read at a time
+LINE_BLOCK_BYTES = 1 << 20  # bytes that are read at a time of a line that is skipped
+LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not be read into memory completely
+LONGEST_PIECE = 1 << 26  # characters without a cut position; real text does not look like that
+LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine fails at more, fastokens does not
+GAP = f"{LONGEST_GAP:,} or more characters of white space"
 LONE_SPACES = " \n\t"
-NUL = "NUL bytes: no text, or not in UTF-8; convert it to UTF-8, or leave it out"
+NUL = "NUL bytes: not text, or not in UTF-8; convert the file to UTF-8, or leave it out"
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file; no part of the text
-HEAD_BYTES = 1 << 18  # of a file, by which text is told from other data
-BAD_SHARE, BAD_BYTES = 0.01, 16  # of a text's head, at most: more of both is no damage but other data
-EDGE_BYTES = 1 << 16  # searched for a cut position at a time
+BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
+HEAD_BYTES = 1 << 18  # bytes at the start of a file by which text is distinguished from other data
+BAD_SHARE, BAD_BYTES = 0.01, 16  # most bad bytes in a text's head; a head that exceeds both is not damaged text
+EDGE_BYTES = 1 << 16  # bytes that are searched for a cut position at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
-Line = tuple[bytes | None, int, int]  # as `read_line` gives it, with its position between
+Line = tuple[bytes | None, int, int]  # what `read_line` returns, with the line's position in the middle
 
 
 def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
-    """Return the next line, None for one of more than `longest` bytes, and its length; b"", 0 at the end."""
+    """Return the next line and its length in bytes. The line is None if it is longer than `longest`; b"" is the end."""
     line = stream.readline(longest + 1)
     if len(line) <= longest:
         return line, len(line)
@@ -42,9 +42,9 @@ def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
 
 
 def lines_from(stream: BinaryIO, begin: int, end: int, longest: int) -> Iterator[Line]:
-    """Yield the lines that begin in a range, each with position and length. Raises EOFError for a shorter file."""
+    """Yield the lines that begin in a range, with position and length. Raises EOFError if the file is too short."""
     position = begin
-    if begin > 0:  # a line that began before belongs to the range before
+    if begin > 0:  # a line that began earlier belongs to the range before
         stream.seek(begin - 1)
         position += _skip_line(stream, end - begin + 1) - 1
     while position < end:
@@ -55,11 +55,11 @@ def lines_from(stream: BinaryIO, begin: int, end: int, longest: int) -> Iterator
         position += length
 
 
-def _skip_line(stream: IO[bytes], most: int | None = None) -> int:
-    """Skip to the next line end, at most so many bytes; return how many were skipped."""
+def _skip_line(stream: IO[bytes], limit: int | None = None) -> int:
+    """Skip to the next line end, but at most `limit` bytes; return how many bytes were skipped."""
     skipped = 0
-    while most is None or skipped < most:
-        part = stream.readline(LINE_BLOCK_BYTES if most is None else min(LINE_BLOCK_BYTES, most - skipped))
+    while limit is None or skipped < limit:
+        part = stream.readline(LINE_BLOCK_BYTES if limit is None else min(LINE_BLOCK_BYTES, limit - skipped))
         skipped += len(part)
         if not part or part.endswith(b"\n"):
             break
@@ -67,15 +67,15 @@ def _skip_line(stream: IO[bytes], most: int | None = None) -> int:
 
 
 class NoText(NamedTuple):
-    """A part of a file that is left out."""
+    """A part of a file that is left out because it is not text."""
 
-    begin: int  # byte
+    begin: int  # first byte
     end: int
     reason: str
 
 
 class Replaced:
-    """Counter of the bytes that are not UTF-8 and become U+FFFD."""
+    """Replaces bytes that are not UTF-8 by U+FFFD, and counts them."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -88,76 +88,80 @@ class Replaced:
 
 
 def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the documents that begin in a range. A separator cannot overlap itself."""
-    found = _separators(stream, max(0, begin - len(separator)), size, separator)
-    start = 0 if begin == 0 else next((place + len(separator) for place in found), size)
+    """Yield the begin and end of the documents that begin in a range.
+
+    Two separators never overlap, even if the separator's end looks like its beginning.
+    """
+    separators = _separators(stream, max(0, begin - len(separator)), size, separator)
+    start = 0 if begin == 0 else next((position + len(separator) for position in separators), size)
     while start < end:
-        stop = next(found, size)
+        stop = next(separators, size)
         yield start, stop
         start = stop + len(separator)
 
 
 def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> Iterator[int]:
-    """Yield the positions of a separator from `begin` on. The stream may be moved meanwhile."""
-    kept = b""  # the end of what was searched, too short for a separator
+    """Yield the positions of a separator from `begin` on. The stream's position may be changed between them."""
+    carried = b""  # the end of what was searched, which is too short for a separator
     while begin < size:
         stream.seek(begin)
         data = stream.read(TEXT_PIECE_BYTES)
         if not data:
             raise EOFError
-        window, first = kept + data, begin - len(kept)
+        window, first = carried + data, begin - len(carried)
         for match in re.finditer(re.escape(separator), window):
             yield first + match.start()
-        kept, begin = window[max(0, len(window) - len(separator) + 1) :], begin + len(data)
+        carried, begin = window[max(0, len(window) - len(separator) + 1) :], begin + len(data)
 
 
 def why_no_text(head: bytes) -> str | None:
-    """Return the reason why a file that begins with these bytes is not text in UTF-8, or None."""
+    """Return why a file that begins with these bytes is not text in UTF-8, or None if it is."""
     if head.startswith(WIDE_MARKS):
         return "UTF-16 or UTF-32: convert it to UTF-8"
     if _too_many(head.count(b"\0"), len(head)):
         return NUL
     replaced = Replaced()
-    is_whole = len(head) < HEAD_BYTES  # otherwise its last character may be cut
-    codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head, final=is_whole)
+    is_complete = len(head) < HEAD_BYTES  # otherwise its last character may be cut
+    codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head, final=is_complete)
     if _too_many(replaced.bytes, len(head)):
         return f"{replaced.bytes:,} of its first {len(head):,} bytes are not UTF-8: convert it to UTF-8"
     return None
 
 
 def _too_many(bad: int, length: int) -> bool:
-    """Tell whether a head has too many bad bytes for a damaged text; half of it always is."""
+    """Return whether a head has too many bad bytes to be damaged text. Half of all bytes are always too many."""
     return bad > max(BAD_BYTES, BAD_SHARE * length) or 2 * bad >= length > 0
 
 
 def text_pieces(
     stream: BinaryIO, begin: int, end: int, replaced: Replaced, pattern: str | None = None
 ) -> Iterator[str | NoText]:
-    """Yield a range from edge to edge in pieces of about TEXT_PIECE_BYTES. Raises EOFError where it ends early."""
+    """Yield a range from edge to edge in pieces of about TEXT_PIECE_BYTES. Raises EOFError if the file is shorter."""
     stream.seek(begin)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
-    text, start, position = "", begin, begin  # the text is that from byte `start` on
-    dropped = 0  # characters before the text, without a cut position
+    text, start, position = "", begin, begin  # the text begins at byte `start`
+    dropped = 0  # characters that were dropped before the text, because they had no cut position
     while position < end:
         data = stream.read(min(TEXT_PIECE_BYTES, end - position))
         if not data:
             raise EOFError
         position += len(data)
-        known = max(1, len(text) - 1)  # no cut position before
+        first_candidate = max(1, len(text) - 1)  # there is no cut position before this character
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        if dropped + known > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:  # the first position tells how long this is
-            cut = _first_cut(text, known, len(text) - (not last), pattern) or (len(text) if last else 0)
+        # The first cut position determines how long the text without a cut position is.
+        if dropped + first_candidate > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:
+            cut = _first_cut(text, first_candidate, len(text) - (not last), pattern) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
                 if not cut:
                     dropped += len(text) - 2
                     text = text[-2:]
                     continue
                 stop = decoded - len(text[cut:].encode())
-                yield NoText(start, stop, f"more than {LONGEST_PIECE:,} characters without space or symbol")
-                text, start, dropped, known = text[cut:], stop, 0, 1
-        cut = len(text) if last else cut_position(text, known, pattern)
+                yield NoText(start, stop, f"more than {LONGEST_PIECE:,} characters without a space or symbol")
+                text, start, dropped, first_candidate = text[cut:], stop, 0, 1
+        cut = len(text) if last else cut_position(text, first_candidate, pattern)
         if cut:
             yield from _without_damage(text[:cut], start, pattern)
             text = text[cut:]
@@ -165,12 +169,12 @@ def text_pieces(
 
 
 def edge(stream: BinaryIO, position: int, size: int, pattern: str | None = None) -> int:
-    """Return the first cut position of a text file from `position` on: before a lone white space, or the end."""
+    """Return the first cut position of a text file from `position` on: a lone white space, or the end of the file."""
     if position == 0:
         return 0
     begin = position - 1
     while begin < size:
-        stream.seek(max(0, begin - 3))  # the character before may have four bytes
+        stream.seek(max(0, begin - 3))  # the character before the space may have four bytes
         window = stream.read(EDGE_BYTES)
         for match in EDGE.finditer(window, begin - max(0, begin - 3)):
             space = match.start() + 1
@@ -182,81 +186,81 @@ def edge(stream: BinaryIO, position: int, size: int, pattern: str | None = None)
     return size
 
 
-def cut_position(text: str, known: int = 1, pattern: str | None = None) -> int:
-    """Return the last position where a cut changes no token, or 0 for none.
+def cut_position(text: str, first: int = 1, pattern: str | None = None) -> int:
+    """Return the last position from `first` on where a cut changes no token, or 0 if there is none.
 
     Patterns match letters, digits, other characters and white space in separate runs. So no match spans the position
-    before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter; and no
-    pattern looks back. In all but GPT-2's, line ends go with the symbols before them. An unknown pattern, and an added
-    token, may span a symbol, so there only lone white space counts. `known`: the first to try.
+    before a lone white space, or the position before a symbol that follows a letter (except the apostrophe in "'s"),
+    and no pattern looks back. In all patterns except GPT-2's, line ends belong to the symbols before them. An unknown
+    pattern or an added token may span a symbol, so then only lone white space counts.
     """
-    return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place, pattern)), 0)
+    return next((position for position in range(len(text) - 2, first - 1, -1) if _can_cut(text, position, pattern)), 0)
 
 
 def cut_positions(text: str, pattern: str | None = None) -> list[int]:
     """Return all positions where a cut changes no token."""
-    return [place for place in range(1, len(text) - 1) if _can_cut(text, place, pattern)]
+    return [position for position in range(1, len(text) - 1) if _can_cut(text, position, pattern)]
 
 
 def gap_position(text: str, begin: int = 0) -> int | None:
-    """Return a position after `begin` inside white space of LONGEST_GAP characters or more, or None."""
-    for place in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):
-        if text[place].isspace():
-            before, after = text[place - LONGEST_GAP + 1 : place], text[place : place + LONGEST_GAP]
+    """Return a position after `begin` inside LONGEST_GAP or more characters of white space, or None."""
+    for position in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):
+        if text[position].isspace():
+            before, after = text[position - LONGEST_GAP + 1 : position], text[position : position + LONGEST_GAP]
             if len(before) - len(before.rstrip()) + len(after) - len(after.lstrip()) >= LONGEST_GAP:
-                return place
+                return position
     return None
 
 
 def _first_cut(text: str, begin: int, end: int, pattern: str | None) -> int:
-    return next((place for place in range(max(1, begin), end) if _can_cut(text, place, pattern)), 0)
+    return next((position for position in range(max(1, begin), end) if _can_cut(text, position, pattern)), 0)
 
 
-def _can_cut(text: str, place: int, pattern: str | None) -> bool:
-    before, here, after = text[place - 1], text[place], text[place + 1 : place + 2]
-    if here == "\n" and pattern not in (None, GPT2) and not before.isalnum():
+def _can_cut(text: str, position: int, pattern: str | None) -> bool:
+    before, character, after = text[position - 1], text[position], text[position + 1 : position + 2]
+    if character == "\n" and pattern not in (None, GPT2) and not before.isalnum():
         return False
-    if here in LONE_SPACES:
+    if character in LONE_SPACES:
         is_lone = not before.isspace() and not after.isspace()
-        return is_lone and not (pattern is not None and _in_added_token(before, here, after, pattern))
+        return is_lone and not (pattern is not None and _in_added_token(before, character, after, pattern))
     if pattern is not None and pattern not in PATTERNS.values():
         return False
-    return here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS"
+    return character != "'" and before.isalpha() and unicodedata.category(character)[0] in "PS"
 
 
-def _in_added_token(before: str, here: str, after: str, pattern: str) -> bool:
-    """Tell whether a white space with these neighbors may lie inside, or at the end of, an added token."""
+def _in_added_token(before: str, character: str, after: str, pattern: str) -> bool:
+    """Return whether white space with these neighbors may be inside an added token, or at its end."""
     return any(
-        (one, space) == (before, here) and other in ("", after)
-        for one, space, other in _spaces_of_added_tokens(pattern)
+        (previous, space) == (before, character) and following in ("", after)
+        for previous, space, following in _spaces_of_added_tokens(pattern)
     )
 
 
 @lru_cache(maxsize=8)
 def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
-    """Return the white space in the added tokens of a structure, with its neighbors; "" where the token ends.
+    """Return the white space in the added tokens of a structure with its neighbors, or "" if the token ends there.
 
-    The `tokenizers` library looks for an added token such as "New York" in the whole text, before it is split.
+    The `tokenizers` library looks for an added token such as "New York" in the whole text before the text is split.
     """
-    if not pattern.startswith("{"):  # a splitting pattern
+    if not pattern.startswith("{"):  # it is a splitting pattern
         return frozenset()
     contents = [str(token["content"]) for token in json.loads(pattern)["added_tokens"]]
     return frozenset(
-        (content[place - 1], content[place], content[place + 1 : place + 2])
+        (content[position - 1], content[position], content[position + 1 : position + 2])
         for content in contents
-        for place in range(1, len(content))
-        if content[place] in LONE_SPACES
+        for position in range(1, len(content))
+        if content[position] in LONE_SPACES
     )
 
 
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
-    """Yield a text that begins and ends at cut positions without its gaps and NULs, and those as NoText."""
+    """Yield a text that begins and ends at cut positions without its gaps and NULs, and yield these as NoText."""
     done, gap, nul = 0, gap_position(text), text.find("\0")
     while gap is not None or nul >= 0:
         is_gap = gap is not None and not 0 <= nul < gap
-        place = gap if is_gap and gap is not None else nul
-        begin = next((cut for cut in range(place - 1, done, -1) if _can_cut(text, cut, pattern)), done)
-        end = _first_cut(text, place, len(text), pattern) or len(text)
+        position = gap if is_gap and gap is not None else nul
+        begin = next((cut for cut in range(position - 1, done, -1) if _can_cut(text, cut, pattern)), done)
+        end = _first_cut(text, position, len(text), pattern) or len(text)
         if begin > done:
             yield text[done:begin]
         begin_byte = start + len(text[done:begin].encode())

@@ -1,4 +1,4 @@
-"""Other programs' token files, which are read as they are: names, splits and headers of llm.c, nanoGPT and numpy."""
+"""Token files of llm.c, nanoGPT and numpy, which are read without conversion: their names, splits and headers."""
 
 import itertools
 import os
@@ -23,30 +23,30 @@ SUFFIXES = ("bin", "npy")
 
 _SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 LLM_C_HEADER_BYTES = 256 * 4  # int32: magic number, version, number of tokens, zeros
-# By magic number: version and type of a token. The first is GPT-2's, the second Llama 3's.
+# By magic number: the version, and the type of a token. The first is used for GPT-2, the second for Llama 3.
 LLM_C: dict[int, tuple[int, np.dtype]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
-NANOGPT = np.dtype("<u2")  # without a header
+NANOGPT = np.dtype("<u2")  # these files have no header
 
 NPY_TYPES = (np.dtype("<u2"), np.dtype("<u4"))
 
 
 @attrs.frozen
 class ForeignName:
-    """A token file's name, taken apart."""
+    """The parts of a token file's name."""
 
     name: str
     suffix: str
-    split: str | None  # None where it names none, or two
-    token_set: str  # the words beside split and number; "" of nanoGPT's files
-    number: int | None  # of a shard
+    split: str | None  # None if the name contains no split, or more than one
+    token_set: str  # the remaining words, without split and number; "" for nanoGPT's files
+    number: int | None  # shard number
 
     def renumbered(self, number: int) -> str:
-        """Return the name of another shard, whose number has as many digits."""
+        """Return the name of another shard, its number padded to the same count of digits."""
         return re.sub(r"\d+(?=\.\w+$)", lambda digits: f"{number:0{len(digits[0])}d}", self.name, flags=re.ASCII)
 
 
 def parse_name(name: str) -> ForeignName | None:
-    """Return the parts of a token file's name, None for a file of another kind."""
+    """Return the parts of a token file's name, or None for a file that is not a token file."""
     stem, dot, suffix = name.rpartition(".")
     if not dot or suffix not in SUFFIXES or name.startswith("."):
         return None
@@ -59,23 +59,31 @@ def parse_name(name: str) -> ForeignName | None:
 
 
 def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of token files by split, in order. Raises BadInput for no whole set, naming folder `where`."""
-    found = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
+    """Return the names of token files by split, in order.
+
+    Raises BadInput that names the folder `where` if the files are not one complete set.
+    """
+    parsed_names = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
     by_split: dict[str, list[ForeignName]] = {}
-    for file in found:
+    for file in parsed_names:
         if file.split is None:
-            raise BadInput(f"{where}/{file.name}: names no split, or two: name it train, val or test, or move it")
-        if file.suffix != found[0].suffix:
-            raise BadInput(f"{where}: holds both {found[0].name} and {file.name}; keep files of one format")
-        if file.token_set != found[0].token_set:
-            raise BadInput(f"{where}: holds {found[0].name} and {file.name}, of two sets of tokens; keep one set")
+            raise BadInput(
+                f"{where}/{file.name}: cannot tell its split; put exactly one of train, val and test into its name, "
+                "or move it away"
+            )
+        if file.suffix != parsed_names[0].suffix:
+            raise BadInput(f"{where}: contains both {parsed_names[0].name} and {file.name}; keep files of one format")
+        if file.token_set != parsed_names[0].token_set:
+            raise BadInput(
+                f"{where}: {parsed_names[0].name} and {file.name} belong to different token sets; keep only one set"
+            )
         by_split.setdefault(file.split, []).append(file)
     for files in by_split.values():
         numbers = [file.number for file in files]
         if len(files) > 1 and (None in numbers or len(set(numbers)) < len(numbers)):
-            raise BadInput(f"{where}: holds both {files[0].name} and {files[1].name}; keep one of them")
-        known = sorted(number for number in numbers if number is not None)
-        gap = next((pair for pair in itertools.pairwise(known) if pair[1] != pair[0] + 1), None)
+            raise BadInput(f"{where}: contains both {files[0].name} and {files[1].name}; keep only one of them")
+        shard_numbers = sorted(number for number in numbers if number is not None)
+        gap = next((pair for pair in itertools.pairwise(shard_numbers) if pair[1] != pair[0] + 1), None)
         if gap is not None:
             before = next(file for file in files if file.number == gap[0])
             first, last = before.renumbered(gap[0] + 1), before.renumbered(gap[1] - 1)
@@ -87,25 +95,28 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[Notice]:
-    """Return a note if the first shards of a split are not in its folder, or if that looks so by their numbers.
+    """Return a note if the first shards of a split seem to be missing from its folder, judging by their numbers.
 
-    Numbers begin at 0 or 1, or after those of another split: llm.c's first shard is to validate on. A folder may hold
-    later shards on purpose, so they are read.
+    Numbers start at 0 or 1, or after the numbers of another split: llm.c uses its first shard for validation. A folder
+    may contain only later shards on purpose, so this is a note and not an error.
     """
     parsed = parse_name(stream[0].path.name) if stream else None
     if parsed is None or parsed.number is None or parsed.number < 2:
         return []
     with readable_tokens(directory):
-        others = [other for other in map(parse_name, (path.name for path in directory.glob("*"))) if other is not None]
-    if any(other.number == parsed.number - 1 and other.token_set == parsed.token_set for other in others):
+        folder_names = [parse_name(path.name) for path in directory.glob("*")]
+    if any(
+        name is not None and name.number == parsed.number - 1 and name.token_set == parsed.token_set
+        for name in folder_names
+    ):
         return []
     before = parsed.renumbered(parsed.number - 1)
-    without = f"the ones before it, such as {before}, which are not here; download those to read the whole stream"
-    return [note(f"{directory}: its {parsed.split} shards begin with {parsed.name}, and are read without {without}")]
+    missing = f"earlier ones, such as {before}, are not in the folder; download them to read the complete stream"
+    return [note(f"{directory}: its {parsed.split} shards start with {parsed.name}; {missing}")]
 
 
 def read_foreign_header(path: Path) -> TokenFile:
-    """Return the token file behind a path. Raises BadInput for another kind of file, or one that is cut short."""
+    """Return the token file at a path. Raises BadInput if it has another format or is truncated."""
     with readable_tokens(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         return _read_npy(path, size) if path.suffix == ".npy" else _read_bin(path, file, size)
@@ -117,37 +128,45 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
     if magic not in LLM_C:
         name = parse_name(path.name)
         if name is None or name.split is None or (name.token_set, name.number) != ("", None):
-            known = f"{' or '.join(map(str, LLM_C))}, llm.c's of uint16 and uint32 tokens"
-            advice = "download it again (nanoGPT's files, which have none, are train.bin and val.bin)"
-            raise BadInput(f"{path}: got magic number {magic}, wanted {known}; {advice}")
+            expected = f"{' or '.join(map(str, LLM_C))}, which llm.c writes before uint16 and uint32 tokens"
+            advice = "download it again (only nanoGPT's files have no header, and they are named train.bin and val.bin)"
+            raise BadInput(f"{path}: got magic number {magic}, wanted {expected}; {advice}")
         if size % NANOGPT.itemsize:
-            raise BadInput(f"{path}: got {size} bytes, wanted an even number: uint16 tokens; copy it again")
+            raise BadInput(
+                f"{path}: got {size} bytes, wanted an even number, because its tokens are uint16; copy it again"
+            )
         return TokenFile(path, NANOGPT, 0, size // NANOGPT.itemsize)
     if len(header) < LLM_C_HEADER_BYTES:
-        raise BadInput(f"{path}: cut short: got {size} bytes, wanted a header of {LLM_C_HEADER_BYTES}; copy it again")
+        raise BadInput(f"{path}: truncated: got {size} bytes, wanted a header of {LLM_C_HEADER_BYTES}; copy it again")
     version, count = (int.from_bytes(header[at : at + 4], "little", signed=True) for at in (4, 8))
-    wanted, dtype = LLM_C[magic]
-    if version != wanted:
-        raise BadInput(f"{path}: got version {version}, wanted {wanted} after magic number {magic}; download it again")
+    expected_version, dtype = LLM_C[magic]
+    if version != expected_version:
+        raise BadInput(
+            f"{path}: got version {version}, wanted {expected_version} after magic number {magic}; download it again"
+        )
     _check_size(path, size, LLM_C_HEADER_BYTES, count, dtype)
     return TokenFile(path, dtype, LLM_C_HEADER_BYTES, count)
 
 
 def _read_npy(path: Path, size: int) -> TokenFile:
     try:
-        array = npy.open_memmap(path, mode="r")  # reads no pickle: data may be one
+        array = npy.open_memmap(path, mode="r")  # does not unpickle, so a malicious file is harmless
     except (ValueError, SyntaxError, TokenError, MemoryError, RecursionError, OverflowError) as error:
-        said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
-        raise BadInput(f"{path}: not a .npy file, or cut short at {size} bytes: {said}; write it again") from error
+        numpy_message = " ".join(str(error).split())[:QUOTED_CHARACTERS]
+        raise BadInput(
+            f"{path}: not a .npy file, or truncated at {size} bytes: {numpy_message}; write it again"
+        ) from error
     if array.dtype not in NPY_TYPES or array.ndim != 1:
-        got, wanted = f"type {array.dtype} and shape {array.shape}", "uint16 or uint32, little-endian, one dimension"
+        got, expected = f"type {array.dtype} and shape {array.shape}", "uint16 or uint32, little-endian, one dimension"
         advice = "save tokens.ravel().astype('<u2'), or '<u4' for large ids"
-        raise BadInput(f"{path}: got {got:.200}, wanted {wanted}; {advice}")
+        raise BadInput(f"{path}: got {got:.200}, wanted {expected}; {advice}")
     _check_size(path, size, array.offset, len(array), array.dtype)
     return TokenFile(path, array.dtype, array.offset, len(array))
 
 
 def _check_size(path: Path, size: int, offset: int, count: int, dtype: np.dtype) -> None:
-    wanted = offset + count * dtype.itemsize
-    if count < 0 or size != wanted:
-        raise BadInput(f"{path}: cut short or damaged: got {size} bytes, wanted {max(offset, wanted)}; copy it again")
+    expected_size = offset + count * dtype.itemsize
+    if count < 0 or size != expected_size:
+        raise BadInput(
+            f"{path}: truncated or damaged: got {size} bytes, wanted {max(offset, expected_size)}; copy it again"
+        )

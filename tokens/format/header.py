@@ -1,7 +1,8 @@
-"""Safetensors header of a token file: a 1-D tensor `tokens`, uint16 or uint32, and of conversations its `weights`.
+"""Safetensors header of a token file.
 
-`weights` follows `tokens`, one uint8 each: 1 where the token counts as a target, else 0. The metadata then has the
-`context_length` T of the rows into which the conversations are packed: row r is tokens r T to (r + 1) T.
+A token file contains a 1-D tensor `tokens` of uint16 or uint32. A file of conversations also contains `weights`, one
+uint8 for each token, directly after `tokens`: 1 if the token counts as a target, and 0 otherwise. Its metadata gives
+`context_length`, the length T of the rows into which the conversations are packed: row r is tokens r T to (r + 1) T.
 """
 
 import json
@@ -20,56 +21,65 @@ from common.files import naming
 from common.json_files import FILE_BYTES, open_regular, parse_json
 from common.text import quoted
 
-HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
+HEADER_BYTES = 4096  # in files that we write: has room for any token count, and the tokens start on a page boundary
 
-WEIGHT = np.dtype("u1")  # of a token
+WEIGHT = np.dtype("u1")  # type of a token's weight
 
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
 
 
 @attrs.frozen
 class TokenFile:
-    """One token file: its type, and the position of its tokens."""
+    """One token file: the type of its tokens, and where in the file they are."""
 
     path: Path
     dtype: np.dtype
     offset_bytes: int
     length: int  # tokens
-    context_length: int | None = None  # tokens of a row, where weights follow; None where all tokens count alike
+    context_length: int | None = None  # tokens of a row if the file has weights; None if all tokens count the same
 
 
 def read_header(path: Path) -> TokenFile:
-    """Return the token file behind a path. Raises BadInput unless it holds exactly such tensors."""
+    """Return the token file at a path. Raises BadInput unless it contains exactly the tensors of a token file."""
     with readable_tokens(path), open_regular(path) as file:
         size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(size - 8, FILE_BYTES):
-            raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
+            raise BadInput(f"{path}: not a safetensors file, or truncated at {size} bytes")
         data = file.read(length)
     with refusing(f"{path}: not a safetensors file: its header"):
         header = parse_json(data)
     tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
     if sorted(tensors) not in (["tokens"], ["tokens", "weights"]):
         got = ", ".join([*tensors][:5]) + (f" and {len(tensors) - 5:,} more" if len(tensors) > 5 else "")
-        raise BadInput(f"{path}: got tensors {got or 'none'}, wanted one named 'tokens', at most 'weights' beside it")
+        raise BadInput(f"{path}: got tensors {got or 'none'}, wanted only 'tokens' and optionally 'weights'")
     match tensors["tokens"]:
         case {"dtype": "U16" | "U32" as kind, "shape": [int(count)], "data_offsets": [0, int(tokens_end)]}:
             dtype = _DTYPES[kind]
         case tensor:
-            raise BadInput(f"{path}: no tokens: got {quoted(tensor)}, wanted U16 or U32, one dimension, first in it")
+            raise BadInput(
+                f"{path}: its tensor 'tokens' cannot be read: got {quoted(tensor)}, "
+                "wanted one dimension of U16 or U32 at the start of the data"
+            )
     weighted, start, end = "weights" in tensors, 8 + length, count * dtype.itemsize
     data_end = end + count * WEIGHT.itemsize * weighted
     if weighted and tensors["weights"] != {"dtype": "U8", "shape": [count], "data_offsets": [end, data_end]}:
-        raise BadInput(f"{path}: weights: got {quoted(tensors['weights'])}, wanted U8, one for each token, after them")
+        raise BadInput(
+            f"{path}: its tensor 'weights' cannot be read: got {quoted(tensors['weights'])}, "
+            "wanted one U8 for each token, directly after the tokens"
+        )
     if tokens_end != end or start + data_end != size:
-        raise BadInput(f"{path}: cut short or damaged: got {size} bytes, wanted {start + data_end}; prepare it again")
+        raise BadInput(f"{path}: truncated or damaged: got {size} bytes, wanted {start + data_end}; prepare it again")
     if not weighted:
         return TokenFile(path, dtype, start, count)
     return TokenFile(path, dtype, start, count, _row_length(path, header.get("__metadata__")))
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: int | None = None) -> None:
-    """Write the first HEADER_BYTES of a file of `length` tokens; `context_length`: of the rows of one with weights."""
+    """Write the header, the first HEADER_BYTES of a token file with `length` tokens.
+
+    `context_length` is the row length of a file with weights; None writes the header of a file without weights.
+    """
     names, end = {value: name for name, value in _DTYPES.items()}, length * dtype.itemsize
     header: dict[str, Any] = {"tokens": {"dtype": names[dtype], "shape": [length], "data_offsets": [0, end]}}
     if context_length is not None:
@@ -81,7 +91,10 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: i
 
 
 def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_length: int) -> None:
-    """Write a token file with weights: 1-D arrays of one length, ids of the file's type and 0 or 1 for each."""
+    """Write a token file with weights.
+
+    `tokens` and `weights` are 1-D arrays of the same length: ids in the file's type, and a weight of 0 or 1 for each.
+    """
     assert tokens.shape == weights.shape, (tokens.shape, weights.shape)
     with naming(path), path.open("wb") as file:
         write_header(file, tokens.dtype, len(tokens), context_length)
@@ -90,7 +103,10 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which reads `path`, into BadInput; not a missing file: it may be named just now."""
+    """Turn an OSError of the block, which reads `path`, into BadInput.
+
+    A FileNotFoundError passes through, because a file that is still being written may get its name at this moment.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -102,9 +118,9 @@ def readable_tokens(path: Path) -> Iterator[None]:
 
 
 def _row_length(path: Path, metadata: object) -> int:
-    """Return the context length in the metadata of a file with weights. Raises BadInput without one."""
+    """Return the context length from the metadata of a file with weights. Raises BadInput if it is missing."""
     match metadata:
         case {"context_length": str(text)} if text.isascii() and text.isdecimal() and int(text[:9]) > 0:
             return int(text[:9])
         case _:
-            raise BadInput(f"{path}: has weights, but no context_length in its metadata; prepare it again")
+            raise BadInput(f"{path}: has weights, but its metadata has no valid context_length; prepare it again")

@@ -1,7 +1,7 @@
 """Manifest of a token directory: which files were prepared, with which tokenizer, from which sources.
 
-It is optional: a directory with nothing but token files loads. Where there is one, every file that is read must be
-listed, and its content unchanged.
+The manifest is optional: a directory that contains only token files can be loaded. If there is a manifest, it must list
+every file that is read, and the content of these files must not have changed.
 """
 
 import hashlib
@@ -24,10 +24,11 @@ from tokens.format.token_file import TokenStream, open_split
 
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
-RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks beside token files
-PLAN = "plan.json"  # of tokens that are still being prepared
+RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks, next to the token files
+PLAN = "plan.json"  # plan of the preparation, which exists from its start
 FORMAT = 1
-SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")  # of a tokenizer and one that extends it
+# What a tokenizer and an extension of it have in common.
+SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")
 
 
 @attrs.frozen(kw_only=True)
@@ -36,19 +37,19 @@ class Content:
 
     size_bytes: int
     sha256: str  # of the whole file
-    max_id: int  # 0 where there is no token
+    max_id: int  # largest token id; 0 if the file has no tokens
 
 
 @attrs.frozen(kw_only=True)
 class FileEntry(Content):
-    """A token file in the manifest."""
+    """The manifest's entry for a token file."""
 
     tokens: int
-    dtype: str  # numpy's name
+    dtype: str  # in numpy's spelling
 
 
 def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: str | None) -> None:
-    """Raise ValueError unless a record's structure is None or one whose added tokens can be read."""
+    """Raise ValueError unless a tokenizer's structure is None or a text whose added tokens can be read."""
     if value is not None:
         try:
             added_tokens(value)
@@ -58,47 +59,48 @@ def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: st
 
 @attrs.frozen(kw_only=True)
 class TokenizerRecord:
-    """The tokenizer of token files."""
+    """The tokenizer with which token files were made."""
 
     name: str
     vocabulary_size: int
     end_of_text_id: int
-    fingerprint: str | None = None  # tokens.tokenizer.tokenizer.fingerprint; None in older manifests
-    ranks_file: str | None  # byte-pair ranks beside the manifest
+    fingerprint: str | None = None  # as tokens.tokenizer.tokenizer.fingerprint; None in older manifests
+    ranks_file: str | None  # file of byte-pair ranks, next to the manifest
     ranks_sha256: str | None = None  # None in older manifests
-    characters: str | None = None  # of a character tokenizer, in the order of their ids
-    pattern: str | None = None  # splitting pattern of byte pairs; None for GPT-2's ranks
-    # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if no pattern says how a text is split
+    characters: str | None = None  # characters of a character tokenizer, in the order of their ids
+    pattern: str | None = None  # regular expression that splits text before byte pairs; None for GPT-2's ranks
+    # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if a pattern cannot say how to split a text
     structure: str | None = attrs.field(default=None, validator=_check_structure)
-    special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: the end of text alone
-    template: str | None = None  # Jinja text of conversations; None for plain text
+    special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: only the end of text
+    template: str | None = None  # Jinja template of conversations; None for plain text
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON, without unknown values."""
+        """Return the record as JSON, without the fields that are None because they are unknown."""
         return attrs.asdict(self, filter=lambda field, value: value is not None or field.default is attrs.NOTHING)
 
     @property
     def all_special_tokens(self) -> dict[str, int]:
-        """The special tokens, the end of text included."""
+        """The special tokens, including the end of text."""
         return self.special_tokens or {"<|endoftext|>": self.end_of_text_id}
 
     @property
     def identity(self) -> str | None:
-        """Identity of the ids that it gives to texts, as `identity_of` states it; None in older manifests."""
+        """Identity of the ids that this tokenizer gives to texts (see `identity_of`); None in older manifests."""
         return None if self.fingerprint is None else identity_of(self.fingerprint, self.structure)
 
-    def extends(self, other: "TokenizerRecord") -> bool:
-        """Tell whether all ids of another record mean the same here: special tokens may have been added at the end."""
-        kept, here = other.all_special_tokens, self.all_special_tokens
-        added = here.keys() - kept.keys()
+    def extends(self, base: "TokenizerRecord") -> bool:
+        """Return whether every id of a base tokenizer means the same in this one.
+
+        This tokenizer may have more special tokens, whose ids follow the ids of the base.
+        """
+        base_tokens, extended_tokens = base.all_special_tokens, self.all_special_tokens
+        added_names = extended_tokens.keys() - base_tokens.keys()
+        added_ids = {extended_tokens[name] for name in added_names}
         return (
-            kept.items() <= here.items()
-            and {here[name] for name in added} == {*range(other.vocabulary_size, self.vocabulary_size)}
-            and all(
-                getattr(self, key) == getattr(other, key)
-                for key in ("end_of_text_id", "pattern", "structure", "characters")
-            )
-            and len({self.fingerprint, other.fingerprint} - {None}) < 2
+            base_tokens.items() <= extended_tokens.items()
+            and added_ids == {*range(base.vocabulary_size, self.vocabulary_size)}
+            and all(getattr(self, key) == getattr(base, key) for key in SAME_IN_EXTENSIONS)
+            and len({self.fingerprint, base.fingerprint} - {None}) < 2
         )
 
 
@@ -113,33 +115,33 @@ class SourceRecord:
 
 @attrs.frozen(kw_only=True)
 class SplitRecord:
-    """Split rule of a preparation."""
+    """The rule by which a preparation assigned documents to splits."""
 
     kind: str
     seed: int
-    # Splits that got the last documents because no hash, or the hashes of too few documents, fell to them.
+    # Splits that received the last documents because the hashes selected no documents for them, or too few.
     from_tail: list[str] = attrs.field(factory=list)
-    # Splits whose last documents went to the end of train because the hashes of too many documents fell to them.
+    # Splits whose last documents were moved to the end of train because the hashes selected too many documents.
     shortened: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen
 class RowsRecord:
-    """Rows into which conversations are packed."""
+    """The rows into which conversations are packed."""
 
     context_length: int  # tokens of a row
-    counted_tokens: int  # that count in the loss
-    padding_tokens: int  # after the last conversation of a row
+    counted_tokens: int  # tokens that add to the loss
+    padding_tokens: int  # tokens after the last conversation of a row
 
     def shares(self, tokens: int) -> str:
-        """Describe the rows of so many tokens."""
+        """Describe the rows of a stream with `tokens` tokens."""
         counted, padding = (f"{count / tokens:.2%}" for count in (self.counted_tokens, self.padding_tokens))
         return f"rows of {self.context_length:,} tokens: {counted} count in the loss, {padding} are padding"
 
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """Manifest of a preparation, its fields in the order of the file; older manifests lack some."""
+    """The manifest of a preparation. Fields are in the order of the file; older manifests do not have all of them."""
 
     files: dict[str, FileEntry]  # by name
     documents: int
@@ -148,28 +150,31 @@ class Manifest:
     tokenizer: TokenizerRecord
     sources: list[SourceRecord]
     split: SplitRecord | None = None
-    units: int | None = None  # of work
-    plan: str | None = None  # its fingerprint
-    problems: dict[str, int] = attrs.field(factory=dict)  # how often, by kind
+    units: int | None = None  # units of work
+    plan: str | None = None  # fingerprint of the plan
+    problems: dict[str, int] = attrs.field(factory=dict)  # number of documents with a problem, by kind
     lost_documents: int = 0
-    lost_bytes: int = 0  # of input
-    examples: dict[str, list[str]] = attrs.field(factory=dict)  # of problems, by kind
-    rows: RowsRecord | None = None  # of conversations; None for text
+    lost_bytes: int = 0  # bytes of input
+    examples: dict[str, list[str]] = attrs.field(factory=dict)  # examples of problems, by kind
+    rows: RowsRecord | None = None  # rows of conversations; None for text
 
 
 def identity_of(fingerprint: str, structure: str | None) -> str:
-    """Return the identity of a tokenizer by its fingerprint and by its ordinary added tokens.
+    """Return the identity of a tokenizer, computed from its fingerprint and its ordinary added tokens.
 
-    A fingerprint is of the ids of a few texts, in which no added token is. An added token that is not special stands
-    for its text wherever it is. So two tokenizers that differ in these alone have one fingerprint. Without such tokens
-    the identity is the fingerprint. `structure` is that of a record.
+    The fingerprint covers the ids of a few texts, and no added token occurs in these texts. An added token that is not
+    special replaces its text wherever that text occurs, so two tokenizers can differ in such tokens and still have the
+    same fingerprint. Without such tokens the identity is the fingerprint. `structure` is a record's `structure`.
     """
     ordinary = ordinary_added_tokens(structure)
     return hashlib.sha256(json.dumps([fingerprint, ordinary]).encode()).hexdigest() if ordinary else fingerprint
 
 
 def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
-    """Return the added tokens of a structure that are not special, by id, each with sorted keys. Raises ValueError."""
+    """Return the added tokens of a structure that are not special.
+
+    They are sorted by id, and the keys of each token alphabetically. Raises ValueError if the structure cannot be read.
+    """
     added = [] if structure is None else added_tokens(structure)
     ordinary = [dict(sorted(token.items())) for token in added if not token["special"]]
     return sorted(ordinary, key=lambda token: token["id"])
@@ -178,17 +183,17 @@ def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
 def added_tokens(structure: str) -> list[dict[str, Any]]:
     """Return the added tokens of a structure.
 
-    Raises ValueError unless it is a JSON object with a list of added tokens, each of which has at least an id, a
-    content, and says whether it is special.
+    Raises ValueError unless the structure is a JSON object with a list of added tokens, each of which has at least an
+    id, a content and a flag that says whether it is special.
     """
-    wanted = 'JSON text of an object whose "added_tokens" are a list of objects with id, content, special'
+    expected = 'the JSON text of an object whose "added_tokens" is a list of objects with id, content and special'
     try:
         values = parse_json(structure, None)
     except ValueError as error:
-        raise ValueError(f"got {quoted(structure)}, wanted {wanted}: {error}") from error
+        raise ValueError(f"got {quoted(structure)}, wanted {expected}: {error}") from error
     added = values.get("added_tokens") if isinstance(values, dict) else None
     if not isinstance(added, list) or not all(map(_is_added_token, added)):
-        raise ValueError(f"got {quoted(structure)}, wanted {wanted}")
+        raise ValueError(f"got {quoted(structure)}, wanted {expected}")
     return added
 
 
@@ -199,7 +204,10 @@ def _is_added_token(token: Any) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of a token directory, or None without one of ours. Raises BadInput for a damaged one."""
+    """Return the manifest of a token directory.
+
+    Returns None if there is no manifest, or only one of another program. Raises BadInput if it is damaged.
+    """
     path = directory / MANIFEST
     with readable_tokens(path):
         if not path.exists() and not path.is_symlink():
@@ -212,11 +220,14 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def parse_manifest(data: bytes) -> Manifest | None:
-    """Return the manifest in the content of a file, None for another program's. Raises ValueError for a damaged one."""
+    """Return the manifest that a file's content states, or None if another program wrote it.
+
+    Raises ValueError if it is damaged.
+    """
     values = parse_json(data, None)
     if not isinstance(values, dict):
         return None
-    # One flipped bit spoils one key: what still has the others is ours, and damaged.
+    # A flipped bit spoils only one key, so a file that still has the other keys is one of ours, and damaged.
     if values.get("format") != FORMAT and not {"files", "tokenizer"} <= values.keys():
         return None
     if values.get("format") != FORMAT:
@@ -232,24 +243,27 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def still_grows(directory: Path) -> bool:
-    """Tell whether a directory's token files are still being prepared."""
-    named = [directory / MANIFEST, *directory.glob("train*.safetensors")]  # the manifest may have been deleted since
-    return (directory / PLAN).exists() and not any(file.exists() for file in named)
+    """Return whether a directory's token files are still being prepared."""
+    final_files = [directory / MANIFEST, *directory.glob("train*.safetensors")]  # the manifest may have been deleted
+    return (directory / PLAN).exists() and not any(file.exists() for file in final_files)
 
 
 def split_of(name: str) -> str | None:
-    """Return the split of which a file of this name is the whole or a shard, None for another file."""
-    found = re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name)
-    return found and found[1]
+    """Return the split to which a file belongs, alone or as a shard, judging by its name; None for any other file."""
+    match = re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name)
+    return match and match[1]
 
 
 def advice(path: Path) -> str:
-    """Return advice for a manifest that is damaged, or not that of the files beside it."""
+    """Return advice for a manifest that is damaged, or that does not match the files next to it."""
     return f"prepare or download the tokens again, or delete {path.name} to use the files as they are"
 
 
 def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
-    """Open a split whose files have the manifest's names and sizes; content is not read. Raises BadInput naming one."""
+    """Open a split and check that its files have the names and sizes in the manifest; their content is not read.
+
+    Raises BadInput that names the first file that differs.
+    """
     if manifest is None:
         return open_split(directory, split)
     for name in manifest.files:
@@ -262,26 +276,28 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
 
 
 def check_listed(path: Path, manifest: Manifest) -> None:
-    """Raise BadInput unless a file is there, and has a manifest entry of its size."""
+    """Raise BadInput unless a file exists and the manifest lists it with its size."""
     with readable_tokens(path):
-        got = path.stat().st_size if path.is_file() else None
+        size = path.stat().st_size if path.is_file() else None
     if path.name not in manifest.files:
         raise BadInput(f"{path}: not listed in {MANIFEST}; {advice(path.with_name(MANIFEST))}")
-    wanted = manifest.files[path.name].size_bytes
-    if got is None:
+    expected_size = manifest.files[path.name].size_bytes
+    if size is None:
         raise BadInput(f"{path}: missing, but {MANIFEST} lists it; prepare or download it again")
-    if got != wanted:
-        raise BadInput(f"{path}: got {got} bytes, wanted {wanted} by {MANIFEST}; prepare or download both again")
+    if size != expected_size:
+        raise BadInput(
+            f"{path}: got {size} bytes, wanted {expected_size} as {MANIFEST} says; prepare or download both again"
+        )
 
 
 def check_file(path: Path, manifest: Manifest) -> None:
-    """Read a whole file. Raises BadInput unless it is as its manifest entry says."""
+    """Read a complete file, and raise BadInput unless it matches its manifest entry."""
     check_listed(path, manifest)
     read_contents([read_header(path)], manifest)
 
 
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
-    """Return whether a directory holds, or its manifest lists, files of a split."""
+    """Return whether a directory contains files of a split, or its manifest lists some."""
     names = [path.name for path in directory.glob("*")]
     if split in map(split_of, [*names, *([] if manifest is None else manifest.files)]):
         return True
@@ -291,7 +307,10 @@ def has_split(directory: Path, split: str = "train", manifest: Manifest | None =
 
 
 def read_finished(directory: Path) -> Manifest | None:
-    """Return the manifest of a finished preparation, None before. Raises BadInput unless its files are there."""
+    """Return the manifest of a finished preparation, or None if it is not finished.
+
+    Raises BadInput unless the files that the manifest lists exist.
+    """
     manifest = read_manifest(directory)
     for split in SPLITS:
         if manifest is not None and split in map(split_of, manifest.files):
@@ -300,52 +319,56 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Return the contents of whole files by name. Raises BadInput for one that differs from its manifest entry."""
-    with ThreadPoolExecutor() as threads:  # reading and hashing leave the interpreter to other threads
+    """Return the contents of complete files by name. Raises BadInput if a file differs from its manifest entry."""
+    with ThreadPoolExecutor() as threads:  # reading and hashing release Python's global lock
         contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
     if manifest is None:
         return contents
     for path in [file.path for file in files]:
-        content, wanted, where = contents[path.name], manifest.files[path.name], path.with_name(MANIFEST)
-        check_sha256(path, content.sha256, wanted.sha256)
-        if content.max_id != wanted.max_id:
-            raise BadInput(f"{where}: damaged: its max_id of {path.name} is not {content.max_id}; {advice(where)}")
+        content, entry, where = contents[path.name], manifest.files[path.name], path.with_name(MANIFEST)
+        check_sha256(path, content.sha256, entry.sha256)
+        if content.max_id != entry.max_id:
+            raise BadInput(f"{where}: damaged: its max_id for {path.name} should be {content.max_id}; {advice(where)}")
     return contents
 
 
 def read_content(file: TokenFile) -> Content:
-    """Read a whole token file; return its content. Raises BadInput when it cannot be read, or for a wrong weight."""
-    digest, largest, heaviest, left = hashlib.sha256(), 0, 0, file.length * file.dtype.itemsize  # bytes of tokens
+    """Read a complete token file and return its content.
+
+    Raises BadInput if the file cannot be read, or if one of its weights is neither 0 nor 1.
+    """
+    digest, largest_id, largest_weight = hashlib.sha256(), 0, 0
+    token_bytes_left = file.length * file.dtype.itemsize
     unreadable = refusing(f"{file.path}: cannot be read", "prepare or download it again", (OSError,))
     with unreadable, file.path.open("rb") as opened:
         digest.update(opened.read(file.offset_bytes))
         while data := opened.read(BLOCK_BYTES):
             digest.update(data)
-            ids, weights = data[:left], data[left:]
-            largest = max(largest, int(np.frombuffer(ids, file.dtype).max(initial=0)))
-            heaviest = max(heaviest, int(np.frombuffer(weights, WEIGHT).max(initial=0)))
-            left -= len(ids)
+            ids, weights = data[:token_bytes_left], data[token_bytes_left:]
+            largest_id = max(largest_id, int(np.frombuffer(ids, file.dtype).max(initial=0)))
+            largest_weight = max(largest_weight, int(np.frombuffer(weights, WEIGHT).max(initial=0)))
+            token_bytes_left -= len(ids)
         size = opened.tell()
-    if heaviest > 1:
-        raise BadInput(f"{file.path}: damaged: got a weight of {heaviest}, wanted 0 or 1; prepare it again")
-    return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
+    if largest_weight > 1:
+        raise BadInput(f"{file.path}: damaged: got a weight of {largest_weight}, wanted 0 or 1; prepare it again")
+    return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest_id)
 
 
-def check_sha256(where: object, got: str, wanted: str) -> None:
-    """Raise BadInput unless a file has the sha256 of the manifest."""
-    if got != wanted:
-        raise BadInput(f"{where}: damaged: got sha256 {got[:12]}, wanted {wanted[:12]}; prepare or download it again")
+def check_sha256(where: object, got: str, expected: str) -> None:
+    """Raise BadInput unless a file has the sha256 that the manifest states."""
+    if got != expected:
+        raise BadInput(f"{where}: damaged: got sha256 {got[:12]}, wanted {expected[:12]}; prepare or download it again")
 
 
 def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
-    """Raise BadInput unless the byte-pair ranks that a manifest names are beside it."""
-    name, wanted = tokenizer.ranks_file, tokenizer.ranks_sha256
+    """Raise BadInput unless the byte-pair ranks that a manifest names are next to it."""
+    name, expected_sha256 = tokenizer.ranks_file, tokenizer.ranks_sha256
     if name is None:
         return
-    if name != RANKS_FILE:  # every reader opens that one
+    if name != RANKS_FILE:  # every reader opens the file of this name
         raise BadInput(f"{path}: tokenizer: ranks_file: got {quoted(name)}, wanted '{RANKS_FILE}'; {advice(path)}")
     ranks = path.parent / name
     if not ranks.is_file():
         raise BadInput(f"{ranks}: missing, but {MANIFEST} names it; {advice(path)}")
     with readable_tokens(ranks):
-        check_sha256(ranks, got := sha256(ranks), got if wanted is None else wanted)
+        check_sha256(ranks, got := sha256(ranks), got if expected_sha256 is None else expected_sha256)

@@ -1,7 +1,7 @@
 """Token stream: the ids of one split, read from token files by position.
 
-A split is `<split>.safetensors`, or shards `<split>-00000-of-00020.safetensors` that are read as one stream. A folder
-without such files may hold those of another program: tokens/format/foreign_files.py.
+A split is the file `<split>.safetensors`, or shards such as `<split>-00000-of-00020.safetensors` that are read as one
+stream. A folder without such files may contain token files of another program: see tokens/format/foreign_files.py.
 """
 
 import bisect
@@ -16,16 +16,16 @@ import numpy as np
 from common.errors import BadInput
 from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 
-OPEN_FILES = 256  # of a stream at a time; a process may have 1,024
-SCAN_TOKENS = 1 << 24  # read at a time when ids are checked
+OPEN_FILES = 256  # files of a stream that are open at the same time; a process may have 1,024
+SCAN_TOKENS = 1 << 24  # tokens that are read at a time to check their ids
 
-Version = tuple[int, int]  # of a file: size in bytes, time of the last change in ns
+Version = tuple[int, int]  # of a file: its size in bytes, and the time of its last change in ns
 
 
 class TokenStream:
-    """The tokens of one split, read on demand: a machine holds one copy, in the system's page cache.
+    """The tokens of one split, read on demand. A machine has one copy of them, in the operating system's page cache.
 
-    Not memory-mapped: a read beyond the end of a mapped file that was cut short ends the process (SIGBUS).
+    The files are not memory-mapped: if a mapped file is truncated, reading past its new end kills the process (SIGBUS).
     """
 
     def __init__(self, files: list[TokenFile]):
@@ -34,34 +34,37 @@ class TokenStream:
         self.dtype = np.result_type(*{file.dtype for file in files})
         self._starts = [0, *itertools.accumulate(file.length for file in files)]
         self._descriptor = lru_cache(OPEN_FILES)(lambda number: _Descriptor(_open(files[number].path)))
-        # of the files when the stream was opened, to notice a change; none for files that still grow
+        # The versions of the files when the stream was opened, to notice changes; empty for files that still grow.
         self.versions: dict[Path, Version | None] = {file.path: version_of(file.path) for file in files}
 
     @property
     def weighted(self) -> bool:
-        """True if tokens count differently as targets: conversations, in rows of `context_length` tokens."""
+        """True if tokens have weights as targets, as in conversations, which are rows of `context_length` tokens."""
         return self.context_length is not None
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of a row, None where there are no weights."""
+        """Tokens of a row; None if the files have no weights."""
         return next((file.context_length for file in self.files), None)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens start .. start + count, 1-D. Raises BadInput for a file that cannot be read any more."""
+        """Return tokens start .. start + count, 1-D. Raises BadInput if a file can no longer be read."""
         tokens = np.empty(count, self.dtype)
         self.read_into(tokens, start)
         return tokens
 
     def read_weights_into(self, weights: np.ndarray, start: int) -> None:
-        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on, 1 where there are none."""
+        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on, or 1 without weights."""
         if self.weighted:
             self.read_into(weights, start, weights=True)
         else:
             weights.fill(1)
 
     def read_into(self, values: np.ndarray, start: int, *, weights: bool = False) -> None:
-        """Fill a contiguous 1-D array with the tokens from `start` on, in their dtype, or uint8 `weights` of them."""
+        """Fill a contiguous 1-D array with the tokens from `start` on, in their dtype.
+
+        With `weights`, fill a uint8 array with the weights of these tokens instead.
+        """
         assert start >= 0 and start + len(values) <= self.length, (start, len(values), self.length)
         size = WEIGHT.itemsize if weights else self.dtype.itemsize
         while len(values):
@@ -69,21 +72,21 @@ class TokenStream:
             file, offset = self.files[number], start - self._starts[number]
             part = values[: file.length - offset] if len(values) > file.length - offset else values
             first = file.offset_bytes + weights * file.length * file.dtype.itemsize
-            descriptor, place = self._descriptor(number), first + offset * size
+            descriptor, position = self._descriptor(number), first + offset * size
             try:
-                # Returns bytes; Linux reads at most 2 GiB at once.
-                count = os.preadv(descriptor.number, (part,), place)  # type: ignore[arg-type]  # an array is a buffer
+                # Returns the number of bytes; Linux reads at most 2 GiB in one call.
+                count = os.preadv(descriptor.number, (part,), position)  # type: ignore[arg-type]  # an array is a buffer
             except OSError as error:
-                raise _unreadable(file.path, error.strerror) from error
+                raise _read_error(file.path, error.strerror) from error
             if count < size:
-                raise _unreadable(file.path, "it was cut short")
+                raise _read_error(file.path, "it was truncated")
             read = count // size
-            if read == len(values):  # nearly always
+            if read == len(values):  # in nearly all cases
                 return
             values, start = values[read:], start + read
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
-        """Raise BadInput naming file and offset of the first id in the range that is not below the vocabulary size."""
+        """Raise BadInput with file and offset of the first id in the range that is not below the vocabulary size."""
         for at in range(start, start + count, SCAN_TOKENS):
             ids = self.read(at, min(SCAN_TOKENS, start + count - at))
             if ids.max() >= vocabulary_size:
@@ -91,29 +94,32 @@ class TokenStream:
                 raise BadInput(self.bad_id(at + bad, ids[bad], vocabulary_size))
 
     def file_at(self, position: int) -> tuple[Path, int]:
-        """Return the file that holds a token, and the token's position in it."""
+        """Return the file that contains a token, and the token's position in that file."""
         number = bisect.bisect_right(self._starts, position) - 1
         return self.files[number].path, position - self._starts[number]
 
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
-        """Return the problem of an id that is not below the vocabulary size, with its file and offset."""
+        """Return an error message for an id that is not below the vocabulary size, with its file and offset."""
         path, offset = self.file_at(position)
         problem = "these tokens were made with another tokenizer, or the file is damaged"
         return f"{path}: token {offset}: got id {token}, wanted less than vocab_size {vocabulary_size}; {problem}"
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
-    """Open `<split>.safetensors`, its shards, or else another program's files. Raises BadInput without intact ones."""
-    whole = directory / f"{split}.safetensors"
+    """Open a split: `<split>.safetensors`, its shards, or otherwise another program's files.
+
+    Raises BadInput if there are no such files, or if they are damaged or contradict each other.
+    """
+    single_file = directory / f"{split}.safetensors"
     with readable_tokens(directory):
-        is_whole = whole.is_file()
+        is_single_file = single_file.is_file()
         shards = sorted(directory.glob(f"{split}-[0-9]*-of-[0-9]*.safetensors"))
-    if is_whole and shards:
-        raise BadInput(f"{directory}: holds both {whole.name} and {shards[0].name}; keep one of them")
-    if is_whole or shards:
-        _refuse_second_format(directory, split, whole if is_whole else shards[0])
-    if is_whole:
-        return TokenStream([read_header(whole)])
+    if is_single_file and shards:
+        raise BadInput(f"{directory}: contains both {single_file.name} and {shards[0].name}; keep only one of them")
+    if is_single_file or shards:
+        _refuse_second_format(directory, split, single_file if is_single_file else shards[0])
+    if is_single_file:
+        return TokenStream([read_header(single_file)])
     if not shards:
         return TokenStream(_open_foreign(directory, split))
     _check_shards(directory, split, shards)
@@ -123,16 +129,16 @@ def open_split(directory: Path, split: str) -> TokenStream:
 
 
 def version_of(path: Path) -> Version | None:
-    """Return the version of a file, None if it is missing."""
+    """Return the version of a file, or None if it is missing."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 class _Descriptor:
-    """An open file; closed when nothing refers to it any more."""
+    """An open file, which is closed when nothing refers to this object any more."""
 
     def __init__(self, number: int):
         self.number = number
@@ -145,30 +151,32 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise _unreadable(path, error.strerror) from error
+        raise _read_error(path, error.strerror) from error
 
 
-def _unreadable(path: Path, reason: str | None) -> BadInput:
-    return BadInput(f"{path}: cannot be read any more: {reason}; bring it back, or prepare it again", alone=True)
+def _read_error(path: Path, reason: str | None) -> BadInput:
+    return BadInput(f"{path}: can no longer be read: {reason}; restore it or prepare it again", alone=True)
 
 
 def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
-    """Raise BadInput unless these are all shards of one set, in time linear in the shards that are there."""
+    """Raise BadInput unless these are all shards of one set. The time is linear in the number of existing shards."""
     names = {path.name for path in shards}
     total = re.fullmatch(rf"{split}-\d+-of-(\d+)", shards[0].stem)
     count = total[1] if total else "0"
-    numbers = range(min(int(count), len(shards) + 1))  # one of so many is missing, if any is
-    wanted = [f"{split}-{number:0{len(count)}d}-of-{count}.safetensors" for number in numbers]
-    missing = next((name for name in wanted if name not in names), None)
+    numbers = range(min(int(count), len(shards) + 1))  # a missing shard must be among the first len(shards) + 1
+    expected_names = [f"{split}-{number:0{len(count)}d}-of-{count}.safetensors" for number in numbers]
+    missing = next((name for name in expected_names if name not in names), None)
     if missing is not None:
         raise BadInput(f"{directory}: incomplete shards of {split}: missing {missing}; prepare or download them again")
-    other = sorted(names.difference(wanted))
-    if other:
-        raise BadInput(f"{directory}: shards of several sets of {split}: {other[0]} is of another set; keep one set")
+    unexpected_names = sorted(names.difference(expected_names))
+    if unexpected_names:
+        raise BadInput(
+            f"{directory}: contains shards of several sets of {split}, such as {unexpected_names[0]}; keep only one set"
+        )
 
 
 def _refuse_second_format(directory: Path, split: str, ours: Path) -> None:
-    """Raise BadInput where files of another program hold the same split."""
+    """Raise BadInput if files of another program contain the same split as our file `ours`."""
     names = sorted(path.name for suffix in ("bin", "npy") for path in directory.glob(f"*.{suffix}"))
     if not names:
         return
@@ -176,11 +184,11 @@ def _refuse_second_format(directory: Path, split: str, ours: Path) -> None:
 
     for parsed in map(parse_name, names):
         if parsed is not None and parsed.split == split:
-            raise BadInput(f"{directory}: holds both {ours.name} and {parsed.name}; keep files of one format")
+            raise BadInput(f"{directory}: contains both {ours.name} and {parsed.name}; keep files of one format")
 
 
 def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
-    """Return another program's files of a split. Raises BadInput where the folder has none, or mixes formats."""
+    """Return another program's files of a split. Raises BadInput if the folder has none or mixes formats."""
     from tokens.format.foreign_files import foreign_names, read_foreign_header
 
     with readable_tokens(directory):
@@ -190,18 +198,18 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
         raise BadInput(f"{directory}: no {split} tokens (.safetensors, .bin, .npy); prepare some or pass --token-files")
     ours = next((name for name in sorted(names) if name.endswith(".safetensors")), None)
     if ours is not None:
-        raise BadInput(f"{directory}: holds both {ours} and {by_split[split][0]}; keep files of one format")
+        raise BadInput(f"{directory}: contains both {ours} and {by_split[split][0]}; keep files of one format")
     files = {name: read_foreign_header(directory / name) for names in by_split.values() for name in names}
     _check_same_type(list(files.values()))
     return [files[name] for name in by_split[split]]
 
 
 def _check_same_type(files: list[TokenFile]) -> None:
-    """Raise BadInput unless all files hold ids of one type, weights of one context length, and a header, or none."""
+    """Raise BadInput unless all files agree in their type of ids, length of weighted rows, and use of headers."""
     for file in files:
-        for got, wanted in zip(_kinds(file), _kinds(files[0]), strict=True):
-            if got != wanted:
-                raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")
+        for got, expected in zip(_kinds(file), _kinds(files[0]), strict=True):
+            if got != expected:
+                raise BadInput(f"{file.path}: got {got}, wanted {expected} as in {files[0].path.name}; keep one format")
 
 
 def _kinds(file: TokenFile) -> tuple[str, str, str]:

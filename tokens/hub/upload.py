@@ -1,4 +1,4 @@
-"""Upload of a finished token directory to the Hugging Face hub, with its card, in one commit, for `train.json`."""
+"""Upload a finished token directory and its card to the Hugging Face hub in one commit, ready for `train.json`."""
 
 import json
 from collections import Counter
@@ -20,13 +20,14 @@ from tokens.prepare.plan import HASH
 from tokens.prepare.verify import verify
 from tokens.stats.stats import CHART
 
-TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # of the README.md
+TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # template of the card, README.md
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
-    """Upload a token directory as the dataset OWNER/NAME; return lines to print.
+    """Upload a token directory as the dataset OWNER/NAME, and return lines to print.
 
-    Raises BadInput, also for a repository that is public against --private, or has other tokens.
+    Raises BadInput if it cannot be uploaded, for example because the repository contains other tokens, or because it
+    is public despite --private.
     """
     repository = repository.removeprefix(HUB)
     check_names(repository, license_name)
@@ -34,7 +35,7 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     if manifest is None:
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
     check_logged_in()
-    for name in manifest.files:  # `verify` reads nothing but token files
+    for name in manifest.files:  # `verify` reads only token files
         if split_of(name) is None:
             raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
     lines = verify(str(directory))
@@ -43,17 +44,19 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     api = HfApi()
     with hub_errors(f"dataset {repository}: cannot be uploaded"):
         url = api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
-        there = api.dataset_info(repository, files_metadata=True)
-        if private and not there.private:
+        repository_info = api.dataset_info(repository, files_metadata=True)
+        if private and not repository_info.private:
             raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
-        for file in there.siblings or []:
+        for file in repository_info.siblings or []:
             if file.rfilename.endswith(".safetensors"):
-                got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
-                if wanted is None or got != wanted.sha256:
-                    raise BadInput(f"{repository}: has another {file.rfilename}; pass another name, or delete it")
+                sha256, entry = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
+                if entry is None or sha256 != entry.sha256:
+                    raise BadInput(
+                        f"{repository}: already contains a different {file.rfilename}; delete it, or pass another name"
+                    )
         files = published_files(directory, manifest)
-        if CARD in {file.rfilename for file in there.siblings or []}:  # it may have been edited
-            lines.append(f"{repository}: its {CARD} is kept; delete it on the hub to get a new one")
+        if CARD in {file.rfilename for file in repository_info.siblings or []}:  # it may have been edited
+            lines.append(f"{repository}: keeps its {CARD}; to get a new one, delete it on the hub")
         else:
             files[CARD] = dataset_card(repository, files, public_manifest(manifest), license_name).encode()
         upload(api, repository, files, "dataset", "Tokens prepared by Lockstep")
@@ -61,24 +64,25 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
 
 
 def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | bytes]:
-    """Return the files to upload: path or content by name. Not plan.json, which has full paths of this machine."""
+    """Return the files to upload: paths or contents by name. plan.json is excluded because it has full paths."""
     files: dict[str, Path | bytes] = {name: directory / name for name in manifest.files}
     files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
     if (directory / COMMITS).is_file():
-        entries = read_every_line(directory / COMMITS, advice="prepare these tokens anew")
-        public = [entry | {"examples": {}} if "examples" in entry else entry for entry in entries]  # they quote paths
+        entries = read_every_line(directory / COMMITS, advice="prepare these tokens again")
+        # Examples of problems quote local paths, so they are not published.
+        public = [entry | {"examples": {}} if "examples" in entry else entry for entry in entries]
         files[COMMITS] = b"".join(json.dumps(entry).encode() + b"\n" for entry in public)
     return files | {name: directory / name for name in (RANKS_FILE, CHART) if (directory / name).is_file()}
 
 
 def public_manifest(manifest: Manifest) -> Manifest:
-    """Return a manifest without private parts: folders of local sources, examples of bad documents."""
+    """Return a manifest without its private parts, which are folders of local sources and examples of bad documents."""
     sources = [attrs.evolve(source, name=public_name(source.name)) for source in manifest.sources]
     return attrs.evolve(manifest, sources=sources, examples={})
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without local folders, and of a URL without secrets, user and query."""
+    """Return a source's name without local folders; a URL also loses its secrets, user name and query."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:
@@ -88,7 +92,7 @@ def public_name(source: str) -> str:
 
 
 def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, license_name: str | None) -> str:
-    """Return the card of a dataset with the named files."""
+    """Return the card of a dataset that has the named files."""
     from huggingface_hub import DatasetCard, DatasetCardData
 
     name, tokenizer, tokens = repository.partition("/")[2], manifest.tokenizer, Counter[str | None]()
@@ -100,7 +104,7 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
         pretty_name=name,
         task_categories=["text-generation"],
         tags=["lockstep", "tokens", f"tokenizer-{tokenizer.name.removesuffix('.tiktoken')}"],
-        viewer=False,  # it shows tables, not token files
+        viewer=False,  # the hub's viewer shows tables, but not token files
     )
     card = DatasetCard.from_template(
         data,
@@ -121,9 +125,10 @@ def _held_out(manifest: Manifest) -> str:
     rule = manifest.split
     if rule is None or rule.kind != HASH:
         return "the last documents"
+    rule_text = f"a hash (xxh3_64, seed {rule.seed}) of their text"
     if rule.from_tail:
         return f"the last documents ({' and '.join(rule.from_tail)})"
     if rule.shortened:
-        cut = f"in {' and '.join(rule.shortened)} only the first of these"
-        return f"those of a hash (xxh3_64, seed {rule.seed}) of their text, {cut}; copies may be in several splits"
-    return f"those of a hash (xxh3_64, seed {rule.seed}) of their text, so copies of a document are in one split"
+        excess = f"in {' and '.join(rule.shortened)} only the first of these"
+        return f"those selected by {rule_text}, {excess}; copies may be in several splits"
+    return f"those selected by {rule_text}, so copies of a document are in one split"

@@ -1,4 +1,4 @@
-"""Command lines of a preparation, and of a tokenizer's training."""
+"""Command lines that prepare tokens or train a tokenizer."""
 
 import os
 from pathlib import Path
@@ -16,18 +16,18 @@ from tokens.tokenizer.template import TURN_TOKENS
 
 FRACTION = number(0, 1, below=True)
 COUNT = integer(1)
-SPECIAL = 1 + len(TURN_TOKENS)  # tokens of an own tokenizer: the end of text, turns of conversations
-TEXT_FIELD = "text"  # of a record, unless another one is named
-LARGEST_SAMPLE = (1 << 31) - 1  # the trainer counts pairs in 32 bits
-LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes: S3 copies no object of more than 5 GB to its final name
+SPECIAL = 1 + len(TURN_TOKENS)  # special tokens of a trained tokenizer: the end of text, and turns of conversations
+TEXT_FIELD = "text"  # the field of a record that is read by default
+LARGEST_SAMPLE = (1 << 31) - 1  # bytes; the trainer counts pairs in 32 bits
+LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes; S3 cannot copy an object of more than 5 GB to its final name
 
 
 def _separator(text: str) -> str:
     data = text.encode(errors="surrogateescape")
     if not text.strip() or b"\0" in data or data != data.decode(errors="replace").encode():
-        raise ValueError(f"got {text!r}, wanted text that is more than white space, in UTF-8")
+        raise ValueError(f"got {text!r}, wanted UTF-8 text that is not blank")
     if any(data.startswith(data[start:]) for start in range(1, len(data))):
-        raise ValueError(f"got {text!r}, wanted a text that cannot overlap itself: one whose end is not its beginning")
+        raise ValueError(f"got {text!r}, wanted text that cannot overlap itself: its end must not equal its beginning")
     return text
 
 
@@ -49,59 +49,90 @@ class PrepareCommand:
         },
     )
     sources: Annotated[
-        tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
+        tuple[str, ...], option("files, folders, buckets or datasets (see below)", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
-    output: Annotated[str, option("token directory; resumes if partially written", "DIR|s3://...|gs://...|az://...")]
+    output: Annotated[
+        str, option("token directory; continues an unfinished preparation", "DIR|s3://...|gs://...|az://...")
+    ]
     tokenizer: Annotated[
-        str, option("text to ids; or cl100k, o200k; FILE: .tiktoken, .model, .pkl, .json", "gpt2|bytes|chars|FILE")
+        str,
+        option(
+            "tokenizer; also cl100k or o200k; FILE: a .tiktoken, .model, .pkl or .json file", "gpt2|bytes|chars|FILE"
+        ),
     ] = "gpt2"
-    text_field: Annotated[str, option("field of records", "NAME")] = TEXT_FIELD
+    text_field: Annotated[str, option("field of a record that contains its text", "NAME")] = TEXT_FIELD
     separator: Annotated[
-        str | None, option("text between documents of a file or record: '<|endoftext|>'", "TEXT", check=_separator)
+        str | None,
+        option("text that separates documents in a file or record, such as '<|endoftext|>'", "TEXT", check=_separator),
     ] = None
-    template: Annotated[str | None, option("conversations, not text: their template", "turns|alpaca|FILE.jinja")] = None
-    context_length: Annotated[int | None, option("row of conversations: model.json's", "T", check=COUNT)] = None
-    validation_fraction: Annotated[float, option("share of the documents for validation", "F", check=FRACTION)] = 0.01
-    test_fraction: Annotated[float, option("share for test", "F", check=FRACTION)] = 0.0
-    split: Annotated[Literal["hash", "tail"], option("held out: by a hash of the text, or the last ones")] = "hash"
+    template: Annotated[
+        str | None, option("prepare conversations, not text, with this template", "turns|alpaca|FILE.jinja")
+    ] = None
+    context_length: Annotated[
+        int | None, option("tokens per row of conversations; the context_length of model.json", "T", check=COUNT)
+    ] = None
+    validation_fraction: Annotated[
+        float, option("share of the documents to hold out for validation", "F", check=FRACTION)
+    ] = 0.01
+    test_fraction: Annotated[float, option("share of the documents to hold out for test", "F", check=FRACTION)] = 0.0
+    split: Annotated[Literal["hash", "tail"], option("hold out documents by a hash of the text, or the last ones")] = (
+        "hash"
+    )
     split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0
-    executor: Annotated[Literal["process", "inline", "ray"], option("where units are computed")] = "process"
-    workers: Annotated[int, option("worker processes, one per core", "N", check=COUNT)] = os.cpu_count() or 1
-    ray_address: Annotated[str | None, option("Ray cluster: auto, or HOST:PORT", "ADDRESS")] = None
-    unit_bytes: Annotated[int, option("approximate input of a unit of work", "N", check=COUNT)] = 1 << 24
+    executor: Annotated[
+        Literal["process", "inline", "ray"], option("in worker processes, in this process, or on a Ray cluster")
+    ] = "process"
+    workers: Annotated[int, option("worker processes, normally one per core", "N", check=COUNT)] = os.cpu_count() or 1
+    ray_address: Annotated[str | None, option("address of a Ray cluster: auto, or HOST:PORT", "ADDRESS")] = None
+    unit_bytes: Annotated[int, option("approximate bytes of input per unit of work", "N", check=COUNT)] = 1 << 24
     shard_tokens: Annotated[int | None, option("tokens per file; default: one file per split", "N", check=COUNT)] = None
-    scratch: Annotated[Path | None, option("shards on their way to a bucket; default: token_files/NAME", "DIR")] = None
-    on_bad_document: Annotated[Literal["skip", "fail"], option("count and leave out, or stop at the first")] = "skip"
+    scratch: Annotated[
+        Path | None, option("folder for shards on their way to a bucket; default: token_files/NAME", "DIR")
+    ] = None
+    on_bad_document: Annotated[
+        Literal["skip", "fail"], option("leave bad documents out and count them, or stop at the first")
+    ] = "skip"
 
     def __attrs_post_init__(self) -> None:
         remote = self.bucket is not None
         if self.validation_fraction + self.test_fraction >= 1:
-            raise UsageError("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
+            raise UsageError(
+                "--validation-fraction and --test-fraction: their sum must be below 1, so that something is left to "
+                "train on"
+            )
         if remote and not is_bucket(self.output.rstrip("/")):
             raise UsageError(f"--output {self.output}: wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX")
         if remote and not 0 < (self.shard_tokens or 0) <= LARGEST_SHARD:
-            raise UsageError(f"--output {self.output}: wanted --shard-tokens N, at most {LARGEST_SHARD:,}")
+            raise UsageError(
+                f"--output {self.output}: a bucket needs --shard-tokens N, with N at most {LARGEST_SHARD:,}"
+            )
         if remote and self.split == "tail":
-            raise UsageError(f"--output {self.output}: wanted --split hash; a tail leaves the disk before it is cut")
+            raise UsageError(
+                f"--output {self.output}: a bucket needs --split hash, because full shards leave the disk before the "
+                "last documents are known"
+            )
         if self.scratch is not None and not remote:
-            raise UsageError("--scratch: only for an output in a bucket")
+            raise UsageError("--scratch: is only for an --output in a bucket")
         if (self.template is None) != (self.context_length is None):
-            raise UsageError("--template and --context-length: wanted both, for conversations, or neither, for text")
-        length, others = self.context_length or 1, [self.bucket, self.separator, self.text_field != TEXT_FIELD]
-        if self.template is not None and (any(others) or self.tokenizer == "chars"):
-            unfit = "an output in a bucket, --separator, --text-field or --tokenizer chars"
-            raise UsageError(f"--template {self.template}: does not go with {unfit}")
+            raise UsageError("--template and --context-length: conversations need both, and text needs neither")
+        length, conflicting_options = (
+            self.context_length or 1,
+            [self.bucket, self.separator, self.text_field != TEXT_FIELD],
+        )
+        if self.template is not None and (any(conflicting_options) or self.tokenizer == "chars"):
+            conflicts = "an output in a bucket, --separator, --text-field or --tokenizer chars"
+            raise UsageError(f"--template {self.template}: cannot be combined with {conflicts}")
         if (self.shard_tokens or length) % length:
-            raise UsageError(f"--shard-tokens {self.shard_tokens}: wanted a multiple of --context-length {length}")
+            raise UsageError(f"--shard-tokens {self.shard_tokens}: must be a multiple of --context-length {length}")
 
     @property
     def bucket(self) -> str | None:
-        """The URL of an output in a bucket, None for a folder."""
+        """The URL of an output in a bucket, or None for a folder."""
         return self.output if REMOTE in self.output else None
 
     @property
     def directory(self) -> Path:
-        """The output folder; of a bucket, a hidden folder for its scratch files alone."""
+        """The output folder or, for a bucket, a hidden folder that contains only its scratch files."""
         if self.bucket is None:
             return Path(self.output)
         return (self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])) / ".scratch"
@@ -112,19 +143,26 @@ class TokenizerCommand:
     """Train a byte-level BPE tokenizer, and write it as one tokenizer.json."""
 
     sources: Annotated[
-        tuple[str, ...], option("as of a preparation: see prepare_data.py --help", name="SOURCE...", required=True)
+        tuple[str, ...],
+        option("same as for a preparation; see prepare_data.py --help", name="SOURCE...", required=True),
     ] = attrs.field(kw_only=False)
     vocab_size: Annotated[
-        int, option(f"ids: bytes, byte pairs and {SPECIAL} special tokens", "N", check=integer(256 + SPECIAL, 1 << 20))
+        int,
+        option(
+            f"number of ids: bytes, byte pairs and {SPECIAL} special tokens",
+            "N",
+            check=integer(256 + SPECIAL, 1 << 20),
+        ),
     ]
-    output: Annotated[Path, option("file to write; one that exists is kept", "FILE.json", check=_json_file)] = Path(
+    output: Annotated[Path, option("file to write; never replaces a file", "FILE.json", check=_json_file)] = Path(
         "token_files/tokenizer.json"
     )
     pattern: Annotated[
-        Literal["cl100k", "gpt2", "o200k"], option("splitting into words; three digits together, of gpt2 any number")
+        Literal["cl100k", "gpt2", "o200k"],
+        option("how to split text; digits stay together up to three, with gpt2 without limit"),
     ] = "cl100k"
     sample_bytes: Annotated[
-        int, option("text to read at most; of more, evenly spread", "N", check=integer(1, LARGEST_SAMPLE))
+        int, option("most bytes of text to read; more is sampled evenly", "N", check=integer(1, LARGEST_SAMPLE))
     ] = 200_000_000
-    text_field: Annotated[str, option("field of records", "NAME")] = TEXT_FIELD
-    separator: Annotated[str | None, option("text between the documents", "TEXT", check=_separator)] = None
+    text_field: Annotated[str, option("field of a record that contains its text", "NAME")] = TEXT_FIELD
+    separator: Annotated[str | None, option("text that separates documents", "TEXT", check=_separator)] = None

@@ -1,6 +1,7 @@
-"""Commit log `ledger.jsonl`: a line for each unit, in the order of the plan, once its tokens are on the disk.
+"""Commit log `ledger.jsonl`: one line for each unit, in the order of the plan, written when its tokens are on the disk.
 
-What a kill leaves after the last complete line, in the log or in the token files, is cut off at the next start.
+Whatever follows the last complete line, in the log or in the token files, was left by a killed process. It is cut off
+at the next start.
 """
 
 import json
@@ -21,17 +22,17 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # examples of each kind of problem in the totals
+SHOWN = 5  # examples of each kind of problem that the totals keep
 FORMAT = 1
 
 
 def reached(point: str) -> None:
-    """Do nothing: a point of the protocol at which tests kill the process."""
+    """Do nothing. This marks a point of the protocol at which tests kill the process."""
 
 
 @attrs.frozen
 class LogHead:
-    """First line: the format, and the fingerprint of the plan."""
+    """The first line of the log: its format, and the fingerprint of the plan."""
 
     format: int
     plan: str
@@ -39,7 +40,7 @@ class LogHead:
 
 @attrs.frozen
 class TailCut:
-    """The tail of the train stream is copied to the held-out splits: the tokens that each split has now."""
+    """The tail of the train stream has been copied to the held-out splits; `cut` is the tokens of each split now."""
 
     cut: dict[str, int]
 
@@ -48,7 +49,7 @@ class TailCut:
 class Uploaded:
     """A full shard is in the bucket."""
 
-    uploaded: str  # its name there
+    uploaded: str  # name of the shard in the bucket
     content: Content
 
 
@@ -62,14 +63,14 @@ class Totals:
     units: int = 0
     tokens: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     documents: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
-    empty_documents: int = 0  # of these
-    counted: int = 0  # tokens of conversations that count in the loss
-    padding: int = 0  # tokens
+    empty_documents: int = 0  # documents without text, which are included in `documents`
+    counted: int = 0  # tokens of conversations that add to the loss
+    padding: int = 0  # tokens after the last conversation of a row
     text_bytes: int = 0
     problems: Counter[str] = attrs.field(factory=Counter)
     lost_documents: int = 0
     lost_bytes: int = 0
-    examples: dict[str, list[str]] = attrs.field(factory=dict)  # the first ones, by kind
+    examples: dict[str, list[str]] = attrs.field(factory=dict)  # the first examples of problems, by kind
     cut: dict[str, int] | None = None  # tokens of each split after the tail was cut off
     uploaded: dict[str, Content] = attrs.field(factory=dict)  # shards in a bucket, by name
 
@@ -92,33 +93,33 @@ class Totals:
                 self.lost_documents += entry.lost_documents
                 self.lost_bytes += entry.lost_bytes
                 for kind, lines in entry.examples.items():
-                    kept = self.examples.setdefault(kind, [])
-                    kept += lines[: SHOWN - len(kept)]
+                    examples = self.examples.setdefault(kind, [])
+                    examples += lines[: SHOWN - len(examples)]
 
 
 class CommitLog:
     """The commit log of a token directory, open for appending."""
 
     def __init__(self, directory: Path, plan_fingerprint: str):
-        """Continue a log, or begin one. Raises BadInput for a damaged one, and for that of another plan."""
+        """Continue a log, or start one. Raises BadInput if it is damaged or belongs to another plan."""
         self.path = directory / COMMITS
         self.totals = Totals()
-        head, known_bytes = LogHead(FORMAT, plan_fingerprint), 0
+        head, complete_bytes = LogHead(FORMAT, plan_fingerprint), 0
         for entry, end in entries_after(self.path, 0):
-            known_bytes = end
+            complete_bytes = end
             if isinstance(entry, LogHead) and entry != head:
                 raise BadInput(f"{self.path}: belongs to another plan; pass another --output")
             self.totals.add(entry)
         self._file = self.path.open("r+b" if self.path.exists() else "w+b")
         with naming(self.path):
-            self._file.truncate(known_bytes)
-        self._file.seek(known_bytes)
-        if known_bytes == 0:
+            self._file.truncate(complete_bytes)
+        self._file.seek(complete_bytes)
+        if complete_bytes == 0:
             self.append(head)
             sync(directory)
 
     def append(self, *entries: Entry) -> None:
-        """Append entries; they are on the disk when it returns."""
+        """Append entries, which are on the disk when this returns."""
         with naming(self.path):
             for entry in entries:
                 self._file.write(json.dumps(attrs.asdict(entry)).encode() + b"\n")
@@ -141,20 +142,20 @@ def read_log(directory: Path) -> Totals:
 
 
 def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the complete entries of a log after its first `seen_bytes`, each with its end in bytes."""
+    """Yield the complete entries of a log after its first `seen_bytes`, each with the byte at which it ends."""
     if not path.exists() and not path.is_symlink():
         return
     with readable_tokens(path), open_regular(path) as file:
         first = file.seek(seen_bytes) == 0
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                return  # a kill while it was written
+                return  # the process was killed while it wrote this line
             seen_bytes += len(line)
             try:
                 yield _entry(parse_json(line), is_head=first and number == 1), seen_bytes
             except ValueError as error:
                 where = f"line {number}" if first else f"the line before byte {seen_bytes}"
-                raise BadInput(f"{path}: damaged: {where}: {error}; begin anew in another --output") from error
+                raise BadInput(f"{path}: damaged: {where}: {error}; start over in another --output") from error
 
 
 def _entry(values: dict[str, object], *, is_head: bool) -> Entry:
@@ -162,8 +163,8 @@ def _entry(values: dict[str, object], *, is_head: bool) -> Entry:
     kind: Any = LogHead if is_head else next((kinds[key] for key in kinds if key in values), Result)
     entry: Entry = structured(values, kind)
     match entry:
-        case Result(parts=found) if not found.keys() <= set(SPLITS):
-            raise ValueError(f"parts: got {', '.join(found)}, wanted {', '.join(SPLITS)}")
-        case TailCut(cut=found) if found.keys() != set(SPLITS):
-            raise ValueError(f"cut: got {', '.join(found)}, wanted {', '.join(SPLITS)}")
+        case Result(parts=parts) if not parts.keys() <= set(SPLITS):
+            raise ValueError(f"parts: got {', '.join(parts)}, wanted {', '.join(SPLITS)}")
+        case TailCut(cut=lengths) if lengths.keys() != set(SPLITS):
+            raise ValueError(f"cut: got {', '.join(lengths)}, wanted {', '.join(SPLITS)}")
     return entry

@@ -1,4 +1,4 @@
-"""Progress bar of a preparation, and the final report of tokens written and text left out."""
+"""Progress bar of a preparation, and its final report of tokens written and text left out."""
 
 import functools
 import itertools
@@ -17,23 +17,23 @@ from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import Totals
 from tokens.prepare.plan import UnitPlan
 
-BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
-# Problems of which none is acceptable, in words after their number
-WHOLE = {
+BAD_SHARE = 0.01  # share of the documents, or of the input's bytes, that may be lost
+# Problems that are never acceptable, and the words after their number in a message
+UNACCEPTABLE = {
     "damaged file": "documents or more in damaged files",
     WRONG_ENCODING: "documents in another encoding than UTF-8",
 }
 
 
 class UnitProgress:
-    """Progress on stderr: a bar over the bytes of the sources in a terminal, elsewhere a line every few seconds."""
+    """Progress on stderr: in a terminal a bar over the bytes of the sources, otherwise a line every few seconds."""
 
     LINE_SECONDS = 10.0
 
     def __init__(self, plan: UnitPlan, totals: Totals) -> None:
-        """`totals`: of earlier commands."""
-        self._began = self._shown = time.monotonic()
-        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]  # bytes of input before each unit, and of all
+        """`totals` are those of earlier commands."""
+        self._started_at = self._shown = time.monotonic()
+        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]  # bytes of input before each unit, and in all
         self._first_tokens = sum(totals.tokens.values())
         scale: dict[str, Any] = {"total": self._edges[-1], "initial": self._edges[totals.units], "unit": "B"}
         self._line = functools.partial(tqdm.format_meter, **scale, unit_scale=True)
@@ -42,13 +42,13 @@ class UnitProgress:
 
     def show(self, totals: Totals) -> None:
         now, tokens, done_bytes = time.monotonic(), sum(totals.tokens.values()), self._edges[totals.units]
-        speed = (tokens - self._first_tokens) / max(now - self._began, 1e-9)
+        speed = (tokens - self._first_tokens) / max(now - self._started_at, 1e-9)
         rates = f"{totals.units:,} of {len(self._edges) - 1:,} units, {tokens:,} tokens, {speed:,.0f} tokens/s"
         self._bar.set_postfix_str(rates, refresh=False)
         self._bar.update(done_bytes - self._bar.n)
         if self._bar.disable and now - self._shown >= self.LINE_SECONDS:
             self._shown = now
-            show(progress(self._line(n=done_bytes, elapsed=now - self._began, postfix=rates)))
+            show(progress(self._line(n=done_bytes, elapsed=now - self._started_at, postfix=rates)))
 
     def close(self) -> None:
         self._bar.close()
@@ -56,36 +56,42 @@ class UnitProgress:
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
-    what = f"{manifest.documents:,} {'documents' if manifest.rows is None else 'conversations'}"
-    show(f"{command.output}: {what}, {manifest.tokens:,} tokens in {seconds:.1f} s")
-    tokens: dict[str, list[int]] = {}  # of each file, by split
+    contents = f"{manifest.documents:,} {'documents' if manifest.rows is None else 'conversations'}"
+    show(f"{command.output}: {contents}, {manifest.tokens:,} tokens in {seconds:.1f} s")
+    tokens: dict[str, list[int]] = {}  # tokens of each file, by split
     for name, entry in manifest.files.items():
         tokens.setdefault(str(split_of(name)), []).append(entry.tokens)
     for split, counts in tokens.items():
-        what = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
-        show(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
+        files = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
+        show(f"  {files}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
     if manifest.rows is not None:
         show(f"  {manifest.rows.shares(manifest.tokens)}")
-    report_problems(manifest, "ledger.jsonl has more")
+    report_problems(manifest, "more examples are in ledger.jsonl")
 
 
-def report_problems(found: Manifest | DocumentSample, more: str) -> None:
-    """Print the documents left out, by kind, with examples. `more`: the place of further examples."""
-    if not found.problems:
+def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> None:
+    """Print the documents left out, by kind, with examples. `more_examples` is the line to print if there are more."""
+    if not outcome.problems:
         return
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.problems.items()))
-    lost = f"{found.lost_documents:,} documents and {found.lost_bytes:,} bytes of input"
-    show(progress(f"bad documents: {kinds}; {lost} are left out" + ":" * any(found.examples.values())))
-    for line in itertools.chain.from_iterable(found.examples.values()):
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.problems.items()))
+    losses = f"{outcome.lost_documents:,} documents and {outcome.lost_bytes:,} bytes of input"
+    show(progress(f"bad documents: {kinds}; {losses} are left out" + ":" * any(outcome.examples.values())))
+    for line in itertools.chain.from_iterable(outcome.examples.values()):
         show(progress(f"  {line}"))
-    if any(len(lines) < found.problems[kind] for kind, lines in found.examples.items()):
-        show(progress(f"  {more}"))
+    if any(len(lines) < outcome.problems[kind] for kind, lines in outcome.examples.items()):
+        show(progress(f"  {more_examples}"))
 
 
-def refuse_losses(found: Manifest | DocumentSample, size_bytes: int, made: str) -> None:
-    """Raise BadInput where more of `size_bytes` of input was lost than is acceptable; `made` is complete without."""
-    documents = found.documents + found.lost_documents
-    whole = [f"{found.problems[kind]:,} {text}" for kind, text in WHOLE.items() if kind in found.problems]
-    what = " and ".join(whole) or f"more than {BAD_SHARE:.0%} of the input"
-    if whole or found.lost_documents > BAD_SHARE * documents or found.lost_bytes > BAD_SHARE * size_bytes:
-        raise BadInput(f"{what} could not be read; {made} complete without")
+def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:
+    """Raise BadInput if more of the `size_bytes` of input was lost than is acceptable.
+
+    The output exists anyway, so the message ends with `subject`, such as "the token files are", and "complete without
+    it".
+    """
+    documents = outcome.documents + outcome.lost_documents
+    unacceptable = [
+        f"{outcome.problems[kind]:,} {text}" for kind, text in UNACCEPTABLE.items() if kind in outcome.problems
+    ]
+    loss = " and ".join(unacceptable) or f"more than {BAD_SHARE:.0%} of the input"
+    if unacceptable or outcome.lost_documents > BAD_SHARE * documents or outcome.lost_bytes > BAD_SHARE * size_bytes:
+        raise BadInput(f"{loss} could not be read; {subject} complete without it")

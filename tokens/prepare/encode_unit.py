@@ -1,4 +1,4 @@
-"""Unit of work, in any process that sees the files: documents to token files of its own, and numbers about them."""
+"""Unit of work: convert documents to token files, in any process that sees the inputs, and count what was done."""
 
 import functools
 import os
@@ -23,8 +23,8 @@ from tokens.prepare.plan import LARGEST_ID, PrepareSettings
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
-BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
-# A unit's tokens, also while a process writes them; tasks of worker processes; the recipe of the fast encoder.
+BATCH_CHARACTERS = 1 << 19  # characters of text that are encoded at a time
+# Names of a unit's tokens, also while a process writes them; of tasks of workers; of the fast encoder's recipe.
 _OWN_NAMES = re.compile(
     rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
 )
@@ -34,7 +34,7 @@ _OWN_NAMES = re.compile(
 class EncodeJob:
     """Settings that all units share."""
 
-    directory: Path  # of the units' files; its parent holds the ranks
+    directory: Path  # folder of the units' files; its parent contains the ranks
     settings: PrepareSettings
     tokenizer: TokenizerRecord
     recipe: Path | None  # tokenizer.json for the fast encoder
@@ -42,21 +42,21 @@ class EncodeJob:
 
 @attrs.frozen(kw_only=True)
 class Task:
-    """One unit, and the inputs that its extents number."""
+    """One unit, and the inputs to which its extents refer."""
 
     index: int
-    extents: tuple[Extent, ...]  # numbered as below
+    extents: tuple[Extent, ...]  # their `input` is an index in `inputs`
     inputs: tuple[Input, ...]
 
 
 @attrs.frozen(kw_only=True)
 class UnitPart:
-    """Tokens that a unit has written for one split."""
+    """The tokens that a unit has written for one split."""
 
     tokens: int
-    documents: int  # that end here
-    empty_documents: int = 0  # of these, without text; before version 2 of the rules they were not told apart
-    counted: int = 0  # tokens of conversations that count in the loss
+    documents: int  # documents that end here
+    empty_documents: int = 0  # documents without text among these; version 1 of the rules did not distinguish them
+    counted: int = 0  # tokens of conversations that add to the loss
     padding: int = 0  # tokens after the last conversation of a row
     max_id: int
     digest: str  # xxh3_128 of the bytes, in hexadecimal
@@ -64,25 +64,28 @@ class UnitPart:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """Result of a unit."""
+    """The outcome of a unit."""
 
     index: int
-    parts: dict[str, UnitPart]  # by split; none for a split without tokens
-    text_bytes: int  # of documents, in UTF-8
+    parts: dict[str, UnitPart]  # by split; a split without tokens has no part
+    text_bytes: int  # bytes of documents in UTF-8
     fast: bool  # computed by the fast encoder
-    problems: dict[str, int]  # how often, by kind
+    problems: dict[str, int]  # number of problems, by kind
     lost_documents: int
-    lost_bytes: int  # of input
-    examples: dict[str, list[str]]  # the first ones, by kind; kinds that lost something come first
+    lost_bytes: int  # bytes of input
+    examples: dict[str, list[str]]  # the first examples of problems, by kind; kinds that caused a loss come first
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
-    """Write the tokens of a unit into `unit_file`s, each time the same. Raises BadInput for an input, and OSError."""
+    """Write the tokens of a unit to its `unit_file`s; the bytes are the same every time.
+
+    Raises BadInput for a problem with an input, and OSError.
+    """
     settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
     if settings.template is None:
         reader = Reader(task.inputs, settings.text_field, settings.separator, settings.splitting)
     else:
-        assert isinstance(encoder, Tokenizer)  # of conversations there is no recipe of a faster one
+        assert isinstance(encoder, Tokenizer)  # conversations are never encoded by the fast encoder
         reader = ConversationReader(task.inputs, encoder.special_tokens)
     paths = {split: unit_file(job.directory, task.index, split) for split in SPLITS}
     writers = {split: _PartWriter(paths[split], settings, encoder, reader.problems) for split in SPLITS}
@@ -91,12 +94,15 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
         for batch in _batches(reader.read(task.extents)):
             try:
                 text_bytes += _encode(batch, settings, writers)
-            except BaseException as error:  # the encoder's: a ValueError, or a panic of Rust's, which no pickle holds
+            except BaseException as error:
+                # The encoder may raise ValueError, or panic in Rust with an exception that cannot be pickled.
                 if not isinstance(error, ValueError | BadInput) and type(error).__name__ != "PanicException":
                     raise
-                said = (str(error).splitlines() or [type(error).__name__])[0]
-                made = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
-                raise BadInput(f"unit {task.index}, from {made}: cannot be encoded: {said}; leave it out") from error
+                encoder_message = (str(error).splitlines() or [type(error).__name__])[0]
+                input_names = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
+                raise BadInput(
+                    f"unit {task.index}, from {input_names}: cannot be encoded: {encoder_message}; leave this input out"
+                ) from error
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -111,24 +117,24 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the file of a unit's tokens of one split, until they are committed."""
+    """Return the path of a unit's tokens of one split, which exists until they are committed."""
     return directory / f"{index:08d}.{split}"
 
 
 def delete_own_files(units: Path) -> None:
-    """Delete the files that preparations have written into a folder of units, and the folder if nothing else is there.
+    """Delete the files that preparations have written to a folder of units, and the folder if it is then empty.
 
-    Whatever has another name is a user's, and stays with its folder.
+    Files with other names belong to the user. They stay, and so does their folder.
     """
     for path in [*units.glob("*")] if units.is_dir() else []:
         if _OWN_NAMES.fullmatch(path.name):
-            path.unlink(missing_ok=True)  # a worker of a coordinator that was killed may delete it, too
+            path.unlink(missing_ok=True)  # a worker whose coordinator was killed may delete it at the same time
     with suppress(OSError):
         units.rmdir()
 
 
 class _PartWriter:
-    """Writer of a unit's tokens of one split; the file gets its name when it is complete."""
+    """Writes a unit's tokens of one split. The file gets its name when it is complete."""
 
     def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash
@@ -139,7 +145,7 @@ class _PartWriter:
         self._packer = None
         if settings.template is not None and isinstance(encoder, Tokenizer):
             self._packer = Packer(settings, encoder, self._write, problems)
-        # A worker of a coordinator that was killed may compute the same unit.
+        # A worker whose coordinator was killed may compute the same unit, so every process has a separate file.
         self._partial = path.with_name(f".{path.name}-{os.uname().nodename}-{os.getpid()}")
         self._digest = xxhash.xxh3_128()
         self._file: BinaryIO | None = None
@@ -147,33 +153,40 @@ class _PartWriter:
         self._max_id = 0
 
     def add(self, pieces: list[Piece]) -> list[Piece]:
-        """Write the tokens of texts, an end-of-text id after each document; or pack conversations. Return those."""
+        """Write the tokens of texts, with an end-of-text id after each document, or collect conversations to pack.
+
+        Returns the pieces that were accepted.
+        """
         if self._packer is not None:
             return self._packer.add(pieces)
         ids, lengths = self._encoder.encode_batch([piece.text for piece in pieces])
-        ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
+        # The end-of-text ids are inserted before these positions.
+        ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]
         ids = np.insert(ids, ends, np.full(len(ends), self._encoder.end_of_text_id, ids.dtype))
         empty = sum(piece.ends_document and piece.head == "" for piece in pieces)
         self._write(ids, documents=len(ends), empty_documents=empty)
         return pieces
 
     def _write(self, ids: np.ndarray, **counts: int) -> None:
-        """Write ids, or words of packed conversations; `counts`: fields of the part."""
+        """Write ids, or words of packed conversations. `counts` are fields of the part."""
         if not len(ids):
             return
         if self._file is None:
-            self._partial.unlink(missing_ok=True)  # never through a link of that name
+            self._partial.unlink(missing_ok=True)  # never write through a link with that name
             self._file = self._partial.open("xb")
         data = ids.astype(self._settings.growing_dtype, copy=False).data.cast("B")
         with naming(self._partial):
             self._file.write(data)
         self._digest.update(data)
         self._counts.update(tokens=len(ids), **counts)
-        plain = ids if self._packer is None else ids & LARGEST_ID
-        self._max_id = max(self._max_id, int(plain.max()))
+        plain_ids = ids if self._packer is None else ids & LARGEST_ID
+        self._max_id = max(self._max_id, int(plain_ids.max()))
 
     def finish(self) -> UnitPart | None:
-        """Give the file its name; None if nothing was written. Not synced: only a commit must survive a crash."""
+        """Give the file its name, and return its part, or None if nothing was written.
+
+        The file is not synced, because only commits must survive a crash.
+        """
         if self._packer is not None:
             self._packer.flush()
         if self._file is None:
@@ -196,12 +209,12 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
     for encoder in encoders(record, ranks, recipe):
         if fingerprint(encoder) == record.fingerprint:
             return encoder
-    problem = f"{os.uname().nodename}: tokenizer {record.name} gives other tokens than where the plan was made"
+    problem = f"{os.uname().nodename}: tokenizer {record.name} gives other tokens here than where the plan was made"
     raise BadInput(f"{problem}; install the same version of tiktoken on all machines")
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces by the length of their text, not by number, so that memory is bounded for any documents."""
+    """Group pieces by their total length instead of their number, so that memory is bounded for all documents."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:
@@ -217,8 +230,8 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 def _encode(batch: list[Piece], settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and write its tokens; return the bytes of the texts that were written."""
     splits = settings.splits_of(piece.head for piece in batch)
-    written = list[Piece]()
+    written_pieces = list[Piece]()
     for number in [0] if splits is None else np.unique(splits):
-        pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
-        written += writers[SPLITS[number]].add(pieces)
-    return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in written)
+        pieces = batch if splits is None else [batch[index] for index in np.flatnonzero(splits == number)]
+        written_pieces += writers[SPLITS[number]].add(pieces)
+    return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in written_pieces)

@@ -1,4 +1,4 @@
-"""Executors of units: this process, worker processes, or a Ray cluster. All write the same bytes."""
+"""Executors of units: this process, worker processes, or a Ray cluster. All of them write the same bytes."""
 
 import functools
 import json
@@ -26,32 +26,32 @@ from common.json_files import read_json
 from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
-UNITS_AHEAD = 4  # of a worker; units that wait for their commit take disk space
-RESTARTS = 5  # of all workers in a row, without a finished unit
+UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
+RESTARTS = 5  # restarts of all workers in a row without a finished unit
 CONNECT_SECONDS = 10.0
 
 
 class Executor:
-    """Computes units in this process, one after the other; its subclasses compute them elsewhere, in any order."""
+    """Computes units in this process, one at a time. Subclasses compute them elsewhere, in any order."""
 
     window = 1  # units in flight
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
-        """Begin a unit. The future raises BrokenExecutor if a worker is killed."""
+        """Start a unit. The future raises BrokenExecutor if a worker is killed."""
         future: Future[Result] = Future()
         future.set_result(run_unit(job, task))
         return future
 
     def restart(self) -> None:
         """Replace workers that were killed."""
-        raise AssertionError("there is no worker")
+        raise AssertionError("this executor has no workers")
 
     def close(self) -> None:
         """Cancel unfinished units."""
 
 
 class Processes(Executor):
-    """Computes units in processes of this machine."""
+    """Computes units in processes on this machine."""
 
     def __init__(self, workers: int):
         self.window = UNITS_AHEAD * workers
@@ -59,12 +59,12 @@ class Processes(Executor):
         self.restart()
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
-        # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
-        # for which Python 3.10 would wait forever.
+        # The task of a unit of many small files is long, so it is passed in a file. Sent through a pipe, it could be
+        # incomplete when the workers end, and then Python 3.10 would wait forever.
         path = job.directory / f"{task.index:08d}.task"
         replace_file(path, json.dumps(attrs.asdict(task)))
         try:
-            return self._pool.submit(_run_kept, job, path)
+            return self._pool.submit(_run_stored_task, job, path)
         except BrokenExecutor as error:  # a worker was killed since the last result
             future: Future[Result] = Future()
             future.set_exception(error)
@@ -74,7 +74,7 @@ class Processes(Executor):
         self._pool, self._line = start_workers(self._workers)
 
     def close(self) -> None:
-        self._line.close()  # ends workers at any moment: uncommitted units are computed again
+        self._line.close()  # ends workers at any moment; units that were not committed are computed again
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -82,19 +82,21 @@ class RayCluster(Executor):
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
-        """Join the cluster at an address; None: start one on this machine for this command."""
+        """Join the cluster at an address, or start one on this machine for this command if the address is None."""
         try:
             import ray
         except ImportError as error:
             raise BadInput("--executor ray: the package ray is not installed; pip install ray") from error
         try:
-            if address is not None and ":" in address:  # Ray itself waits for minutes
+            if address is not None and ":" in address:  # Ray itself would wait for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-            # Its workers have this process's sys.path.
+            # Ray's workers use the sys.path of this process.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python there
-            raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Ray or Python has another version there
+            raise BadInput(
+                f"--ray-address {address}: no cluster answers there: {error}; start one with ray start"
+            ) from error
         self._ray = ray
         self._run_unit = ray.remote(num_cpus=1, max_retries=RESTARTS)(run_unit)
         self.window = UNITS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -109,36 +111,41 @@ class RayCluster(Executor):
         error = inner.exception()
         if error is None:
             future.set_result(inner.result())
-        elif isinstance(error, self._ray.exceptions.RayTaskError):  # what the task raised, and its traceback
+        elif isinstance(error, self._ray.exceptions.RayTaskError):  # has what the task raised, with its traceback
             future.set_exception(error.cause)
         else:
             future.set_exception(BrokenExecutor(str(error)))
 
     def restart(self) -> None:
-        raise BadInput("the Ray cluster lost a unit more often than it is retried; check its machines, then rerun")
+        raise BadInput(
+            "the Ray cluster lost a unit more often than units are retried; check its machines, then rerun this command"
+        )
 
     def close(self) -> None:
         self._ray.shutdown()
 
 
 def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
-    """Return processes that ignore Ctrl-C, and a line whose closing ends them at once."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
+    """Return a pool of processes that ignore Ctrl-C, and a connection that ends them at once when it is closed."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
     receiver, line = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers until they set their own
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this until they set their own handler
     try:
-        for _ in range(count):  # each submission begins a process, with its imports, before there is work
+        for _ in range(count):  # each submission starts a process and its imports before there is work
             pool.submit(os.getpid)
     except BrokenExecutor:
-        pass  # a worker was killed already: the first task will raise it
+        pass  # a worker has already been killed, so the first task will raise the error
     finally:
         signal.signal(signal.SIGINT, handler)
     return pool, line
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
-    """Yield the results in order, in batches of those that are ready, from `window` units ahead. Raises as they do."""
+    """Yield the results in order, in batches of those that are ready, from up to `window` units ahead.
+
+    Raises what a unit raises.
+    """
     ahead: deque[tuple[Task, Future[Result]]] = deque()
     restarts = 0
     while True:
@@ -151,23 +158,23 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
                 results.append(ahead[0][1].result())
                 ahead.popleft()
                 restarts = 0
-        except BrokenExecutor:  # of a pool, for all its units
+        except BrokenExecutor:  # a pool raises it for all its units
             restarts += 1
             if restarts > RESTARTS:
                 units = f"units {ahead[0][0].index} to {ahead[-1][0].index} were computed"
                 problem = f"workers were killed {restarts} times in a row while {units}"
                 raise BadInput(f"{problem}; if memory was short, pass fewer --workers") from None
             executor.restart()
-            for place, (task, future) in enumerate(ahead):
+            for index, (task, future) in enumerate(ahead):
                 if not future.done() or future.exception() is not None:
-                    ahead[place] = task, executor.submit(job, task)
+                    ahead[index] = task, executor.submit(job, task)
         if results:
             yield results
 
 
-def _run_kept(job: EncodeJob, path: Path) -> Result:
-    """Run the task of a file, and delete it. Raises BadInput for a damaged file."""
-    advice = "rerun the same command, which writes it anew"
+def _run_stored_task(job: EncodeJob, path: Path) -> Result:
+    """Run the task that a file contains, and delete the file. Raises BadInput if the file is damaged."""
+    advice = "rerun the same command, which writes it again"
     with refusing(f"{path}: damaged", advice):
         task = structured(read_json(path, advice=advice, most_bytes=LARGEST_PLAN_BYTES), Task)
     result = run_unit(job, task)
@@ -176,7 +183,7 @@ def _run_kept(job: EncodeJob, path: Path) -> Result:
 
 
 def _begin_worker(line: Connection) -> None:
-    """End this worker when its coordinator ends, however that happens; ignore Ctrl-C, which the coordinator handles."""
+    """End this worker when its coordinator ends for any reason. Ignore Ctrl-C, which the coordinator handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def listen() -> None:

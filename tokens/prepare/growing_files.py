@@ -1,7 +1,8 @@
-"""Growing token files of one split: hidden while they grow, named when the split is complete.
+"""Growing token files of one split: they are hidden while they grow, and get their names when the split is complete.
 
-`.partial-train.safetensors`, or shards of equal length, `.partial-train-00000.safetensors` and so on. Their number is
-known at the end: then they become `train-00000-of-00012.safetensors`, or `train.safetensors` if there is one.
+The file is `.partial-train.safetensors`, or shards of equal length, `.partial-train-00000.safetensors` and so on. The
+number of shards is known at the end. Then they become `train-00000-of-00012.safetensors` and so on, or
+`train.safetensors` if there is only one.
 """
 
 import os
@@ -21,17 +22,17 @@ from tokens.format.manifest import SPLITS, split_of
 from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettings
 
 PARTIAL = ".partial-"
-UNITS, LOCK = ".units", ".lock"  # folder of computed units; held by the process that prepares
+UNITS, LOCK = ".units", ".lock"  # folder of computed units; file that the preparing process locks
 COPY_BYTES = 1 << 20
-WEIGHTED = "-weighted.safetensors"  # end of the name of a finished file that is made of a growing one
+WEIGHTED = "-weighted.safetensors"  # end of the name of a finished file that is made from a growing file
 
 
 @attrs.frozen
 class Shard:
     """A complete file of a split."""
 
-    path: Path  # hidden
-    name: str  # final
+    path: Path  # hidden path
+    name: str  # final name
     tokens: int
 
 
@@ -39,7 +40,7 @@ class GrowingStream:
     """The files of one split, open for appending."""
 
     def __init__(self, directory: Path, split: str, settings: PrepareSettings, *, to_bucket: bool):
-        """`to_bucket`: full shards are moved to a bucket."""
+        """`to_bucket` says that full shards are moved to a bucket."""
         self.split = split
         self.length = 0  # tokens
         self._directory = directory
@@ -47,13 +48,17 @@ class GrowingStream:
         self._settings = settings
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
-        self._moved = 0  # the first shards, which are in a bucket and not here
-        self._file: BinaryIO | None = None  # the last one, while it has room
+        self._moved = 0  # number of shards that are in a bucket and no longer here; these are the first ones
+        self._file: BinaryIO | None = None  # the last file, while it has room
 
-    def resume(self, length: int, why: Path) -> None:
-        """Continue after `length` tokens, as the log `why` says; hide named files, delete the rest. Raises BadInput."""
-        named = [path for path in self._directory.glob("*.safetensors") if split_of(path.name) == self.split]
-        for path in named if self._settings.template is None else ():  # else they are made of the growing files
+    def resume(self, length: int, log_path: Path) -> None:
+        """Continue after the `length` tokens that the commit log states; hide named files, and delete the rest.
+
+        Raises BadInput if a file is too short, or if a full shard has the wrong size.
+        """
+        named_files = [path for path in self._directory.glob("*.safetensors") if split_of(path.name) == self.split]
+        # With a template, the named files are made from the growing ones, which still exist.
+        for path in named_files if self._settings.template is None else ():
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))
         full, inside = divmod(length, self._shard_tokens)
@@ -62,11 +67,13 @@ class GrowingStream:
             path, end = self._partial(index), self._end(self._shard_tokens if index < full else inside)
             size = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
             if size < end or (index < full and size > end):
-                raise BadInput(f"{path}: got {size:,} bytes, wanted {end:,} by {why.name}; pass another --output")
+                raise BadInput(
+                    f"{path}: got {size:,} bytes, wanted {end:,} as {log_path.name} says; pass another --output"
+                )
         self.truncate(length)
 
     def append(self, source: BinaryIO) -> None:
-        """Append the tokens of a file from its position on."""
+        """Append the tokens of a file, from its current position on."""
         while True:
             room = self._shard_tokens - self.length % self._shard_tokens
             data = source.read(min(COPY_BYTES, room * self._dtype.itemsize))
@@ -75,7 +82,7 @@ class GrowingStream:
             path = self._partial(self.length // self._shard_tokens)
             with naming(path):
                 if self._file is None:
-                    path.unlink(missing_ok=True)  # never through a link of that name
+                    path.unlink(missing_ok=True)  # never write through a link with that name
                     self._file = path.open("x+b")
                     self._file.write(bytes(HEADER_BYTES))
                     sync(self._directory)
@@ -85,14 +92,14 @@ class GrowingStream:
                 self.seal()
 
     def sync(self) -> None:
-        """Wait until everything is on the disk."""
+        """Wait until all appended tokens are on the disk."""
         if self._file is not None:
             with naming(self._file.name):
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens begin .. end, which must be synced."""
+        """Return tokens begin .. end, which must have been synced."""
         parts = []
         while begin < end:
             index, inside = divmod(begin, self._shard_tokens)
@@ -106,8 +113,8 @@ class GrowingStream:
         """Cut off the tokens after the first `length`."""
         self.close()
         full, inside = divmod(length, self._shard_tokens)
-        kept = {self._partial(index) for index in range(self._moved, full + bool(inside))}
-        for path in {*partial_files(self._directory)} - kept:
+        kept_paths = {self._partial(index) for index in range(self._moved, full + bool(inside))}
+        for path in {*partial_files(self._directory)} - kept_paths:
             if path.name.startswith(f"{PARTIAL}{self.split}"):
                 path.unlink()
         if inside:
@@ -117,7 +124,7 @@ class GrowingStream:
         self.length = length
 
     def seal(self) -> None:
-        """Write the header of the last file; then all files are complete except for their names."""
+        """Write the header of the last file. After this, all files are complete except for their names."""
         if self._file is not None:
             with naming(self._file.name):
                 write_header(self._file, self._dtype, self.length % self._shard_tokens or self._shard_tokens)
@@ -125,7 +132,7 @@ class GrowingStream:
             self.close()
 
     def shards(self) -> Iterator[Shard]:
-        """Yield the complete files; of packed conversations they are written from the growing ones, which stay."""
+        """Yield the complete files. With packed conversations, they are written from the growing files, which stay."""
         count = -(-self.length // self._shard_tokens)
         digits = max(5, len(str(count)))
         for index in range(count):
@@ -142,14 +149,14 @@ class GrowingStream:
         return [self._partial(index) for index in range(self._moved, self.length // self._shard_tokens)]
 
     def drop_full_shards(self) -> None:
-        """Delete the full shards on this disk, which are in a bucket now."""
+        """Delete the full shards on this disk, which are now in a bucket."""
         for path in self.full_shards():
             path.unlink()
             self._moved += 1
 
     @property
     def full(self) -> int:
-        """Tokens in full shards, here and in a bucket."""
+        """Tokens in full shards, on this disk and in a bucket."""
         return self.length - self.length % self._shard_tokens
 
     def close(self) -> None:
@@ -159,10 +166,10 @@ class GrowingStream:
             self._file = None
 
     def _weighted_file(self, growing: Path, length: int, *, ends: bool) -> Path:
-        """Write the tokens and weights of a growing file to a file beside it; `ends`: one more end of text follows."""
+        """Write the tokens and weights of a growing file to a file next to it. `ends` appends one more end of text."""
         path, settings = growing.with_name(f"{growing.stem}{WEIGHTED}"), self._settings
         words = np.memmap(growing, GROWING_WORD, mode="r", offset=HEADER_BYTES, shape=length)
-        path.unlink(missing_ok=True)  # never through a link of that name
+        path.unlink(missing_ok=True)  # never write through a link with that name
         with naming(path), path.open("xb") as file:
             write_header(file, settings.dtype, length + ends, settings.context_length)
             last = np.array([settings.end_of_text_id] * ends, GROWING_WORD)

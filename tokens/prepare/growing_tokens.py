@@ -1,4 +1,4 @@
-"""Growing tokens: token files read while they are prepared, as far as the commit log; the finished ones begin so."""
+"""Growing tokens: read token files during their preparation, up to what is committed and will be in the final files."""
 
 import sys
 import threading
@@ -19,24 +19,29 @@ from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, is_steady, read_plan
 
-DEAD_SECONDS = 60.0  # without a written byte, before the lock is looked at: the preparer may have been started anew
-STALLED_SECONDS = 1800.0  # without a written byte, where locks are not seen
-NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # between looks for a file that has just lost its hidden name
+DEAD_SECONDS = 60.0  # time without a written byte before the lock is checked, as the preparation may be restarting
+STALLED_SECONDS = 1800.0  # the same if it cannot be seen whether the file is locked
+NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # pauses between, and number of, looks for a file that was just renamed
 
 
 class GrowingTokens:
     """A token directory that may still be in preparation."""
 
     def __init__(self, directory: Path):
-        """Open it. Raises BadInput without a plan, and where the end of the preparation moves tokens between files."""
+        """Open it. Raises BadInput without a plan, or if tokens move between files at the end of the preparation."""
         plan = read_plan(directory)
         if plan is None:
-            raise BadInput(f"{directory}: no {PLAN}; prepare_data.py SOURCE... --output {directory} writes one first")
+            raise BadInput(f"{directory}: has no {PLAN}; first run prepare_data.py SOURCE... --output {directory}")
         settings = plan.settings
         if settings.template is not None:
-            raise BadInput(f"{directory}: conversations, whose weights come at the end; wait for it, without --follow")
+            raise BadInput(
+                f"{directory}: conversations get their weights at the end; wait for that, and train without --follow"
+            )
         if settings.split != HASH:
-            raise BadInput(f"{directory}: --split {settings.split} holds out the last documents; wait for the end")
+            raise BadInput(
+                f"{directory}: --split {settings.split} holds out the last documents; wait for the end of the "
+                "preparation"
+            )
         self.directory = directory
         self.fingerprint = plan.fingerprint()
         self.settings = settings
@@ -44,17 +49,17 @@ class GrowingTokens:
         self.splits = ["train", *settings.held_out]
         self._units = len(plan.units)
         self._totals = Totals()
-        self._steady = False  # no token of train will be moved to a held-out split any more
-        self._seen_bytes = 0  # of the ledger
+        self._steady = False  # whether no more tokens will be moved from train to a held-out split
+        self._seen_bytes = 0  # bytes of the ledger that were read
         self._lock = threading.Lock()
-        self._written: tuple[int, ...] = ()  # sizes of what the preparer writes
+        self._written_sizes: tuple[int, ...] = ()  # sizes of the files that the preparation writes
         self._quiet_since = time.monotonic()
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the entries committed since the last call. Thread-safe."""
+        """Read the entries that were committed since the last call. Thread-safe."""
         with self._lock:
-            finished = (self.directory / MANIFEST).exists()  # before the log: a finished one has all its lines
+            finished = (self.directory / MANIFEST).exists()  # checked first: then the log has all its lines
             for entry, end in entries_after(self.directory / COMMITS, self._seen_bytes):
                 self._seen_bytes = end
                 self._totals.add(entry)
@@ -63,12 +68,12 @@ class GrowingTokens:
 
     @property
     def tokenizer(self) -> TokenizerRecord:
-        """The tokenizer, as the manifest will have it."""
+        """The tokenizer as it will be in the manifest."""
         ranks = self.directory / RANKS_FILE
         return self.settings.tokenizer_record(ranks if ranks.exists() else None)
 
     def committed(self, split: str) -> int:
-        """Return the tokens of a split that will stay; 0 while a held-out split may be cut from the tail of train.
+        """Return the number of tokens that a split will keep, or 0 while held-out splits may need the tail of train.
 
         A held-out split with more than its share may be shortened to its share at the end.
         """
@@ -88,20 +93,20 @@ class GrowingTokens:
         return f"{units}, last commit at {utc_time(ledger.stat().st_mtime)} by the disk's clock"
 
     def abandoned(self) -> str | None:
-        """Return that no process prepares these tokens any more, or None where one does, or may be started anew."""
-        now, written = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
-        if self.finished or written != self._written:
-            self._written, self._quiet_since = written, now
+        """Return a message if no process prepares these tokens any more, or None if one does or may be restarting."""
+        now, sizes = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
+        if self.finished or sizes != self._written_sizes:
+            self._written_sizes, self._quiet_since = sizes, now
         quiet_seconds = now - self._quiet_since
         if quiet_seconds < DEAD_SECONDS:
             return None
-        held = is_held(self.directory / LOCK)
-        if held:
-            self._quiet_since = now - DEAD_SECONDS / 2  # it is seldom locked by this look
-        if held or (held is None and quiet_seconds < STALLED_SECONDS):
+        is_locked = is_held(self.directory / LOCK)
+        if is_locked:
+            self._quiet_since = now - DEAD_SECONDS / 2  # so that this check, which locks the file itself, is rare
+        if is_locked or (is_locked is None and quiet_seconds < STALLED_SECONDS):
             return None
-        problem = f"its preparation has ended or hangs, {quiet_seconds:.0f} s after it wrote last"
-        return f"{self.directory}: {problem}: {self.progress()}; rerun its command, then this one"
+        problem = f"its preparation has ended or hangs; it last wrote something {quiet_seconds:.0f} s ago"
+        return f"{self.directory}: {problem}: {self.progress()}; rerun its command, and then this one"
 
     def _unit_bytes(self) -> Iterator[int]:
         for path in sorted((self.directory / UNITS).glob("*")):
@@ -113,7 +118,7 @@ class GrowingTokens:
 
 
 class FollowedStream(TokenStream):
-    """The stream of one split of `GrowingTokens`, whose length grows as that is refreshed."""
+    """The stream of one split of `GrowingTokens`. Its length grows when the tokens are refreshed."""
 
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
@@ -129,19 +134,19 @@ class FollowedStream(TokenStream):
         except BadInput as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            self._find(self.length)  # a file has lost its hidden name
+            self._find(self.length)  # a file has been renamed from its hidden name
             super().read_into(values, start, weights=weights)
 
     def _find(self, length: int) -> None:
         for _ in range(NAMING_TRIES):
-            with suppress(FileNotFoundError):  # it got its final name just now
+            with suppress(FileNotFoundError):  # a file has just got its final name
                 super().__init__(self._files(length))
-                self.versions = {}  # they grow
+                self.versions = {}  # the files still grow
                 for file in self.files:
                     file.path.stat()
                 return
             time.sleep(NAMING_SECONDS)
-        raise BadInput(f"{self._growing.directory}: a token file of its {COMMITS} is gone; bring it back")
+        raise BadInput(f"{self._growing.directory}: a token file that {COMMITS} lists is missing; restore it")
 
     def _files(self, length: int) -> list[TokenFile]:
         directory, shard_tokens = self._growing.directory, self._growing.settings.shard_tokens or sys.maxsize
@@ -153,7 +158,7 @@ class FollowedStream(TokenStream):
         ]
 
     def _path(self, index: int) -> Path:
-        """Return the path of a file: hidden, or final where a kill came between the names and the manifest."""
+        """Return the path of a file: hidden, or final if the preparation was killed before it wrote the manifest."""
         growing = self._growing
         hidden = partial_path(growing.directory, self._split, index, growing.settings)
         if hidden.exists():

@@ -1,4 +1,4 @@
-"""Packing: conversations of a unit into rows of T tokens, whole, by best fit; the rest is end-of-text ids."""
+"""Packing: arrange a unit's conversations, undivided, in rows of T tokens by best fit, padded with end-of-text ids."""
 
 import bisect
 from collections import defaultdict
@@ -13,42 +13,43 @@ from tokens.prepare.plan import COUNTED, GROWING_WORD, PrepareSettings
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer
 
-WINDOW_TOKENS = 1 << 23  # packed at a time, 32 MiB: a compressed file is one unit, however large
+WINDOW_TOKENS = 1 << 23  # packed at a time, which takes 32 MiB; a compressed file is one unit, however large it is
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return rows of items by their indices, in their order: best fit, the longest first, `lengths` up to `room`."""
-    rows, rooms = defaultdict[int, list[list[int]]](list), list[int]()  # by what they have left, and all such
+    """Return rows of item indices, in order, by best fit with the longest item first. No length may exceed `room`."""
+    # The rows by the room that they have left, and the sorted list of all such rooms
+    rows, rooms = defaultdict[int, list[list[int]]](list), list[int]()
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        place, left, row = bisect.bisect_left(rooms, lengths[index]), room, list[int]()
-        if place < len(rooms):
-            left = rooms[place]
-            row = rows[left].pop()
-            if not rows[left]:
-                del rooms[place]
-        left -= lengths[index]
-        if not rows[left]:
-            bisect.insort(rooms, left)
-        rows[left].append([*row, index])
+        position, room_left, row = bisect.bisect_left(rooms, lengths[index]), room, list[int]()
+        if position < len(rooms):
+            room_left = rooms[position]
+            row = rows[room_left].pop()
+            if not rows[room_left]:
+                del rooms[position]
+        room_left -= lengths[index]
+        if not rows[room_left]:
+            bisect.insort(rooms, room_left)
+        rows[room_left].append([*row, index])
     return sorted(sorted(row) for group in rows.values() for row in group)
 
 
 class Packer:
-    """Encoder of one split's conversations in a unit, which wait to be packed."""
+    """Encodes the conversations of one split in a unit, and collects them to be packed."""
 
     def __init__(self, settings: PrepareSettings, tokenizer: Tokenizer, write: Callable[..., None], problems: Problems):
-        """`write`: takes the words of whole rows, and their counts as fields of a `UnitPart`."""
+        """`write` takes the words of complete rows, and their counts as fields of a `UnitPart`."""
         assert settings.template is not None and settings.context_length is not None
         self._template = Template(settings.template)
         self._context_length = settings.context_length
         self._tokenizer = tokenizer
         self._write = write
         self._problems = problems
-        self._waiting: list[np.ndarray] = []  # words
-        self._tokens = 0  # of these
+        self._waiting: list[np.ndarray] = []  # words of conversations that are not packed yet
+        self._tokens = 0  # number of these words
 
     def add(self, pieces: list[Piece]) -> list[Piece]:
-        """Add conversations, each with its end of text, and return them: template and row length may refuse some."""
+        """Add conversations, each with its end of text, and return those that template and row length accept."""
         added = []
         end = self._tokenizer.end_of_text_id
         for piece in pieces:
@@ -60,7 +61,7 @@ class Packer:
             words = np.array(ids, GROWING_WORD) | np.array(weights, GROWING_WORD) << COUNTED
             words = words if ids[-1] == end else np.append(words, GROWING_WORD.type(end))
             if len(words) > self._context_length:
-                detail = f"got {len(words):,} tokens, wanted {self._context_length:,} at most, the --context-length"
+                detail = f"got {len(words):,} tokens, wanted at most {self._context_length:,} (--context-length)"
                 self._problems.add("too long", piece.where, detail)
                 continue
             self._waiting.append(words)
@@ -71,7 +72,7 @@ class Packer:
         return added
 
     def flush(self) -> None:
-        """Write the waiting conversations as rows."""
+        """Write the collected conversations as rows."""
         rows = pack([len(words) for words in self._waiting], self._context_length)
         words = np.full((len(rows), self._context_length), self._tokenizer.end_of_text_id, GROWING_WORD)
         for number, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""Preparation plan: units of work of some megabytes each, a function of the inputs and settings alone.
+"""Preparation plan: units of work of some megabytes each, which depend only on the inputs and settings.
 
-It is kept beside the tokens; a later command, with any number of workers, resumes it or is refused.
+The plan is stored next to the tokens. A later command, with any number of workers, either resumes it or is refused.
 """
 
 import hashlib
@@ -30,25 +30,27 @@ from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 
 FORMAT = 1
-LARGEST_PLAN_BYTES = 1 << 40  # of a plan file, which names each input
+LARGEST_PLAN_BYTES = 1 << 40  # bytes of a plan file, which names every input
 HASH, TAIL = "hash", "tail"
-WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # of files of conversations that are one unit
-GROWING_WORD = np.dtype("<u4")  # of packed conversations, until they are finished: an id, and its weight
-COUNTED = 31  # bit of a word that is the weight of its token
+WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # files of conversations that cannot be divided into units
+GROWING_WORD = np.dtype("<u4")  # a word of packed conversations until they are finished: an id and its weight
+COUNTED = 31  # the bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are settings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
-LARGEST_FACTOR = 2  # between the share of the tokens that a split gets and the share that was asked for
-VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
+LARGEST_FACTOR = 2  # largest factor between a split's share of the tokens and its requested share
+# Version of the rules. Since version 2, empty documents are not assigned to splits, and numbers in file names are
+# compared as numbers.
+VERSION = 2
 
 
 @attrs.frozen(kw_only=True)
 class PrepareSettings:
-    """Settings that, with the inputs, decide every byte of the token files."""
+    """Settings that, together with the inputs, determine every byte of the token files."""
 
     text_field: str
-    tokenizer: str  # as it was named on the command line; of characters, with all of them
-    fingerprint: str  # of the tokenizer's behaviour: tokens.tokenizer.tokenizer.fingerprint
+    tokenizer: str  # as on the command line; a character tokenizer's name contains all its characters
+    fingerprint: str  # of the tokenizer's behavior, as tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
     split: str  # HASH or TAIL
@@ -56,19 +58,19 @@ class PrepareSettings:
     validation_fraction: float
     test_fraction: float
     unit_bytes: int
-    shard_tokens: int | None = None  # of each file but the last
-    separator: str | None = None  # between the documents of one text
+    shard_tokens: int | None = None  # tokens of each file except the last
+    separator: str | None = None  # text between the documents of a file or record
     version: int = 1  # of the rules
-    # As the manifest states them; None takes no part in the plan's fingerprint.
+    # As in the manifest. A field that is None is not part of the plan's fingerprint.
     pattern: str | None = None
     structure: str | None = None
     special_tokens: dict[str, int] | None = None
-    template: str | None = None  # of conversations, in Jinja; None for text
-    context_length: int | None = None  # of the rows into which conversations are packed
+    template: str | None = None  # Jinja template of conversations; None for text
+    context_length: int | None = None  # tokens of the rows into which conversations are packed
 
     @property
     def growing_dtype(self) -> np.dtype:
-        """Type of the ids in growing files; with a template their highest bit is the weight."""
+        """Type of the ids in growing files. With a template, their highest bit is the weight."""
         return self.dtype if self.template is None else GROWING_WORD
 
     @property
@@ -78,24 +80,24 @@ class PrepareSettings:
 
     @property
     def splitting(self) -> str | None:
-        """The splitting of a text by the tokenizer: a pattern, or a structure that the `tokenizers` library knows."""
+        """How the tokenizer splits a text: a pattern, or a structure that only the `tokenizers` library understands."""
         return self.structure or self.pattern
 
     @property
     def held_out(self) -> dict[str, float]:
-        """Wanted share of the documents of each held-out split."""
+        """Requested share of the documents for each held-out split."""
         shares = {"validation": self.validation_fraction, "test": self.test_fraction}
         return {split: share for split, share in shares.items() if share > 0}
 
     def short_splits(self, tokens: Mapping[str, int]) -> list[str]:
-        """Return the held-out splits that have less than half of the tokens that were asked for."""
+        """Return the held-out splits that have less than half of the requested tokens."""
         total = sum(tokens.values())
         return [split for split, share in self.held_out.items() if tokens[split] * LARGEST_FACTOR < share * total]
 
     def long_splits(self, tokens: Mapping[str, int]) -> list[str]:
-        """Return the held-out splits that have more than twice the tokens that were asked for.
+        """Return the held-out splits that have more than twice the requested tokens.
 
-        If that leaves less than half of its share to train on, these are all held-out splits.
+        If train is left with less than half of its share, all held-out splits are returned.
         """
         total, held_out = sum(tokens.values()), self.held_out
         if tokens["train"] * LARGEST_FACTOR < (1 - sum(held_out.values())) * total:
@@ -103,7 +105,7 @@ class PrepareSettings:
         return [split for split, share in held_out.items() if tokens[split] > LARGEST_FACTOR * share * total]
 
     def tokenizer_record(self, ranks: Path | None) -> TokenizerRecord:
-        """Return the tokenizer's entry in the manifest. `ranks`: the byte-pair ranks that go with the tokens."""
+        """Return the tokenizer's entry in the manifest. `ranks` is the file of byte-pair ranks next to the tokens."""
         characters = self.tokenizer.removeprefix(CHARACTERS) if self.tokenizer.startswith(CHARACTERS) else None
         return TokenizerRecord(
             name=Path(self.tokenizer).name if characters is None else "chars",
@@ -114,18 +116,18 @@ class PrepareSettings:
         )
 
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
-        """Return the index in SPLITS of each document, by a hash of its first characters; None: all are in train."""
+        """Return the index in SPLITS of each document, by a hash of its first characters; None if all are in train."""
         if self.split == TAIL or not self.held_out:
             return None
         import xxhash
 
         heads = list(heads)
         hashes = np.array([xxhash.xxh3_64_intdigest(head.encode(), self.split_seed) for head in heads], np.uint64)
-        places = hashes / 2.0**64  # in 0 .. 1
-        # The shares lie side by side from 0 on: a larger test share takes nothing from validation.
-        held_out = np.where(places < self.validation_fraction, 1, 2)
+        positions = hashes / 2.0**64  # in 0 .. 1
+        # Validation's share begins at 0 and test's share follows, so a larger test share takes nothing from validation.
+        held_out = np.where(positions < self.validation_fraction, 1, 2)
         is_text = np.array([head != "" for head in heads], bool)
-        return np.where(is_text & (places < self.validation_fraction + self.test_fraction), held_out, 0)
+        return np.where(is_text & (positions < self.validation_fraction + self.test_fraction), held_out, 0)
 
 
 @attrs.frozen
@@ -135,7 +137,7 @@ class UnitPlan:
     settings: PrepareSettings
     sources: tuple[Source, ...]
     units: tuple[tuple[Extent, ...], ...]
-    unit_bytes: tuple[int, ...]  # of input, about
+    unit_bytes: tuple[int, ...]  # approximate bytes of input
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -143,24 +145,24 @@ class UnitPlan:
 
     @property
     def recorded(self) -> "UnitPlan":
-        """The plan without secrets in the URLs of its inputs; those are read by the URLs of the command."""
+        """The plan without secrets in the URLs of its inputs; to read the inputs, the command's URLs are used."""
         return attrs.evolve(self, sources=tuple(source.recorded for source in self.sources))
 
     def fingerprint(self) -> str:
         """Return a sha256 of everything in the plan."""
         values = attrs.asdict(self)
-        for name in ("pattern", "structure", "special_tokens", "template", "context_length"):  # which older plans lack
+        for name in ("pattern", "structure", "special_tokens", "template", "context_length"):  # not in older plans
             if values["settings"][name] is None:
                 del values["settings"][name]
-        if self.settings.version == 1:  # which had neither field
+        if self.settings.version == 1:  # it had neither field
             del values["settings"]["separator"], values["settings"]["version"]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
-    """Tell whether all splits have tokens, and held-out ones enough that none needs the end of the train stream.
+    """Return whether all splits have tokens, and held-out splits have enough not to need the end of the train stream.
 
-    From then on `train.py --follow` reads the train stream, which must not lose tokens any more.
+    From then on, `train.py --follow` reads the train stream, so no tokens may be removed from it.
     """
     return all(tokens[split] for split in ("train", *settings.held_out)) and not settings.short_splits(tokens)
 
@@ -177,14 +179,16 @@ def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Templat
 
 
 def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:
-    """Cut the inputs into units of about `settings.unit_bytes`. Raises BadInput for inputs that cannot be read."""
+    """Divide the inputs into units of about `settings.unit_bytes`. Raises BadInput if an input cannot be read."""
     inputs = [item for source in sources for item in source.inputs]
     if settings.text_field != TEXT_FIELD and all(item.path.endswith(TEXT_SUFFIXES) for item in inputs):
         files = f"{len(inputs):,} file{'s' * (len(inputs) > 1)}"
-        raise BadInput(f"--text-field {settings.text_field}: got {files} of text without records; leave it out")
+        raise BadInput(
+            f"--text-field {settings.text_field}: got {files} of text, which have no records; omit the option"
+        )
     units: list[list[Extent]] = []
     sizes: list[int] = []
-    with ThreadPoolExecutor(16) as threads:  # the footers of remote Parquet files are slow to come
+    with ThreadPoolExecutor(16) as threads:  # reading the footers of remote Parquet files takes a while
         for atoms in threads.map(lambda number: list(_atoms(number, inputs[number], settings)), range(len(inputs))):
             for extent, extent_bytes in atoms:
                 if not units or sizes[-1] + extent_bytes > settings.unit_bytes:
@@ -205,46 +209,48 @@ def write_plan(directory: Path, plan: UnitPlan) -> None:
 
 
 def read_plan(directory: Path) -> UnitPlan | None:
-    """Return the plan of a token directory, or None. Raises BadInput for a damaged one."""
+    """Return the plan of a token directory, or None if it has none. Raises BadInput if it is damaged."""
     path = directory / PLAN
     try:
-        with readable_tokens(path), refusing(f"{path}: damaged", "begin anew in another --output"):
+        with readable_tokens(path), refusing(f"{path}: damaged", "start over in another --output"):
             values = parse_json(read_regular(path, LARGEST_PLAN_BYTES))
-            wanted = str(values.pop("fingerprint", None))
+            fingerprint = str(values.pop("fingerprint", None))
             values.pop("format", None)
             plan = structured(values, UnitPlan)
-            if plan.fingerprint() != wanted:
-                raise ValueError(f"its fingerprint is not {wanted[:12]}...")
+            if plan.fingerprint() != fingerprint:
+                raise ValueError(f"its content does not have the fingerprint {fingerprint[:12]}...")
     except FileNotFoundError:
         return None
     return plan
 
 
-def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources: list[Source]) -> None:
-    """Raise BadInput naming the first difference between a command and the plan that it would resume."""
-    where = f"{directory / PLAN}: another command began these tokens"
+def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sources: list[Source]) -> None:
+    """Raise BadInput for the first difference between a command and the plan that it would resume."""
+    where = f"{directory / PLAN}: another command started these tokens"
     advice = "repeat that command, or pass another --output"
-    if kept.settings.version != wanted.version:
-        raise BadInput(f"{directory / PLAN}: begun by an earlier version of prepare_data.py; pass another --output")
+    if plan.settings.version != settings.version:
+        raise BadInput(
+            f"{directory / PLAN}: was started by an earlier version of prepare_data.py; pass another --output"
+        )
     for field in attrs.fields(PrepareSettings):
-        got, was = getattr(wanted, field.name), getattr(kept.settings, field.name)
-        if field.name == "split_seed" and wanted.split == TAIL:
-            continue  # a tail has no seed, but earlier versions took one
+        got, was = getattr(settings, field.name), getattr(plan.settings, field.name)
+        if field.name == "split_seed" and settings.split == TAIL:
+            continue  # a tail has no seed, but earlier versions accepted one
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
-    # Plans of earlier versions may hold passwords and signatures, and a signed URL is signed anew for each command.
-    was_listed, now_listed = ([source.recorded.inputs for source in listed] for listed in (kept.sources, sources))
+    # Plans of earlier versions may contain passwords and signatures, and a signed URL differs with each command.
+    was_listed, now_listed = ([source.recorded.inputs for source in listed] for listed in (plan.sources, sources))
     was_inputs, now_inputs = ([item for inputs in listed for item in inputs] for listed in (was_listed, now_listed))
     was_paths, now_paths = ([item.path for item in inputs] for inputs in (was_inputs, now_inputs))
-    were, are = {*was_paths}, {*now_paths}
+    planned_paths, current_paths = {*was_paths}, {*now_paths}
     for path in dict.fromkeys([*was_paths, *now_paths]):
-        if path not in are:
+        if path not in current_paths:
             if HIDDEN not in path:
-                look_up(path)  # raises when the file is missing
-            raise BadInput(f"{where}: {path} is not among the sources any more; {advice}")
-        if path not in were:
-            raise BadInput(f"{where}: {path} was not among the sources; {advice}")
-    # Names may differ: relative ones, from another folder. URLs may differ in their secrets alone.
+                look_up(path)  # raises BadInput if the file is missing
+            raise BadInput(f"{where}: {path} is no longer among its sources; {advice}")
+        if path not in planned_paths:
+            raise BadInput(f"{where}: {path} was not among its sources; {advice}")
+    # Names may differ: relative names depend on the current folder, and URLs may differ in their secrets.
     key = attrgetter("path")
     for was, now in zip(sorted(was_inputs, key=key), sorted(now_inputs, key=key), strict=False):
         if was.path == now.path:
@@ -252,17 +258,19 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
     if [[item.path for item in inputs] for inputs in was_listed] != [
         [item.path for item in inputs] for inputs in now_listed
     ]:
-        raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")
+        raise BadInput(f"{where}: its sources were named differently, or in another order; {advice}")
 
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
-    """Yield the smallest parts of an input for units, with their sizes in bytes."""
+    """Yield the smallest parts of an input that can be in different units, with their sizes in bytes."""
     if settings.template is not None and item.path.endswith(TEXT_SUFFIXES):
-        raise BadInput(f"{item.path}: text, wanted conversations: .jsonl, .json or .parquet; name them, or a glob")
+        raise BadInput(
+            f"{item.path}: is text, but conversations are in .jsonl, .json or .parquet files; name these, or use a glob"
+        )
     if not item.path.endswith(".parquet"):
-        # A JSON array of conversations, which has that name, cannot be cut.
-        whole = item.path.endswith(COMPRESSED_SUFFIXES if settings.template is None else WHOLE_SUFFIXES)
-        count = 1 if whole else max(1, round(item.size_bytes / settings.unit_bytes))
+        # A .json file of conversations may be a JSON array, which cannot be divided.
+        is_indivisible = item.path.endswith(COMPRESSED_SUFFIXES if settings.template is None else WHOLE_SUFFIXES)
+        count = 1 if is_indivisible else max(1, round(item.size_bytes / settings.unit_bytes))
         edges = [item.size_bytes * part // count for part in range(count + 1)]
         for begin, end in itertools.pairwise(edges):
             yield Extent(number, begin, end), end - begin
@@ -273,7 +281,7 @@ def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tupl
         except Damaged:
             table = None
         if table is None or table.metadata.num_rows == 0:
-            yield Extent(number, 0, 0), item.size_bytes  # its unit counts it as damaged, or empty
+            yield Extent(number, 0, 0), item.size_bytes  # its unit will count it as damaged or empty
             return
         name = settings.text_field if settings.template is None else None
         check_column(table, name, item.path)

@@ -1,4 +1,4 @@
-"""Preparation of token files from sources: plan, compute units, commit them in order, name the files."""
+"""Preparation of token files from sources: make a plan, compute units, commit them in order, and name the files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +29,15 @@ from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import load_template
 from tokens.tokenizer.tokenizer import LibraryCoder, Tokenizer
 
-# Lone white space between characters of several kinds, in which structures may split a text differently
+# Lone white space between characters of several kinds, where structures of tokenizers may differ in how they split text
 CUT_PROBE = "ab cd\tef\ngh 12\t34\n5 x. y, (z) \u4e2d \u6587 \u00e9\u00e8 's don't ! ? _ a1 2b"
 
 
 def prepare(command: PrepareCommand) -> Manifest:
-    """Write token files, or complete them; return their manifest. Raises BadInput and OSError; committed units stay."""
+    """Write token files, or complete them, and return their manifest.
+
+    Raises BadInput and OSError; committed units are kept.
+    """
     directory = command.directory.absolute()
     _check_output(command)
     template = None if command.template is None else load_template(command.template)
@@ -49,7 +52,10 @@ def prepare(command: PrepareCommand) -> Manifest:
         if template is not None:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
             if len(template.ends(tokenizer)) < 2:
-                raise BadInput(f"--template {command.template}: no special token ends each answer; let one follow it")
+                raise BadInput(
+                    f"--template {command.template}: no special token follows each answer, so a model would not learn "
+                    "to stop; add one to the template"
+                )
         if template is None:
             check_cuts(tokenizer)
         settings = settings_of(command, tokenizer, template)
@@ -67,16 +73,17 @@ def prepare(command: PrepareCommand) -> Manifest:
         _delete_units(directory)
         if finished is not None:
             if bucket is None:
-                read_log(directory)  # raises BadInput for a damaged one
+                read_log(directory)  # raises BadInput if it is damaged
             else:
                 bucket.delete_leftovers()
-            show(progress(f"{command.output}: complete already"))
+            show(progress(f"{command.output}: is already complete"))
             return finished
-        (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that was killed may still write there
+        # A worker whose coordinator was killed may still write to the folder.
+        (directory / UNITS).mkdir(exist_ok=True)
         if bucket is not None:
             _write_ranks(tokenizer, directory)
             bucket.restore(plan)
-        inputs = tuple(item for source in sources for item in source.inputs)  # with the secrets that reading needs
+        inputs = tuple(item for source in sources for item in source.inputs)  # with the secrets needed to read them
         manifest = _write(command, plan, inputs, tokenizer, bucket)
         _delete_units(directory)
         return manifest
@@ -85,16 +92,18 @@ def prepare(command: PrepareCommand) -> Manifest:
 def check_cuts(tokenizer: Tokenizer) -> None:
     """Raise BadInput for a tokenizer whose ids would depend on where a long text is cut.
 
-    A text is cut before a lone white space. Some structures of a tokenizer.json keep it with the word before.
+    A text is cut before a lone white space. Some structures of a tokenizer.json attach it to the word before.
     """
     if not isinstance(tokenizer.coder, LibraryCoder):
         return
     begins = tokenizer.coder.begins(CUT_PROBE)
-    if wrong := [place for place in cut_positions(CUT_PROBE, tokenizer.structure) if place not in begins]:
-        shown = quoted(CUT_PROBE[wrong[0] - 1 : wrong[0] + 2])
+    if bad_positions := [
+        position for position in cut_positions(CUT_PROBE, tokenizer.structure) if position not in begins
+    ]:
+        shown = quoted(CUT_PROBE[bad_positions[0] - 1 : bad_positions[0] + 2])
         raise BadInput(
-            f"tokenizer {tokenizer.name}: its pre_tokenizer keeps the white space of {shown} with the character before "
-            "it, but long texts are cut before white space: not implemented; pass another --tokenizer"
+            f"tokenizer {tokenizer.name}: its pre_tokenizer attaches the white space in {shown} to the character "
+            "before it, which is not supported, because long texts are cut before white space; pass another --tokenizer"
         )
 
 
@@ -104,7 +113,7 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
-    """Return the tokenizer of a command, which may be downloaded; `chars`: that of all characters of the documents."""
+    """Return the tokenizer of a command, which may be downloaded; `chars` has all characters of the documents."""
     if command.tokenizer != "chars":
         tokenizer = load_tokenizer(command.tokenizer)
         if tokenizer.surrounding_note is not None:
@@ -113,11 +122,12 @@ def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan
     if plan is not None and plan.settings.tokenizer.startswith(CHARACTERS):
         return load_tokenizer(plan.settings.tokenizer)
     units = make_plan(sources, settings_of(command, load_tokenizer("bytes")))
-    reader, found = Reader(units.inputs, command.text_field, command.separator), set[str]()
+    reader, characters = Reader(units.inputs, command.text_field, command.separator), set[str]()
     for piece in (piece for unit in units.units for piece in reader.read(unit)):
-        found.update(piece.text)
-    show(progress(f"vocabulary: {len(found):,} characters, and the end of text: vocab_size {len(found) + 1:,}"))
-    return load_tokenizer(CHARACTERS + "".join(sorted(found)))
+        characters.update(piece.text)
+    count = len(characters)
+    show(progress(f"vocabulary: {count:,} characters and the end of text, so vocab_size is {count + 1:,}"))
+    return load_tokenizer(CHARACTERS + "".join(sorted(characters)))
 
 
 def _write(
@@ -127,7 +137,7 @@ def _write(
     tokenizer: Tokenizer,
     bucket: BucketOutput | None,
 ) -> Manifest:
-    """Compute and commit the units that are missing; finish the token files and return their manifest."""
+    """Compute and commit the missing units; finish the token files and return their manifest."""
     directory = command.directory.absolute()
     log = CommitLog(directory, plan.fingerprint())
     writer = TokenWriter(directory, plan, directory / RANKS_FILE if tokenizer.has_ranks_file else None, log, bucket)
@@ -137,14 +147,14 @@ def _write(
         if log.totals.units < len(plan.units):
             _compute(command, plan, inputs, tokenizer, writer)
         if sum(log.totals.documents.values()) == log.totals.empty_documents:
-            lost, first = log.totals.lost_documents, next(iter(log.totals.examples.values()), [""])[0]
-            unread = f"none of the {lost:,} documents of the sources could be read: {first}"
-            raise TooFewDocuments(unread if lost else "the sources hold no document")
+            lost_documents, first = log.totals.lost_documents, next(iter(log.totals.examples.values()), [""])[0]
+            unreadable = f"none of the {lost_documents:,} documents in the sources could be read: {first}"
+            raise TooFewDocuments(unreadable if lost_documents else "the sources contain no documents")
         manifest = writer.finish()
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
-        # so that another command may begin here
+        # Another command may then start in this folder.
         for path in (*partial_files(directory), directory / COMMITS, directory / PLAN):
             path.unlink(missing_ok=True)
         ranks = directory / RANKS_FILE
@@ -157,12 +167,12 @@ def _write(
         log.close()
     if manifest.split is not None and manifest.split.from_tail:
         held_out = " or ".join(manifest.split.from_tail)
-        what = "no document's hash, or those of too few documents, fell to"
-        show(note(f"{what} {held_out}: the last ones are held out, and copies may be in train"))
+        reason = f"the hash selected no documents, or too few, for {held_out}"
+        show(note(f"{reason}, so the last ones are held out, and train may contain copies of them"))
     if manifest.split is not None and manifest.split.shortened:
         held_out = " or ".join(manifest.split.shortened)
-        what = "the hashes of too many documents fell to"
-        show(note(f"{what} {held_out}: the last ones of these are at the end of train, and copies may be in both"))
+        reason = f"the hash selected too many documents for {held_out}"
+        show(note(f"{reason}, so the last of these are at the end of train, and both may contain copies"))
     return manifest
 
 
@@ -175,7 +185,7 @@ def _compute(
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     progress = UnitProgress(plan, writer.totals)
-    try:  # while the workers start
+    try:  # the workers start in the meantime
         if not slow_noted:
             recipe = write_recipe(tokenizer, units / "recipe.json")
         record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)
@@ -183,10 +193,11 @@ def _compute(
         for results in in_order(executor, job, _tasks(plan, inputs, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
-                show(note("encoding with tiktoken: fastokens, several times faster, is not installed, or differs"))
-            lost = [result for result in results if result.lost_documents or result.lost_bytes]
-            if lost and command.on_bad_document == "fail":
-                example = next(iter(lost[0].examples.values()))[0]
+                problem = "fastokens, which is several times faster, is not installed or gives other ids"
+                show(note(f"encoding with tiktoken, because {problem}"))
+            losses = [result for result in results if result.lost_documents or result.lost_bytes]
+            if losses and command.on_bad_document == "fail":
+                example = next(iter(losses[0].examples.values()))[0]
                 raise BadInput(f"{example}; fix this, or pass --on-bad-document skip")
             writer.commit(results)
             progress.show(writer.totals)
@@ -204,49 +215,54 @@ def _tasks(plan: UnitPlan, inputs: tuple[Input, ...], first: int) -> Iterator[Ta
 
 
 def _check_output(command: PrepareCommand) -> None:
-    """Raise BadInput for an output that is a file, or a source."""
+    """Raise BadInput if the output is a file, or also a source."""
     directory = command.directory
     with writing(directory):
         if directory.exists() and not directory.is_dir():
-            raise BadInput(f"{directory}: is no folder; pass another --output")
+            raise BadInput(f"{directory}: is not a folder; pass another --output")
         resolved = directory.resolve()
     if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in command.sources):
-        raise BadInput(f"{directory}: is a source and the output as well; pass another --output")
+        raise BadInput(f"{directory}: is both a source and the output; pass another --output")
 
 
 def _refuse_other_tokens(directory: Path) -> None:
-    """Raise BadInput for a folder with tokens but without a plan; delete hidden files, which no plan can resume."""
-    taken = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
-    if taken:
-        raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
+    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, which no plan can resume."""
+    existing_files = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
+    if existing_files:
+        raise BadInput(
+            f"{existing_files[0]}: exists; pass another --output, or delete it to prepare these tokens again"
+        )
     for path in partial_files(directory):
         size = path.lstat().st_size
         path.unlink()
-        show(note(f"{path}: deleted: {size:,} bytes left by an unfinished preparation (there is no {PLAN})"))
+        show(note(f"{path}: deleted {size:,} bytes of an unfinished preparation that has no {PLAN}"))
 
 
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
-    """Raise BadInput for a file in the place of the tokenizer's ranks that holds anything else.
+    """Raise BadInput if the file that would be written for the tokenizer's ranks exists with other content.
 
-    The same content is accepted: a killed command has left it there, or the user has named it as the tokenizer.
+    The same content is accepted: a killed command left it, or the user named this file as the tokenizer.
     """
     is_file = tokenizer.has_ranks_file and ranks.is_file() and not ranks.is_symlink()
     if is_file and ranks.read_bytes() != ranks_text(tokenizer.coder.ranks):
         size = f"{ranks.stat().st_size:,} bytes"
         raise BadInput(
-            f"{ranks}: exists, with {size} that are not the ranks of tokenizer {tokenizer.name}, which would replace "
-            "them; pass another --output, or move the file away"
+            f"{ranks}: exists, and its {size} are not the ranks of tokenizer {tokenizer.name}, which would replace it; "
+            "pass another --output, or move the file away"
         )
 
 
-def _is_same_file(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
+def _is_same_file(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _delete_units(directory: Path) -> None:
-    """Delete computed units that were not committed: they are computed again; and growing files of finished tokens."""
-    for path in partial_files(directory) if (directory / MANIFEST).exists() else ():  # packed conversations
+    """Delete computed units that were not committed, and the growing files of finished tokens.
+
+    The units will be computed again.
+    """
+    for path in partial_files(directory) if (directory / MANIFEST).exists() else ():  # from packed conversations
         path.unlink()
-    if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
+    if (directory / UNITS).is_symlink():  # never write through a link with that name
         (directory / UNITS).unlink()
     delete_own_files(directory / UNITS)

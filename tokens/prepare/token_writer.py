@@ -1,6 +1,6 @@
-"""Token writer: units appended in the order of the plan, durable with each commit, named when all are written.
+"""Token writer: append units in the order of the plan, make each commit durable, and name the files when all are done.
 
-At the end held-out splits that miss the share asked for are corrected with tokens from the end of the train stream.
+If the held-out splits miss their requested shares at the end, they are corrected with tokens from the end of train.
 """
 
 import io
@@ -33,28 +33,28 @@ from tokens.prepare.growing_files import COPY_BYTES, UNITS, GrowingStream, Shard
 from tokens.prepare.plan import HASH, LARGEST_ID, TAIL, PrepareSettings, UnitPlan, is_steady
 
 COPY_TOKENS = COPY_BYTES // 2
-ADVICE = "add documents, or pass --split tail, which cuts a document by tokens where it must"
+ADVICE = "add documents, or pass --split tail, which divides a document if necessary"
 
 
 class TooFewDocuments(BadInput):
-    """Too few documents to hold out: no command with these settings can finish."""
+    """There are too few documents to hold any out, so no command with these settings can finish."""
 
 
 def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float]:
-    """Return the held-out splits without tokens, with their shares of the documents."""
+    """Return the held-out splits without tokens, with the requested shares of the documents."""
     return {split: share for split, share in settings.held_out.items() if not totals.tokens[split]}
 
 
 def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
-    """Return the tokens that each split has at the end, between half and twice the share that was asked for.
+    """Return the tokens that each split will have at the end: between half and twice its requested share.
 
-    Splits that no document's hash fell to get whole documents from the end of the train stream, as do all splits with
-    --split tail. Where whole documents would miss the share by more than a factor of LARGEST_FACTOR, the splits are cut
-    by tokens instead, inside a document if need be; packed conversations are always cut by rows.
+    Splits for which the hash selected no document get whole documents from the end of the train stream, as do all
+    splits with --split tail. If whole documents would miss the share by more than a factor of LARGEST_FACTOR, the
+    splits are cut by tokens instead, if necessary inside a document; packed conversations are always cut by rows.
     Raises TooFewDocuments.
     """
     if totals.tokens["train"] == 0:
-        raise TooFewDocuments(f"every document's hash fell to a held-out split; {ADVICE}")
+        raise TooFewDocuments(f"the hash selected every document for a held-out split; {ADVICE}")
     by_tokens = settings.context_length is not None or sum(totals.documents.values()) - totals.empty_documents == 1
     if not by_tokens:
         try:
@@ -65,14 +65,14 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
             if settings.split != TAIL:
                 raise
         splits = " and ".join(settings.held_out)
-        show(note(f"whole documents would miss the share asked for, so {splits} may begin or end inside a document"))
+        show(note(f"whole documents would miss the requested shares, so {splits} may begin or end inside a document"))
     return _cut_by_tokens(train, settings, totals)
 
 
 def move_tokens(streams: dict[str, GrowingStream], totals: Totals, lengths: dict[str, int]) -> None:
     """Copy tokens from the ends of streams to other streams, so that each split can then be cut to its final length.
 
-    What a held-out split has too much of goes to the end of the train stream, and what is missing in one comes from
+    The excess of a held-out split goes to the end of the train stream, and tokens that another one needs are taken from
     there.
     """
     train, held_out = streams["train"], SPLITS[1:]
@@ -91,7 +91,10 @@ class TokenWriter:
     def __init__(
         self, directory: Path, plan: UnitPlan, ranks: Path | None, log: CommitLog, bucket: BucketOutput | None
     ):
-        """Continue after the commit log. Raises BadInput for too short a file. With a bucket `directory` is scratch."""
+        """Continue after the commit log. Raises BadInput if a file is too short.
+
+        With a bucket, `directory` contains only scratch files.
+        """
         self.directory = directory
         self.units = directory / UNITS
         self.totals = log.totals  # over all committed units
@@ -105,7 +108,7 @@ class TokenWriter:
             self._streams[split].resume(length, log.path)
 
     def commit(self, results: list[Result]) -> None:
-        """Append the next units of the plan; their tokens and the commit log are on the disk when it returns."""
+        """Append the next units of the plan. Their tokens and the commit log are on the disk when this returns."""
         for split, stream in self._streams.items():
             paths = [unit_file(self.units, result.index, split) for result in results if split in result.parts]
             for path in paths:
@@ -124,7 +127,10 @@ class TokenWriter:
             self._move_full_shards(self._bucket)
 
     def finish(self) -> Manifest:
-        """Fill missing splits from the tail, name the files, write the manifest. Raises BadInput for an empty one."""
+        """Fill missing splits from the tail, name the files, and write the manifest.
+
+        Raises BadInput if a split would be empty.
+        """
         settings = self._plan.settings
         if self._bucket is None:
             if (lengths := self.totals.cut) is None:
@@ -163,7 +169,10 @@ class TokenWriter:
             stream.close()
 
     def _refuse_if_followed(self, lengths: dict[str, int]) -> None:
-        """Raise TooFewDocuments where tokens would leave the train stream that `train.py --follow` may have read."""
+        """Raise TooFewDocuments if tokens would be removed from the train stream that a run may have read already.
+
+        Runs with `train.py --follow` read it while it grows.
+        """
         settings = self._plan.settings
         if settings.split != HASH or lengths["train"] >= self.totals.tokens["train"]:
             return
@@ -171,11 +180,11 @@ class TokenWriter:
         for entry, _ in entries_after(self._log.path, 0):
             totals.add(entry)
             if is_steady(settings, totals.tokens):
-                short = " and ".join(settings.short_splits(self.totals.tokens))
-                raise TooFewDocuments(f"less than half of the share that was asked for fell to {short}; {ADVICE}")
+                splits = " and ".join(settings.short_splits(self.totals.tokens))
+                raise TooFewDocuments(f"the hash selected less than half of the requested share for {splits}; {ADVICE}")
 
     def _move_full_shards(self, bucket: BucketOutput) -> None:
-        """Upload full shards with a checkpoint that another disk can resume from; delete them here."""
+        """Upload full shards with a checkpoint from which another disk can resume, and delete them here."""
         full = [path for stream in self._streams.values() for path in stream.full_shards()]
         if not full:
             return
@@ -229,7 +238,10 @@ class TokenWriter:
 
 
 def _whole_documents(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
-    """Return the length of each split once the missing ones got documents of the tail. Raises TooFewDocuments."""
+    """Return the length of each split when missing splits have received documents from the tail.
+
+    Raises TooFewDocuments.
+    """
     missing, end = missing_splits(settings, totals), totals.tokens["train"]
     documents = sum(totals.documents.values()) - totals.empty_documents
     counts = {split: max(1, round(documents * share)) for split, share in missing.items()}
@@ -237,7 +249,7 @@ def _whole_documents(train: GrowingStream, settings: PrepareSettings, totals: To
         held_out = " and ".join(f"{count} for {split}" for split, count in counts.items())
         raise TooFewDocuments(f"{documents} documents are too few to hold out {held_out}; {ADVICE}")
     lengths = dict(totals.tokens)
-    for split in reversed(counts):  # the test split is the very end
+    for split in reversed(counts):  # the test split is at the very end
         begin = _before_documents(train, counts[split], end, settings)
         lengths[split], end = end - begin, begin
     lengths["train"] = end
@@ -245,30 +257,30 @@ def _whole_documents(train: GrowingStream, settings: PrepareSettings, totals: To
 
 
 def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
-    """Return the length of each split, cut by tokens, or by rows of conversations. Raises TooFewDocuments."""
+    """Return the length of each split after a cut by tokens, or by rows of conversations. Raises TooFewDocuments."""
     total, size = sum(totals.tokens.values()), settings.context_length or 1
     missing, lengths = missing_splits(settings, totals), dict(totals.tokens)
     changed = {*missing, *settings.short_splits(lengths), *settings.long_splits(lengths)}
     text_end = _end_of_text(train, totals.tokens["train"], settings.end_of_text_id)
-    # Empty documents at the very end go to the last split, and are not counted where all splits come from there.
-    counted = text_end if len(missing) == len(settings.held_out) else total
-    wanted = {
-        split: max(1, round(-(-counted // size) * share)) * size
+    # Empty documents at the very end go to the last split. They are not counted if all splits are taken from there.
+    counted_tokens = text_end if len(missing) == len(settings.held_out) else total
+    requested_lengths = {
+        split: max(1, round(-(-counted_tokens // size) * share)) * size
         for split, share in settings.held_out.items()
         if split in changed
     }
-    for split in [split for split in wanted if split not in missing]:
-        lengths["train"] += lengths[split] - wanted[split]
-        lengths[split] = wanted.pop(split)
+    for split in [split for split in requested_lengths if split not in missing]:
+        lengths["train"] += lengths[split] - requested_lengths[split]
+        lengths[split] = requested_lengths.pop(split)
     end, text_end = lengths["train"], -(-text_end // size) * size
-    if end != totals.tokens["train"]:  # another end of the stream than the one that was looked at
+    if end != totals.tokens["train"]:  # the end of the stream has moved, so `text_end` does not apply to it
         text_end = end
-    if wanted and sum(wanted.values()) >= text_end:
-        held_out = " and ".join(f"{count // size} for {split}" for split, count in wanted.items())
+    if requested_lengths and sum(requested_lengths.values()) >= text_end:
+        held_out = " and ".join(f"{count // size} for {split}" for split, count in requested_lengths.items())
         rows = f"{text_end // size:,} rows of {size:,} tokens are" if size > 1 else f"text of {text_end:,} tokens is"
         raise TooFewDocuments(f"{rows} too few to hold out {held_out}")
-    for split in reversed(wanted):  # the test split is the very end
-        begin = text_end - wanted[split]
+    for split in reversed(requested_lengths):  # the test split is at the very end
+        begin = text_end - requested_lengths[split]
         lengths[split], end, text_end = end - begin, begin, begin
     lengths["train"] = end
     _refuse_lengths(settings, lengths, size)
@@ -276,25 +288,25 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
 
 
 def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
-    """Raise TooFewDocuments for a text so short that not even a cut by tokens comes near the shares asked for."""
+    """Raise TooFewDocuments if a text is so short that even a cut by tokens misses the requested shares by far."""
     total = sum(lengths.values())
     for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
         least = math.ceil(1000 * size / total) / 1000
         unit = f"row of {size:,} tokens" if size > 1 else "token"
-        got = f"--{split}-fraction {settings.held_out[split]:g}: of {total:,} tokens, a {unit} is {size / total:.1%}"
+        got = f"--{split}-fraction {settings.held_out[split]:g}: one {unit} of {total:,} tokens is {size / total:.1%}"
         raise TooFewDocuments(f"{got}; pass --{split}-fraction {least:g} or more, or 0, or add documents")
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
-    """Return the position of the last `count` documents of the train stream before `end`; empty ones do not count."""
-    stop = end - 1  # end of text of the last one
+    """Return where the last `count` documents of the train stream before `end` begin; empty ones do not count."""
+    stop = end - 1  # end-of-text id of the last document
     while stop > 0:
         begin = max(0, stop - COPY_TOKENS)
         is_end = train.read(begin, stop + 1) == settings.end_of_text_id
-        found = np.flatnonzero(is_end[:-1] & ~is_end[1:])
-        if len(found) >= count:
-            return begin + int(found[-count]) + 1
-        count, stop = count - len(found), begin
+        text_ends = np.flatnonzero(is_end[:-1] & ~is_end[1:])
+        if len(text_ends) >= count:
+            return begin + int(text_ends[-count]) + 1
+        count, stop = count - len(text_ends), begin
     raise AssertionError("more documents than end-of-text ids")
 
 
@@ -302,15 +314,15 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
     """Return the end of the last document with text."""
     for stop in range(end, 0, -COPY_TOKENS):
         begin = max(0, stop - COPY_TOKENS)
-        words = train.read(begin, stop).astype(np.uint32)  # of conversations an end of text may count
-        found = np.flatnonzero(words & LARGEST_ID != end_of_text_id)
-        if len(found):
-            return begin + int(found[-1]) + 2
+        words = train.read(begin, stop).astype(np.uint32)  # the end of text of a conversation may have a weight
+        text_positions = np.flatnonzero(words & LARGEST_ID != end_of_text_id)
+        if len(text_positions):
+            return begin + int(text_positions[-1]) + 2
     return end
 
 
 def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
-    """Append the tokens begin .. end of one stream to another; they are on the disk when it returns."""
+    """Append the tokens begin .. end of one stream to another. They are on the disk when this returns."""
     for start in range(begin, end, COPY_TOKENS):
         target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))
     if end > begin:
@@ -318,13 +330,17 @@ def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) ->
 
 
 def _refuse_shares(settings: PrepareSettings, totals: Totals) -> None:
-    """Raise BadInput where splits in a bucket, which cannot be cut any more, are far from the shares asked for."""
-    advice = "begin anew in a folder with --split tail, or with more documents"
+    """Raise BadInput if splits in a bucket, which can no longer be cut, are far from their requested shares."""
+    advice = "start over in a folder with --split tail, or with more documents"
     if not totals.tokens["train"]:
-        raise BadInput("every document's hash fell to a held-out split; pass another --output and lower fractions")
+        raise BadInput(
+            "the hash selected every document for a held-out split; pass another --output and lower fractions"
+        )
     total = sum(totals.tokens.values())
     for split in missing_splits(settings, totals):
-        raise BadInput(f"no document's hash fell to {split}; pass another --output and --{split}-fraction, larger or 0")
+        raise BadInput(
+            f"the hash selected no document for {split}; pass another --output, and 0 or a larger --{split}-fraction"
+        )
     for split in [*settings.long_splits(totals.tokens), *settings.short_splits(totals.tokens)]:
         share = f"--{split}-fraction {settings.held_out[split]:g}"
         raise BadInput(f"{share} would hold out {totals.tokens[split] / total:.1%} of the tokens; {advice}")

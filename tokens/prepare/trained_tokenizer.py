@@ -1,6 +1,6 @@
-"""Tokenizer trained on a sample of the sources by Hugging Face's tokenizers, as one tokenizer.json.
+"""Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write one tokenizer.json.
 
-Of pairs that are equally frequent, that of lower ranks is merged: neither threads nor the order of the text matter.
+Of equally frequent pairs, the pair with the lower ranks is merged, so neither threads nor the order of texts matter.
 """
 
 import re
@@ -23,34 +23,34 @@ from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
-PART_CHARACTERS = 50_000  # of a text: the trainer buffers 256 parts
-LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # is cut: the trainer's time is quadratic in the length of a match
+PART_CHARACTERS = 50_000  # parts into which a text is cut, because the trainer buffers 256 texts
+LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # cut here, because the trainer's time is quadratic in a match's length
 
 
 def train_tokenizer(command: TokenizerCommand) -> list[str]:
-    """Write a tokenizer; return lines about it. Raises BadInput, also where too much of the text cannot be read."""
+    """Write a tokenizer and return lines about it. Raises BadInput, also if too much of the text cannot be read."""
     path, size, pattern = command.output, command.vocab_size, PATTERNS[command.pattern]
     _refuse_existing(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     sample, source_bytes = _sample(command, pattern)
     ranks, sample = _train(sample, size - SPECIAL, pattern)
-    report_problems(sample, "there are more")
+    report_problems(sample, "there are more examples")
     if not sample.text_bytes:
         raise BadInput(f"{', '.join(command.sources)}: no text could be read; nothing was written")
     tokenizer = byte_pair_tokenizer(path.stem, ranks, pattern).with_special_tokens(TURN_TOKENS)
     if tokenizer.vocabulary_size < size:
-        most = tokenizer.vocabulary_size
-        got = f"{sample.text_bytes:,} bytes of text give {most:,} ids, then no pair occurs twice"
-        advice = f"pass --vocab-size {most} or less, or more text; nothing was written"
+        largest_size = tokenizer.vocabulary_size
+        got = f"{sample.text_bytes:,} bytes of text give only {largest_size:,} ids, and then no pair occurs twice"
+        advice = f"pass --vocab-size {largest_size} or less, or more text; nothing was written"
         raise BadInput(f"--vocab-size {size}: {got}; {advice}")
     text = tokenizer_text(tokenizer)
     with writing(path):
-        replace_file(path, text, durable=True, keep=True)
-        if path.read_text(encoding="utf-8") != text:  # another command was faster
+        replace_file(path, text, durable=True, keep_existing=True)
+        if path.read_text(encoding="utf-8") != text:  # another command has written it meanwhile
             _refuse_existing(path)
     refuse_losses(sample, source_bytes if sample.is_whole else sample.text_bytes, f"{path} is")
-    share = "all" if sample.is_whole else f"{sample.text_bytes / source_bytes:.1%}, evenly spread,"
+    share = "all" if sample.is_whole else f"{sample.text_bytes / source_bytes:.1%}, spread evenly,"
     return [
         f"{path}: {size:,} ids, {SPECIAL} of them special tokens from {tokenizer.end_of_text_id} on",
         f"  trained on {sample.text_bytes:,} bytes: {share} of {source_bytes:,} bytes of sources",
@@ -60,11 +60,11 @@ def train_tokenizer(command: TokenizerCommand) -> list[str]:
 
 def _refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise BadInput(f"{path}: exists; pass another --output, or delete it to train anew")
+        raise BadInput(f"{path}: exists; pass another --output, or delete it to train the tokenizer again")
 
 
 def _sample(command: TokenizerCommand, pattern: str) -> tuple[DocumentSample, int]:
-    """Return the sample to train on, and the bytes of the sources."""
+    """Return the sample to train on, and the size of the sources in bytes."""
     field, separator = command.text_field, command.separator
     prepared = PrepareCommand(command.sources, output="", text_field=field, separator=separator)
     settings = settings_of(prepared, load_tokenizer("bytes"))
@@ -74,19 +74,21 @@ def _sample(command: TokenizerCommand, pattern: str) -> tuple[DocumentSample, in
 
 
 def _train(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
-    """Train in a process of its own: the library's threads do not hear of Ctrl-C, and may run out of memory."""
+    """Train in a separate process, because the library's threads ignore Ctrl-C and may run out of memory."""
     pool, line = start_workers(1)
     try:
         return pool.submit(_train_here, sample, count, pattern).result()
     except BrokenExecutor as error:
-        raise BadInput("the process that trains was killed; if memory was short, pass less --sample-bytes") from error
+        raise BadInput(
+            "the process that trains the tokenizer was killed; if memory was short, lower --sample-bytes"
+        ) from error
     finally:
         line.close()
         pool.shutdown(cancel_futures=True)
 
 
 def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
-    """Return up to `count` ranks, those of the bytes first; fewer where no other pair occurs twice."""
+    """Return up to `count` ranks, with those of single bytes first; fewer if no other pair occurs twice."""
     from tokenizers import Tokenizer, pre_tokenizers, trainers
 
     untrained = byte_pair_tokenizer("bytes", {bytes([byte]): byte for byte in range(256)}, pattern)
@@ -99,8 +101,8 @@ def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[
 
 def _cut(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        for at in range(0, len(text), PART_CHARACTERS):
-            part, begin = text[at : at + PART_CHARACTERS], 0
+        for start in range(0, len(text), PART_CHARACTERS):
+            part, begin = text[start : start + PART_CHARACTERS], 0
             for run in LONG_RUN.finditer(part):
                 yield part[begin : run.end()]
                 begin = run.end()

@@ -25,7 +25,7 @@ from tokens.prepare.plan import UnitPlan, read_plan
 
 
 class Slice(NamedTuple):
-    """Bytes begin .. end of the tokens of a file, or object."""
+    """Bytes begin .. end of the tokens of a file or object."""
 
     path: str
     begin: int
@@ -33,18 +33,20 @@ class Slice(NamedTuple):
 
 
 def status(where: str) -> list[str]:
-    """Return the progress of a preparation into a folder or bucket, as lines. Raises BadInput without one."""
-    with _described(where) as directory:
+    """Return the progress of a preparation in a folder or bucket as lines. Raises BadInput if there is none."""
+    with _described_directory(where) as directory:
         plan = read_plan(directory)
         if plan is None:
-            raise BadInput(f"{where}: no {PLAN}; prepare_data.py SOURCE... --output {where} begins one")
+            raise BadInput(
+                f"{where}: has no {PLAN}; to start a preparation, run prepare_data.py SOURCE... --output {where}"
+            )
         totals = read_log(directory)
         if read_manifest(directory) is not None:
             state = "complete"
         else:
             ledger = directory / COMMITS
             when = f"at {utc_time(ledger.stat().st_mtime)} by the disk's clock" if ledger.exists() else "none"
-            state = f"not complete, last commit {when}; the same command resumes it"
+            state = f"not complete, last commit {when}; rerun the same command to resume it"
     done, total = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
     tokens, documents = sum(totals.tokens.values()), sum(totals.documents.values())
     lines = [
@@ -52,11 +54,12 @@ def status(where: str) -> list[str]:
         f"  units      {totals.units:,} of {len(plan.units):,} ({done / max(1, total):.1%} of {total:,} bytes)",
         f"  tokens     {tokens:,} in {documents:,} documents",
     ]
-    held = totals.cut or totals.tokens
-    for split in [split for split in SPLITS if held[split]]:
-        whole = held[split] == totals.tokens[split]  # else the tail of train was cut off: in documents not counted
-        counted = f", {totals.documents[split]:,} documents" if whole else ""
-        lines.append(f"  {split:10} {held[split]:,} tokens{counted}")
+    lengths = totals.cut or totals.tokens
+    for split in [split for split in SPLITS if lengths[split]]:
+        # If the tail of train was cut off, the number of its documents is not known.
+        is_unchanged = lengths[split] == totals.tokens[split]
+        document_text = f", {totals.documents[split]:,} documents" if is_unchanged else ""
+        lines.append(f"  {split:10} {lengths[split]:,} tokens{document_text}")
     if totals.problems:
         lines.append(f"  problems   {json.dumps(totals.problems)}, {totals.lost_documents:,} documents lost")
         lines += [f"    {line}" for line in itertools.chain.from_iterable(totals.examples.values())]
@@ -64,34 +67,38 @@ def status(where: str) -> list[str]:
 
 
 def verify(where: str) -> list[str]:
-    """Check the files of a folder or bucket against its manifest. Raises BadInput naming damaged ones and sources."""
-    with _described(where) as directory:
+    """Check the files of a folder or bucket against its manifest.
+
+    Raises BadInput that names the damaged files, and the sources from which the damaged tokens were made.
+    """
+    with _described_directory(where) as directory:
         manifest = read_manifest(directory)
         if manifest is None:
-            raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
+            raise BadInput(f"{where}: has no {MANIFEST}; only a finished preparation has one")
         plan = read_plan(directory)
         damaged = _damaged_files(directory, Bucket(where) if REMOTE in where else None, manifest)
         units = []
-        if plan is not None and (damaged or REMOTE not in where):  # a bucket is not read twice without need
+        # A bucket is not read twice without need.
+        if plan is not None and (damaged or REMOTE not in where):
             if plan.fingerprint() != manifest.plan:
-                damaged.append(f"{where}/{PLAN}: not the plan of {MANIFEST}")
+                damaged.append(f"{where}/{PLAN}: is not the plan that {MANIFEST} names")
             try:
                 units = list(itertools.islice(_damaged_units(where.rstrip("/"), directory, plan, manifest), SHOWN))
-            except BadInput as error:  # of the ledger
+            except BadInput as error:  # an error in the ledger
                 damaged.append(str(error))
             if units and not damaged:
-                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest is not that of the tokens"]
+                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest does not match the tokens"]
     if damaged:
-        made_from = f"; damaged: {'; '.join(units)}" if units else ""
-        more = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
-        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{more}{made_from}")
+        origin = f"; damaged: {'; '.join(units)}" if units else ""
+        remaining = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
+        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{remaining}{origin}")
     size = sum(content.size_bytes for content in manifest.files.values())
-    return [f"{where}: {len(manifest.files)} files, {size:,} bytes: all as written"]
+    return [f"{where}: {len(manifest.files)} files, {size:,} bytes: all unchanged"]
 
 
 @contextmanager
-def _described(where: str) -> Iterator[Path]:
-    """Give a folder with plan, commit log and manifest: a token directory, or a copy of a bucket's."""
+def _described_directory(where: str) -> Iterator[Path]:
+    """Provide a folder with plan, commit log and manifest: the token directory, or a copy of a bucket's files."""
     if REMOTE not in where:
         yield Path(where)
         return
@@ -104,7 +111,7 @@ def _described(where: str) -> Iterator[Path]:
 
 
 def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -> list[str]:
-    """Return a line for each file, or object, that differs from its manifest entry. Several are read at once."""
+    """Return a line for each file or object that differs from its manifest entry. Several are read at once."""
 
     def problem(name: str) -> str | None:
         try:
@@ -123,7 +130,7 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
     """Yield the units whose tokens in `where` do not have the digest in the commit log, with their sources."""
-    if plan.settings.template is not None:  # a unit's digest is that of its growing words
+    if plan.settings.template is not None:  # the digest covers the unit's words in the growing files, not its tokens
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
     files = _slices_by_split(where, log, manifest, item_bytes)
@@ -144,7 +151,8 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
 def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: int) -> dict[str, list[Slice]]:
     """Return where the tokens that the units wrote for each split are now, in their order.
 
-    At the end a held-out split may have got tokens from the end of train, or have given its last ones to it.
+    At the end of a preparation, a held-out split may have received tokens from the end of train, or may have lost its
+    last tokens to it.
     """
     files: dict[str, list[Slice]] = {}
     for split in SPLITS:
@@ -152,31 +160,32 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
         files[split] = [Slice(f"{where}/{name}", 0, manifest.files[name].tokens * item_bytes) for name in names]
     if log.cut is None:
         return files
-    written = {split: count * item_bytes for split, count in log.tokens.items()}
-    after, given = [*files["train"]], dict[str, list[Slice]]()  # the end of train before the held-out splits were cut
+    written_bytes = {split: count * item_bytes for split, count in log.tokens.items()}
+    # `after` is the end of train before the held-out splits were cut; `returned` are tokens that they lost to train.
+    after, returned = [*files["train"]], dict[str, list[Slice]]()
     for split in SPLITS[1:]:
-        after += _between(files[split], written[split], log.cut[split] * item_bytes)
-    begin = written["train"]
+        after += _between(files[split], written_bytes[split], log.cut[split] * item_bytes)
+    begin = written_bytes["train"]
     for split in SPLITS[1:]:
-        end = begin + max(0, written[split] - log.cut[split] * item_bytes)
-        given[split], begin = _between(after, begin, end), end
-    kept = {split: _between(files[split], 0, written[split]) + given[split] for split in SPLITS[1:]}
-    return {"train": _between(after, 0, written["train"]), **kept}
+        end = begin + max(0, written_bytes[split] - log.cut[split] * item_bytes)
+        returned[split], begin = _between(after, begin, end), end
+    held_out = {split: _between(files[split], 0, written_bytes[split]) + returned[split] for split in SPLITS[1:]}
+    return {"train": _between(after, 0, written_bytes["train"]), **held_out}
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Return bytes begin .. end of slices that follow each other."""
-    found, position = [], 0
-    for each in slices:
-        first, last = max(begin, position), min(end, position + each.end - each.begin)
+    """Return the bytes begin .. end of several slices, counted as if the slices were concatenated."""
+    selected, position = [], 0
+    for piece in slices:
+        first, last = max(begin, position), min(end, position + piece.end - piece.begin)
         if first < last:
-            found.append(Slice(each.path, each.begin + first - position, each.begin + last - position))
-        position += each.end - each.begin
-    return found
+            selected.append(Slice(piece.path, piece.begin + first - position, piece.begin + last - position))
+        position += piece.end - piece.begin
+    return selected
 
 
 def _read(slices: list[Slice]) -> Iterator[bytes]:
-    """Yield the bytes of slices; less where a file is cut short."""
+    """Yield the bytes of slices, or fewer if a file was truncated."""
     for path, begin, end in slices:
         with suppress(OSError, BadInput):
             opened = look_up_remote(path).open() if REMOTE in path else open_regular(Path(path))
@@ -192,6 +201,6 @@ def _sources(plan: UnitPlan, index: int) -> str:
     parts = []
     for extent in plan.units[index] if index < len(plan.units) else ():
         path = plan.inputs[extent.input].path
-        what = "row groups" if path.endswith(".parquet") else "bytes"
-        parts.append(f"{path} ({what} {extent.begin:,} to {extent.end:,})")
+        unit = "row groups" if path.endswith(".parquet") else "bytes"
+        parts.append(f"{path} ({unit} {extent.begin:,} to {extent.end:,})")
     return f"unit {index}: {', '.join(parts[:3])}{', ...' if len(parts) > 3 else ''}"

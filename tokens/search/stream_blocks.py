@@ -1,4 +1,4 @@
-"""Blocks of token streams, read and worked on by threads, one a core: numpy leaves the interpreter to the others."""
+"""Blocks of token streams, read and processed by one thread per core, because numpy releases Python's global lock."""
 
 import os
 from collections import deque
@@ -10,18 +10,19 @@ import numpy as np
 
 from tokens.format.token_file import TokenStream
 
-SEARCHED_TOKENS = 1 << 20  # a block: large: threads wait for each other between numpy's loops
-AHEAD = 2  # blocks of a thread, finished or not
+SEARCHED_TOKENS = 1 << 20  # tokens of a block; blocks are large because threads wait for each other between numpy calls
+AHEAD = 2  # blocks per thread that are queued, being processed or finished
 Result = TypeVar("Result")
 
 
 def in_blocks(
     streams: Sequence[TokenStream], work: Callable[[np.ndarray], Result], overlap: int
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the first token of each block and its result of `work`, in order; a stream begins where one ends.
+    """Yield the first token of each block and the result of `work` on it, in order; streams count as concatenated.
 
-    A block has `overlap` more tokens, with which the next one begins, as far as the stream has them. Memory: AHEAD + 1
-    blocks a core that this process may use. Raises BadInput for a file that cannot be read any more.
+    A block also contains the next `overlap` tokens, with which the following block begins, as far as the stream has
+    them. Memory holds up to AHEAD + 1 blocks for each core that this process may use. Raises BadInput if a file can no
+    longer be read.
     """
 
     def read(stream: TokenStream, start: int) -> Result:
@@ -29,7 +30,7 @@ def in_blocks(
 
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pending: deque[tuple[int, Future[Result]]] = deque()
-    begin = 0  # of the stream, among the tokens of all
+    begin = 0  # first token of the stream, counted through all streams
     with ThreadPoolExecutor(count) as threads:
         for stream in streams:
             for start in range(0, stream.length, SEARCHED_TOKENS):
@@ -43,14 +44,14 @@ def in_blocks(
 
 
 def common_dtype(streams: Sequence[TokenStream]) -> np.dtype:
-    """Return the type that holds the tokens of all streams."""
+    """Return a type that can hold the tokens of all streams."""
     return np.result_type(np.uint16, *(stream.dtype for stream in streams))
 
 
 def locate(streams: Sequence[TokenStream], place: int) -> tuple[TokenStream, int]:
-    """Return the stream of a token, numbered among those of all streams, and its position there."""
+    """Return the stream of a token that is counted through all streams, and its position in that stream."""
     for stream in streams:
         if place < stream.length:
             return stream, place
         place -= stream.length
-    raise AssertionError(f"{place} tokens after the last one")
+    raise AssertionError(f"{place} tokens after the end of the last stream")

@@ -1,4 +1,4 @@
-"""Runs of tokens of a text that stand verbatim in token streams, as long as they go."""
+"""Runs of tokens of a text that occur verbatim in token streams, each as long as possible."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,38 +11,41 @@ from tokens.search.ngrams import NgramFinder, Ngrams
 from tokens.search.overlap import GRAM, NOWHERE
 from tokens.search.stream_blocks import common_dtype, in_blocks
 
-PAIRS_AT_ONCE = 1 << 22  # of a place in the streams and one in the text, looked at together
+PAIRS_AT_ONCE = 1 << 22  # pairs of a place in the streams and a place in the text that are processed together
 
 
 @attrs.frozen
 class VerbatimRun:
-    """Tokens of a text that stand in the streams, and in no longer run that does."""
+    """Tokens of a text that occur in the streams, and that are not part of a longer run that occurs."""
 
-    start: int  # in the text
+    start: int  # first token, in the text
     length: int  # tokens
-    place: int  # of the first copy, among the tokens of all streams
+    place: int  # first token of the first copy, counted through all streams
     copies: int
 
 
 def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRAM) -> list[VerbatimRun]:
-    """Return the runs of n tokens or more of a text (1-D) that none of them holds, in order. Raises as `in_blocks`."""
+    """Return, in order, the runs of at least n tokens of a text (1-D) that are not inside another run.
+
+    Raises BadInput like `in_blocks`.
+    """
     ngrams = Ngrams([text], n, common_dtype(streams))
     finder = NgramFinder(ngrams)
     longest, copies, first = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64), np.full(len(text), NOWHERE)
-    begin = 0  # of the stream, among the tokens of all
+    begin = 0  # first token of the stream, counted through all streams
     for stream in streams:
-        # A run that begins with a block may have begun before it: it is that of the block before, which holds it all.
+        # A run at the very start of a block may have begun in the block before, which contains all of it and counts it.
         for at, (offsets, numbers) in in_blocks([stream], finder.find, max(n, len(text))):
             for pairs in _pairs(ngrams, offsets, numbers):
                 places, starts, lengths = _runs(*pairs, n)
-                own = (places <= stream_blocks.SEARCHED_TOKENS) & ((places > 0) | (at == 0))
-                places, starts, lengths = places[own] + at + begin, starts[own], lengths[own]
+                begins_here = (places <= stream_blocks.SEARCHED_TOKENS) & ((places > 0) | (at == 0))
+                places, starts, lengths = places[begins_here] + at + begin, starts[begins_here], lengths[begins_here]
                 before = longest.copy()
                 np.maximum.at(longest, starts, lengths)
                 copies[longest > before], first[longest > before] = 0, NOWHERE
-                whole = lengths == longest[starts]
-                np.add.at(copies, starts[whole], 1)
-                np.minimum.at(first, starts[whole], places[whole])
+                is_longest = lengths == longest[starts]
+                np.add.at(copies, starts[is_longest], 1)
+                np.minimum.at(first, starts[is_longest], places[is_longest])
         begin += stream.length
     begins = np.flatnonzero(longest)
     ends = begins + longest[begins]
@@ -51,20 +54,26 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 
 
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield places of n-grams, ascending, with each start of that n-gram in the text; no run is in two parts."""
+    """Yield the places of n-grams, ascending, paired with each start of that n-gram in the text.
+
+    A run is never divided between two parts.
+    """
     by_number = np.argsort(ngrams.numbers, kind="stable")
     edges = np.searchsorted(ngrams.numbers[by_number], np.arange(ngrams.count + 1))
     counts = np.diff(edges)[numbers]
     gaps = np.flatnonzero(np.diff(places) > 1) + 1
     cuts = gaps[np.diff(np.cumsum(counts)[gaps - 1] // PAIRS_AT_ONCE, prepend=0) > 0]
     for part in np.split(np.arange(len(places)), cuts):
-        held = counts[part]
-        within = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
-        yield np.repeat(places[part], held), ngrams.starts[by_number[np.repeat(edges[numbers[part]], held) + within]]
+        matches = counts[part]
+        within = np.arange(matches.sum()) - np.repeat(np.cumsum(matches) - matches, matches)
+        yield (
+            np.repeat(places[part], matches),
+            ngrams.starts[by_number[np.repeat(edges[numbers[part]], matches) + within]],
+        )
 
 
 def _runs(places: np.ndarray, starts: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Join pairs that follow each other; return place, start and length of each run."""
+    """Join consecutive pairs, and return the place, start and length of each run."""
     order = np.lexsort((places, places - starts))
     places, starts = places[order], starts[order]
     begins = np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(starts, prepend=-2) != 1))

@@ -1,4 +1,4 @@
-"""Token statistics: document lengths, duplicates, contamination of held-out splits. Memory: 8 bytes a document."""
+"""Token statistics: document lengths, duplicates, contamination of held-out splits; needs 8 bytes for each document."""
 
 import itertools
 from array import array
@@ -20,38 +20,42 @@ from tokens.stats.contamination import contamination, likeness
 from tokens.tokenizer.known import recognized
 from tokens.tokenizer.loading import CACHE_ADVICE, load_tokenizer, recorded_tokenizer
 
-GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
+GPT2_END_OF_TEXT = 50256  # used for directories without a manifest
 BLOCK_TOKENS = 1 << 19
 PERCENTS = (5, 25, 50, 75, 95, 99)
 BAR = 30  # characters of the longest bar
 CHART = "document-lengths.png"
 BINS_PER_DOUBLING = 2
-SAMPLE_BLOCKS = 16  # spread evenly over a stream, at most
+SAMPLE_BLOCKS = 16  # blocks at most, spread evenly over a stream
 SAMPLE_BLOCK_TOKENS = 1 << 16
 
 
 def stats(
     directory: Path, end_of_text_id: int | None = None, against: tuple[Path, ...] = (), *, near_duplicates: bool = False
 ) -> list[str]:
-    """Return the statistics of a token directory as lines; draw a chart. Raises BadInput without tokens.
+    """Return the statistics of a token directory as lines, and draw a chart. Raises BadInput if it has no tokens.
 
-    `against`: files of texts and token directories to search the train split for. `near_duplicates`: look for them.
+    `against` names files of texts and token directories to search for in the train split. With `near_duplicates`, the
+    documents are also compared with each other.
     """
     manifest = read_manifest(directory)
     streams = _streams(directory, manifest)
     if end_of_text_id is None:
         end_of_text_id = manifest.tokenizer.end_of_text_id if manifest else GPT2_END_OF_TEXT
-    dtype = np.result_type(*(stream.read(0, 0).dtype for stream in streams.values()))  # hashes are of the same type
+    # Hashes must be computed from the same type of ids in all splits.
+    dtype = np.result_type(*(stream.read(0, 0).dtype for stream in streams.values()))
     lengths: Counter[int] = Counter()
     read = {split: read_split(stream, end_of_text_id, dtype, lengths) for split, stream in streams.items()}
-    hashes = {split: own for split, (own, _) in read.items()}
+    hashes = {split: split_hashes for split, (split_hashes, _) in read.items()}
     tokens, ends = sum(stream.length for stream in streams.values()), sum(count for _, count in read.values())
     if ends == 0:
-        raise BadInput(f"{directory}: no token is the end-of-text id {end_of_text_id}; pass --end-of-text ID")
+        raise BadInput(
+            f"{directory}: the end-of-text id {end_of_text_id} does not occur; pass the right one with --end-of-text ID"
+        )
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
     noun, headline = "document", f"{documents:,} documents"
-    if manifest is not None and manifest.rows is not None:  # alpaca has an end of text after each of its answers
+    if manifest is not None and manifest.rows is not None:  # the alpaca template puts an end of text after each answer
         noun, headline = "text", f"{manifest.documents:,} conversations of {documents:,} texts"
     lines = [f"{directory}: {headline}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts, noun)
@@ -73,9 +77,9 @@ def stats(
     try:
         draw_chart(directory, values, counts, noun)
         lines.append(f"drawn in {directory / CHART}")
-    except OSError as error:  # a directory without write permission can be read all the same
+    except OSError as error:  # a directory without write permission can still be read
         lines.append(f"not drawn: {write_problem(directory / CHART, error)}")
-    except BadInput as problem:  # a file of the user has the chart's name
+    except BadInput as problem:  # a file that is not ours has the chart's name
         lines.append(f"not drawn: {problem}")
     return lines
 
@@ -83,72 +87,78 @@ def stats(
 def read_split(
     stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]
 ) -> tuple[np.ndarray, int]:
-    """Return a hash of each document, uint64, ascending, and how many end-of-text ids a split has; count lengths."""
-    hashes, found = array("Q"), 0
-    begun, length = xxhash.xxh3_64(), 0  # of a document that goes on in the next block
+    """Return a hash of each document, uint64, ascending, and the number of end-of-text ids of a split.
+
+    Also count the documents' lengths in `lengths`.
+    """
+    hashes, end_count = array("Q"), 0
+    unfinished, length = xxhash.xxh3_64(), 0  # hash and length of a document that continues in the next block
     for at in range(0, stream.length, BLOCK_TOKENS):
         block = stream.read(at, min(BLOCK_TOKENS, stream.length - at)).astype(dtype, copy=False)
         data = block.view(np.uint8).data
         ends = np.flatnonzero(block == end_of_text_id)
         if len(ends) == 0:
-            begun.update(data)
+            unfinished.update(data)
             length += len(block)
             continue
         edges = (ends * dtype.itemsize).tolist()
-        begun.update(data[: edges[0]])
-        hashes.append(begun.intdigest())
+        unfinished.update(data[: edges[0]])
+        hashes.append(unfinished.intdigest())
         for begin, end in itertools.pairwise(edges):
             hashes.append(xxhash.xxh3_64_intdigest(data[begin + dtype.itemsize : end]))
         lengths.update((np.diff(ends, prepend=-1 - length) - 1).tolist())
-        found += len(ends)
-        begun, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
-    if length:  # a lone document that was cut by tokens has no end
+        end_count += len(ends)
+        unfinished, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
+    if length:  # a single document that was cut at a number of tokens has no end
         lengths[length] += 1
-        hashes.append(begun.intdigest())
+        hashes.append(unfinished.intdigest())
     ascending = np.frombuffer(hashes, np.uint64)
-    if stream.weighted:  # between end-of-text ids of padding is no document
+    if stream.weighted:  # the space between end-of-text ids of padding is not a document
         lengths.pop(0, None)
         ascending = ascending[ascending != xxhash.xxh3_64_intdigest(b"")]
     ascending.sort()  # in place
-    return ascending, found
+    return ascending, end_count
 
 
 def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStream]:
     names = manifest.files if manifest else [path.name for path in directory.glob("*.safetensors")]
-    found = [split for split in SPLITS if split in map(split_of, names)]
-    if not found and (directory / PLAN).exists():
-        raise BadInput(f"{directory}: not finished; prepare_data.py status {directory} shows its progress")
-    if not found:
-        raise BadInput(f"{directory}: no train.safetensors; prepare_data.py SOURCE... --output DIR writes one")
-    return {split: open_listed(directory, split, manifest) for split in found}
+    splits = [split for split in SPLITS if split in map(split_of, names)]
+    if not splits and (directory / PLAN).exists():
+        raise BadInput(
+            f"{directory}: its preparation is not finished; to see its progress, run prepare_data.py status {directory}"
+        )
+    if not splits:
+        raise BadInput(f"{directory}: no train.safetensors; write one with prepare_data.py SOURCE... --output DIR")
+    return {split: open_listed(directory, split, manifest) for split in splits}
 
 
 def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: Path) -> list[str]:
-    """Return a line that compares the tokenizer of a directory with GPT-2's; none if it is that."""
+    """Return a line that compares a directory's tokenizer with GPT-2's, or no line if it is GPT-2's."""
     try:
-        own = recorded_tokenizer(record, directory)
-        if recognized(own.coder.ranks) == "gpt2":
+        tokenizer = recorded_tokenizer(record, directory)
+        if recognized(tokenizer.coder.ranks) == "gpt2":
             return []
     except BadInput as error:
-        return [f"  beside GPT-2         not compared: {error}"]
+        return [f"  versus GPT-2         not compared: {error}"]
     try:
         gpt2 = load_tokenizer("gpt2")
     except BadInput as error:  # this command has no --tokenizer
         problem = replace(error.problems[0], advice=CACHE_ADVICE)
-        return [f"  beside GPT-2         not compared: {problem}"]
+        return [f"  versus GPT-2         not compared: {problem}"]
     text_bytes = tokens = gpt2_tokens = 0
     count = min(SAMPLE_BLOCK_TOKENS, stream.length)
     starts = np.linspace(0, stream.length - count, min(SAMPLE_BLOCKS, -(-stream.length // count))).astype(int)
     for ids in (stream.read(start, count) for start in starts.tolist()):
-        edges = np.flatnonzero(np.isin(ids, [*own.special_tokens.values()])).tolist()
+        edges = np.flatnonzero(np.isin(ids, [*tokenizer.special_tokens.values()])).tolist()
         for begin, end in itertools.pairwise([-1, *edges, count]):
-            text = own.decode(ids[begin + 1 : end].tolist())
+            text = tokenizer.decode(ids[begin + 1 : end].tolist())
             text_bytes += len(text.encode(errors="replace"))
             tokens += end - begin - 1
             gpt2_tokens += len(gpt2.encode(text))
-    here, there = (f"{text_bytes / max(1, count):.2f}" for count in (tokens, gpt2_tokens))
-    rates = f"{here} bytes per token, GPT-2's {there}, on {text_bytes:,} bytes of the same text"
-    return [f"  beside GPT-2         {rates}"]
+    rate, gpt2_rate = (f"{text_bytes / max(1, count):.2f}" for count in (tokens, gpt2_tokens))
+    return [
+        f"  versus GPT-2         {rate} bytes per token, GPT-2's {gpt2_rate}, on {text_bytes:,} bytes of the same text"
+    ]
 
 
 def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
@@ -163,20 +173,22 @@ def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
 
 
 def _copies(hashes: dict[str, np.ndarray], noun: str) -> list[str]:
-    """Return duplicates within each split, and documents of one split that are in another."""
+    """Return lines on the duplicates within each split, and on documents of one split that are also in another."""
     lines = []
-    for name, own in hashes.items():
-        copies = int(np.count_nonzero(own[1:] == own[:-1]))
-        share = copies / max(1, len(own))
-        lines.append(f"  duplicates           {copies:,} {noun}s of {name} ({share:.2%}) repeat an earlier one of it")
-    for (known, first), (held_out, second) in itertools.combinations(hashes.items(), 2):
+    for name, split_hashes in hashes.items():
+        copies = int(np.count_nonzero(split_hashes[1:] == split_hashes[:-1]))
+        share = copies / max(1, len(split_hashes))
+        lines.append(f"  duplicates           {copies:,} {noun}s of {name} ({share:.2%}) repeat an earlier one")
+    for (reference, first), (held_out, second) in itertools.combinations(hashes.items(), 2):
         places = np.minimum(np.searchsorted(first, second), len(first) - 1)
         shared = int(np.count_nonzero(first[places] == second))
         if shared:
             share = shared / len(second)
-            lines.append(f"  CONTAMINATION        {shared:,} {noun}s of {held_out} ({share:.2%}) are in {known} too")
+            lines.append(
+                f"  CONTAMINATION        {shared:,} {noun}s of {held_out} ({share:.2%}) are also in {reference}"
+            )
         else:
-            lines.append(f"  contamination        none: no {noun} of {held_out} is in {known}")
+            lines.append(f"  contamination        none: no {noun} of {held_out} is in {reference}")
     return lines
 
 
@@ -186,20 +198,22 @@ def _histogram(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
     documents: Any = np.histogram(values, edges, weights=counts)[0]
     tokens: Any = np.histogram(values, edges, weights=counts * values)[0]
     lines = [f"  {f'tokens per {noun}':>23}  {f'{noun}s':>14}  {'share':>7}  {'of tokens':>9}"]
-    for (begin, end), count, held in zip(itertools.pairwise(edges), documents, tokens, strict=True):
+    for (begin, end), count, token_count in zip(itertools.pairwise(edges), documents, tokens, strict=True):
         if not count and not documents[: edges.index(begin)].any():
             continue  # no document is that short
         span = f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
         bar = "#" * round(BAR * count / documents.max())
-        row = f"{span:>23}  {int(count):>14,}  {count / documents.sum():>7.2%}  {held / max(1, tokens.sum()):>9.2%}"
+        document_share, token_share = count / documents.sum(), token_count / max(1, tokens.sum())
+        row = f"{span:>23}  {int(count):>14,}  {document_share:>7.2%}  {token_share:>9.2%}"
         lines.append(f"  {row}  {bar}".rstrip())
     return lines
 
 
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: str = "document") -> None:
-    """Draw a histogram of document lengths, ascending, with their counts, in log-spaced bins of whole lengths.
+    """Draw a histogram of document lengths in logarithmic bins whose edges are whole lengths.
 
-    Raises BadInput if a file that is not such a chart has its name.
+    `values` are the lengths, ascending, and `counts` the number of documents with each. Raises BadInput if a file that
+    is not such a chart has its name.
     """
     check_replaceable(directory / CHART, is_own_png, "a chart of prepare_data.py stats")
     documents, longest = int(counts.sum()), int(values[-1])
@@ -210,8 +224,8 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: st
     heights = np.pad(np.repeat(np.histogram(values, edges, weights=counts)[0], 2), 1).astype(float)
     line = Line(name=f"{noun}s", x=np.repeat(edges, 2).astype(float), y=heights, colour=0, filled=True)
     median = int(values[np.searchsorted(np.cumsum(counts), documents / 2)])
-    named = {median: "median", longest: "longest"}
-    marks = [VerticalMark(x=max(1, at), style="", text=f"{name} {at:,}") for at, name in named.items()]
+    marked_lengths = {median: "median", longest: "longest"}
+    marks = [VerticalMark(x=max(1, at), style="", text=f"{name} {at:,}") for at, name in marked_lengths.items()]
     empty = f" ({counts[0]:,} empty ones not shown)" * bool(values[0] == 0)
     title = f"{printable(directory.resolve().name)}: {documents:,} {noun}s{empty}"
     axis = f"tokens per {noun} (without end-of-text)"

@@ -1,4 +1,4 @@
-"""Fast encoders, each used only if its ids are those of tiktoken on a probe."""
+"""Fast encoders. Each is used only if its ids for a probe are the same as tiktoken's."""
 
 import functools
 import importlib.util
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import fastokens
 
 
-# GPT-2's pattern with all in one group that looks neither ahead nor back: tiktoken's engine runs the group as a finite
-# automaton, which takes two thirds of the time. Letters come first, for speed; contractions stay before symbols, which
-# may begin with an apostrophe as well.
+# GPT-2's pattern, with everything that looks neither ahead nor back in one group. tiktoken's engine runs the group as a
+# finite automaton, which takes two thirds of the time. Letters come first for speed. Contractions must come before
+# symbols, because symbols may also begin with an apostrophe.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
-# A contraction where case does not count, as "'S" is, after a letter or its mark: fastokens' o200k does not know it.
+# A case-insensitive contraction such as "'S" after a letter or its mark, which fastokens' o200k does not support.
 LONG_S = re.compile(r"[^\s!-/:-@\[-`{-~]'\u017f")
 
 
@@ -36,7 +36,7 @@ class FastBytePairEncoder:
     """fastokens with the ids of a byte-pair tokenizer. It caches up to 100 MB of words."""
 
     def __init__(self, encoding: "fastokens.Tokenizer", record: TokenizerRecord, exact: Callable[[], Tokenizer]):
-        """`exact`: loads the tokenizer itself, for the rare texts on which this one differs."""
+        """`exact` loads the tokenizer itself, for the rare texts for which fastokens gives different ids."""
         self.end_of_text_id, self.vocabulary_size = record.end_of_text_id, record.vocabulary_size
         self._dtype = token_dtype(self.vocabulary_size)
         self._encoding = encoding
@@ -51,22 +51,22 @@ class FastBytePairEncoder:
 
 
 def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
-    """Write a tokenizer.json for workers, which do not load tiktoken; return None without fastokens.
+    """Write a tokenizer.json for workers, so that they need not load tiktoken; return None without fastokens.
 
-    It reads .tiktoken files as well, but splits by known patterns of a tokenizer.json three times as fast.
+    fastokens can also read .tiktoken files, but splits text three times as fast by a known pattern of a tokenizer.json.
     """
     if importlib.util.find_spec("fastokens") is None:
         return None
-    ordinary = attrs.evolve(tokenizer, special_tokens={})  # in a text they are
+    ordinary = attrs.evolve(tokenizer, special_tokens={})  # special tokens in a text are ordinary text
     replace_file(path, tokenizer_text(ordinary))
     return path.absolute()
 
 
 def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Iterator[Encoder]:
-    """Yield encoders that may match a tokenizer with ranks in a directory, the fastest first, itself last."""
+    """Yield encoders that may match a tokenizer whose ranks are in a directory: the fastest first, itself last."""
     exact = functools.partial(recorded_tokenizer, record, ranks)
-    os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
-    with suppress(ImportError, ValueError):  # it is optional, and does not read all of them
+    os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the worker processes already run in parallel
+    with suppress(ImportError, ValueError):  # fastokens is optional, and cannot read every tokenizer
         if recipe is not None:
             import fastokens
 

@@ -1,7 +1,8 @@
-"""Known tokenizers: splitting patterns, and the special tokens that belong to ranks, which name neither.
+"""Known tokenizers: the splitting patterns and special tokens that belong to ranks, which do not state either.
 
-Merges stay within the matches of a pattern, which cover every text. Patterns use no possessive repetition and no `$`,
-which engines read differently. cl100k's gives the ids of tiktoken's own form: no rank spans a line end and more text.
+Merges stay within the matches of a pattern, and the matches cover every text. The patterns use neither possessive
+repetition nor `$`, because engines interpret these differently. cl100k's pattern still gives the ids of tiktoken's own
+form, because no rank spans a line end and text after it.
 """
 
 import hashlib
@@ -18,13 +19,13 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _of_words(digits: str) -> str:
-    """Return the pattern in which up to so many digits go together."""
+    """Return a pattern for words in which `digits` matches the digits that belong together."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_WHITE_SPACE}"
 
 
 PATTERNS = {
     "gpt2": GPT2,
-    "cl100k": _of_words(r"\p{N}{1,3}"),  # Llama 3's as well
+    "cl100k": _of_words(r"\p{N}{1,3}"),  # also Llama 3's
     "o200k": (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
         rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_WHITE_SPACE}"
@@ -35,22 +36,22 @@ PATTERNS = {
 
 @attrs.frozen(kw_only=True)
 class KnownTokenizer:
-    """Published facts of a tokenizer beside its ranks."""
+    """What is published about a tokenizer besides its ranks."""
 
-    ranks_sha256: str  # of the published file
+    ranks_sha256: str  # of the published file of ranks
     pattern: str
     special_tokens: dict[str, int]
     end_of_text: str = "<|endoftext|>"
-    encoding: str | None  # tiktoken's name, by which it downloads the ranks; None: they are not for all to download
+    encoding: str | None  # tiktoken's name, with which it downloads the ranks; None if they are not public
 
 
-_LLAMA3 = (  # Meta's llama3/tokenizer.py: 256 tokens after 128,000 ranks
+_LLAMA3 = (  # from Meta's llama3/tokenizer.py: 256 tokens after 128,000 ranks
     *("<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{number}|>" for number in range(4))),
     *("<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"),
     *(f"<|reserved_special_token_{number}|>" for number in range(5, 251)),
 )
 _PROMPT_ENDS = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
-# Hashes and special tokens of tiktoken_ext/openai_public.py; Llama 3's hash is its tokenizer.model's, on the hub.
+# Hashes and special tokens are from tiktoken_ext/openai_public.py. Llama 3's hash is its tokenizer.model's on the hub.
 KNOWN_TOKENIZERS = {
     "gpt2": KnownTokenizer(
         ranks_sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
@@ -81,6 +82,9 @@ KNOWN_TOKENIZERS = {
 
 
 def recognized(ranks: dict[bytes, int], file_sha256: str | None = None) -> str | None:
-    """Return the name of the known tokenizer that ranks belong to by their content, or their file's; or None."""
+    """Return the name of the known tokenizer to which ranks belong, judging by their content or their file's hash.
+
+    Return None if they are unknown.
+    """
     digests = (file_sha256, hashlib.sha256(ranks_text(ranks)).hexdigest())
-    return next((name for name, known in KNOWN_TOKENIZERS.items() if known.ranks_sha256 in digests), None)
+    return next((name for name, published in KNOWN_TOKENIZERS.items() if published.ranks_sha256 in digests), None)

@@ -1,4 +1,4 @@
-"""Loading of a tokenizer by the name on a command line, by a file, or by its entry in a manifest."""
+"""Load a tokenizer by its name on a command line, from a file, or by its entry in a manifest."""
 
 import pickletools
 from contextlib import suppress
@@ -31,19 +31,20 @@ from tokens.tokenizer.tokenizer import (
 if TYPE_CHECKING:
     import tiktoken
 
-RANKS_SUFFIXES = (".tiktoken", ".model")  # the second is Llama 3's
-SUFFIXES = (".pkl", ".json")  # of characters, or a tokenizer.json
-NANOGPT = "meta.pkl"  # beside nanoGPT's tokens
+RANKS_SUFFIXES = (".tiktoken", ".model")  # Llama 3 uses the second
+SUFFIXES = (".pkl", ".json")  # files of characters, or a tokenizer.json
+NANOGPT = "meta.pkl"  # next to nanoGPT's tokens
 DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # instructions of a pickle
 CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
-CHARACTERS = "chars:"  # and its characters: the whole name of a character tokenizer
+CHARACTERS = "chars:"  # followed by the characters, this is the complete name of a character tokenizer
 
 
 def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
-    """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or that of a local file. Raises BadInput.
+    """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or the tokenizer of a local file.
 
-    Ranks (.tiktoken, .model) must be known by content: they name neither splitting pattern nor special tokens. Others
-    are accepted, with GPT-2's pattern, where they give `recorded`, the fingerprint beside their tokens.
+    Files of ranks (.tiktoken, .model) do not state their splitting pattern and special tokens, so their content must be
+    known. Other ranks are accepted, with GPT-2's pattern, if they give `recorded`, the fingerprint recorded with their
+    tokens. Raises BadInput if there is no such tokenizer.
     """
     path = Path(name)
     if name == "bytes":
@@ -51,30 +52,32 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     if name in KNOWN_TOKENIZERS:
         return _load_known(name)
     if name.startswith(CHARACTERS):
-        return _of_characters(name.removeprefix(CHARACTERS))
+        return _character_tokenizer(name.removeprefix(CHARACTERS))
     if name.endswith(SUFFIXES):
-        return read_tokenizer_json(path) if _is_tokenizer_json(path) else _of_characters(read_characters(path))
+        return read_tokenizer_json(path) if _is_tokenizer_json(path) else _character_tokenizer(read_characters(path))
     if not name.endswith(RANKS_SUFFIXES):
-        by_name = [each for each, known in KNOWN_TOKENIZERS.items() if known.encoding is not None]
-        wanted = ["bytes", "chars", *by_name, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
-        raise BadInput(f"tokenizer '{name}' is unknown; wanted {either(wanted)}")
+        names = [known_name for known_name, published in KNOWN_TOKENIZERS.items() if published.encoding is not None]
+        expected = ["bytes", "chars", *names, f"a file ({', '.join([*RANKS_SUFFIXES, *SUFFIXES])})"]
+        raise BadInput(f"tokenizer '{name}' is unknown; wanted {either(expected)}")
     ranks = read_ranks(path)
-    known = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
-    if known is not None:
-        tokenizer = _of_known(path.name, known, byte_pair_coder(path.name, ranks, known.pattern))
+    published = KNOWN_TOKENIZERS.get(recognized(ranks, sha256(path)) or "")
+    if published is not None:
+        tokenizer = _published_tokenizer(path.name, published, byte_pair_coder(path.name, ranks, published.pattern))
         if recorded in (None, fingerprint(tokenizer)):
             return tokenizer
     tokenizer = byte_pair_tokenizer(path.name, ranks)
     if recorded is None or fingerprint(tokenizer) != recorded:
-        raise BadInput(f"{path}: unknown ranks, wanted those of {either(KNOWN_TOKENIZERS)}; pass a tokenizer.json")
+        raise BadInput(
+            f"{path}: contains unknown ranks; wanted those of {either(KNOWN_TOKENIZERS)}; pass a tokenizer.json"
+        )
     return tokenizer
 
 
 def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
-    """Return the tokenizer of a record, whose ranks are in a directory. Raises BadInput as `load_tokenizer`."""
+    """Return the tokenizer of a record whose ranks are in a directory. Raises BadInput like `load_tokenizer`."""
     ranks = directory / RANKS_FILE
     if record.characters is not None:
-        tokenizer = _of_characters(record.characters)
+        tokenizer = _character_tokenizer(record.characters)
     elif record.ranks_file is None:
         tokenizer = load_tokenizer(record.name)
     elif record.structure is not None:
@@ -89,13 +92,21 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
         return tokenizer
     ends = [name for name, number in record.special_tokens.items() if number == record.end_of_text_id]
     if not ends:
-        raise BadInput(f"tokenizer {record.name}: special_tokens: none has the end-of-text id {record.end_of_text_id}")
+        raise BadInput(
+            f"tokenizer {record.name}: special_tokens: no token has the end-of-text id {record.end_of_text_id}"
+        )
     return attrs.evolve(tokenizer, special_tokens=record.special_tokens, end_of_text=ends[0])
 
 
 def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None) -> TokenizerRecord:
-    """Return the record of a tokenizer. `ranks`: a file of them lies beside it; `template`: of conversations."""
-    is_gpt2s, only_end = recognized(tokenizer.coder.ranks) == "gpt2", tokenizer.special_tokens.keys() == {END_OF_TEXT}
+    """Return the record of a tokenizer.
+
+    `ranks` says whether a file of ranks is next to the record, and `template` is the template of conversations.
+    """
+    has_gpt2_ranks, has_only_end = (
+        recognized(tokenizer.coder.ranks) == "gpt2",
+        tokenizer.special_tokens.keys() == {END_OF_TEXT},
+    )
     return TokenizerRecord(
         name=tokenizer.name,
         characters=tokenizer.characters,
@@ -103,33 +114,33 @@ def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None)
         end_of_text_id=tokenizer.end_of_text_id,
         fingerprint=fingerprint(tokenizer),
         ranks_file=RANKS_FILE if ranks else None,
-        pattern=None if is_gpt2s else tokenizer.pattern,
+        pattern=None if has_gpt2_ranks else tokenizer.pattern,
         structure=tokenizer.structure,
-        special_tokens=None if only_end else tokenizer.special_tokens,
+        special_tokens=None if has_only_end else tokenizer.special_tokens,
         template=template,
     )
 
 
 def identity(tokenizer: Tokenizer) -> str:
-    """Return the identity of the ids that a tokenizer gives to texts, as a record's `identity`."""
+    """Return the identity of the ids that a tokenizer gives to texts, like the `identity` of a record."""
     return identity_of(fingerprint(tokenizer), tokenizer.structure)
 
 
-def gives_same_ids(one: Tokenizer, other: Tokenizer) -> bool:
-    """Tell whether two tokenizers give the same ids to every text. Special tokens, apart from the end, take no part."""
-    if identity(one) != identity(other) or one.coder.ranks != other.coder.ranks:
+def gives_same_ids(first: Tokenizer, second: Tokenizer) -> bool:
+    """Return whether two tokenizers give the same ids to every text. Special tokens are ignored, except the end."""
+    if identity(first) != identity(second) or first.coder.ranks != second.coder.ranks:
         return False
-    if not (isinstance(one.coder, LibraryCoder) and isinstance(other.coder, LibraryCoder)):
-        return one.pattern == other.pattern or None in (one.pattern, other.pattern)
-    structures = [coder.structure_values for coder in (one.coder, other.coder)]
+    if not (isinstance(first.coder, LibraryCoder) and isinstance(second.coder, LibraryCoder)):
+        return first.pattern == second.pattern or None in (first.pattern, second.pattern)
+    structures = [coder.structure_values for coder in (first.coder, second.coder)]
     return all(structures[0].get(key) == structures[1].get(key) for key in ("normalizer", "pre_tokenizer"))
 
 
 def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) -> bool:
-    """Tell whether a tokenizer gives to every text the ids that a record's tokenizer gives.
+    """Return whether a tokenizer gives every text the same ids as a record's tokenizer.
 
-    The record's ranks are in a directory, and are compared if they are still there. Special tokens, apart from the end,
-    take no part. A record without a fingerprint is older: its ranks alone are compared.
+    The record's ranks are in a directory, and are compared if they still exist. Special tokens are ignored, except the
+    end. A record without a fingerprint is from an older version, and only its ranks are compared.
     """
     if record.identity not in (None, identity(tokenizer)):
         return False
@@ -138,68 +149,74 @@ def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) 
 
 
 def read_characters(path: Path) -> str:
-    """Return the characters of meta.pkl, a JSON list, object of ids, or manifest, by their ids. Raises BadInput."""
+    """Return the characters of meta.pkl, a JSON list, a JSON object of ids, or a manifest, in the order of their ids.
+
+    Raises BadInput if the file contains anything else.
+    """
     try:
         data = read_regular(path)
-        values = _pickled(data) if path.suffix == ".pkl" else parse_json(data, None)
+        values = _read_pickle(data) if path.suffix == ".pkl" else parse_json(data, None)
         for key in ("tokenizer", "characters") if isinstance(values, dict) else ():
             values = values.get(key, values)
-        ids = values if isinstance(values, dict) else {one: number for number, one in enumerate(values)}
+        ids = values if isinstance(values, dict) else {character: number for number, character in enumerate(values)}
         if sorted(ids.values()) != [*range(len(values))] or {*map(len, ids)} != {1}:
-            raise ValueError(f"got {len(values):,} entries, wanted single characters with the ids 0, 1, 2, ... once")
-        "".join(ids).encode()  # a ValueError, where there are halves of surrogate pairs
+            raise ValueError(f"got {len(values):,} entries, wanted each id 0, 1, 2, ... once, for a single character")
+        "".join(ids).encode()  # raises ValueError for lone surrogates
         return "".join(sorted(ids, key=ids.__getitem__))
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        wanted = "nanoGPT's meta.pkl, or JSON: a list of characters, or an object of their ids"
-        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; wanted {wanted}") from error
+        expected = "nanoGPT's meta.pkl, or JSON that is a list of characters or an object of their ids"
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; wanted {expected}") from error
 
 
 def _check_structure(name: str, coder: LibraryCoder) -> None:
-    """Raise BadInput unless the `tokenizers` library takes the structure of a record."""
+    """Raise BadInput unless the `tokenizers` library accepts the structure of a record."""
     try:
         coder.check()
-    except Exception as error:  # the library raises Exception itself; a TypeError is ours, for another set of keys
-        words = "" if isinstance(error, TypeError) else in_brackets(error)
-        problem = f"the tokenizers library cannot read it{words}"
+    except Exception as error:  # the library raises plain Exception; a TypeError means that the keys are wrong
+        message = "" if isinstance(error, TypeError) else in_brackets(error)
+        problem = f"the tokenizers library cannot read it{message}"
         raise BadInput(f"tokenizer {name}: structure: {problem}; prepare its tokens again") from error
 
 
 def _is_tokenizer_json(path: Path) -> bool:
-    """Tell by its content whether a .json file is a tokenizer.json; characters have no model."""
+    """Return whether a .json file is a tokenizer.json, judging by its content; files of characters have no model."""
     with suppress(OSError, ValueError):
         return isinstance(parse_json(read_regular(path)).get("model"), dict)
     return False
 
 
-def _of_characters(characters: str) -> Tokenizer:
-    """Return the tokenizer of characters. nanoGPT's models lack an id for its end of text."""
+def _character_tokenizer(characters: str) -> Tokenizer:
+    """Return the tokenizer of characters. nanoGPT's models have no id for its end of text."""
     special, coder = {END_OF_TEXT: len(characters)}, CharacterCoder(characters)
     return Tokenizer(name="chars", coder=coder, special_tokens=special, has_ranks_file=False)
 
 
-def _of_known(name: str, known: KnownTokenizer, coder: Coder) -> Tokenizer:
-    special, end = known.special_tokens, known.end_of_text
+def _published_tokenizer(name: str, published: KnownTokenizer, coder: Coder) -> Tokenizer:
+    special, end = published.special_tokens, published.end_of_text
     return Tokenizer(name=name, coder=coder, special_tokens=special, end_of_text=end, has_ranks_file=name != "gpt2")
 
 
 def _load_known(name: str) -> Tokenizer:
-    known = KNOWN_TOKENIZERS[name]
-    if known.encoding is None:
-        raise BadInput(f"tokenizer {name}: its owner's terms are to be accepted; pass its file as --tokenizer FILE")
+    published = KNOWN_TOKENIZERS[name]
+    if published.encoding is None:
+        raise BadInput(
+            f"tokenizer {name}: its owner's terms must be accepted before a download; download its file and pass "
+            "it as --tokenizer FILE"
+        )
     try:
-        encoding = _tiktokens_encoding(known.encoding)
-    except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
+        encoding = _load_encoding(published.encoding)
+    except Exception as error:  # tiktoken's download raises errors of requests, OSError or ValueError
         problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
         advice = f"pass a local ranks file (--tokenizer FILE.tiktoken) or {CACHE_ADVICE}"
         raise BadInput(Problem(where=f"tokenizer {name}", text=problem, advice=advice)) from error
-    return _of_known(name, known, BytePairCoder(encoding, known.pattern))
+    return _published_tokenizer(name, published, BytePairCoder(encoding, published.pattern))
 
 
-def _tiktokens_encoding(name: str) -> "tiktoken.Encoding":
-    """Return an encoding that tiktoken has cached, or that it downloads through our client of the web.
+def _load_encoding(name: str) -> "tiktoken.Encoding":
+    """Return an encoding that tiktoken has cached, or that it downloads with our web client.
 
-    tiktoken's own download has no time limit, and it sends the host the password that ~/.netrc has for it. Its function
-    is replaced for this call alone, because tiktoken reads local files with the same one.
+    tiktoken's own download has no time limit, and it sends the password that ~/.netrc has for the host. Its download
+    function is replaced only during this call, because tiktoken also reads local files with it.
     """
     import tiktoken
     import tiktoken.load
@@ -214,19 +231,20 @@ def _tiktokens_encoding(name: str) -> "tiktoken.Encoding":
         tiktoken.load.read_file = own_download
 
 
-def _pickled(data: bytes) -> dict[Any, Any]:
-    """Return the dict `stoi`, the last one, of a pickle, and execute nothing. Raises ValueError for any other."""
-    values: list[Any] = []  # strings and integers, in their order: a key comes before its value
-    kept: list[Any] = []
+def _read_pickle(data: bytes) -> dict[Any, Any]:
+    """Return the dict `stoi` at the end of a pickle without executing anything. Raises ValueError for other pickles."""
+    values: list[Any] = []  # strings and integers in their order, so that a key comes before its value
+    memo: list[Any] = []
     for opcode, argument, offset in pickletools.genops(data):
-        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")  # of shorter and longer numbers
+        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")  # instructions of several sizes
         if name in ("BININT", "BINUNICODE"):
             values.append(argument)
         elif name in ("BINPUT", "MEMOIZE"):
-            kept += values[-1:] or [None]
+            memo += values[-1:] or [None]
         elif name == "BINGET":
-            values.append(kept[argument or 0])
+            values.append(memo[argument or 0])
         elif name not in DICTS:
-            raise ValueError(f"byte {offset:,}: instruction {opcode.name} is none of a vocabulary, and not followed")
+            problem = f"contains the instruction {opcode.name}, which a vocabulary does not need; it was not executed"
+            raise ValueError(f"byte {offset:,}: {problem}")
     pairs = values[values.index("stoi") + 1 :]
     return dict(zip(pairs[::2], pairs[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Byte-pair ranks: the id of each byte sequence, tiktoken's files of them, and the merges of pairs that follow.
+"""Byte-pair ranks: the id of each byte sequence, tiktoken's files of ranks, and the merges that follow from them.
 
 The `tokenizers` library spells a token in printable characters, one for each byte, and lists merges instead of ranks.
 """
@@ -12,16 +12,16 @@ from typing import Any
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
 
-LARGEST_RANK = 1 << 24  # of any tokenizer
+LARGEST_RANK = 1 << 24  # larger than the ranks of any tokenizer
 
-# How the library turns the characters of a token back into bytes
+# How the library converts the characters of a token back to bytes
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 Pair = tuple[bytes, bytes]
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Return the ranks of a .tiktoken file. Raises BadInput for a damaged one."""
+    """Return the ranks of a .tiktoken file. Raises BadInput if it is damaged."""
     with refusing(f"{path}: cannot be read", "pass another --tokenizer", (OSError,)):
         data = read_regular(path)
     ranks: dict[bytes, int] = {}
@@ -33,7 +33,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
     ids = {*ranks.values()}
     if not len(ids) == len(ranks) == len(data.splitlines()) >= 256 or not 0 <= min(ids) <= max(ids) < LARGEST_RANK:
-        raise BadInput(f"{path}: got {len(ids)} ranks, wanted at least 256, each of 0, 1, 2, ... and each token once")
+        raise BadInput(f"{path}: got {len(ids)} ranks, wanted at least 256, and every token and rank only once")
     return ranks
 
 
@@ -44,10 +44,10 @@ def ranks_text(ranks: dict[bytes, int]) -> bytes:
 
 
 def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
-    """Return the pairs whose merges, in this order, encode as the ranks do; and the tokens that no merges reach.
+    """Return the pairs whose merges, in this order, encode like the ranks, and the tokens that no merges reach.
 
-    A token that its own bytes do not become by merges before it has all pairs here that give it: a later merge may put
-    one of them side by side. By itself such a token is encoded as a whole.
+    If earlier merges do not turn a token's own bytes into two halves, all pairs that could form the token are listed,
+    because a later merge may put one of them side by side. On its own, such a token is encoded as a whole.
     """
     pairs: list[Pair] = []
     unreached: list[bytes] = []
@@ -59,16 +59,16 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
             pairs.append(halves)
             continue
         unreached.append(token)
-        splits = [(token[:at], token[at:]) for at in range(1, len(token))]
+        splits = [(token[:position], token[position:]) for position in range(1, len(token))]
         pairs += [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
     return pairs, unreached
 
 
 def printable_letters() -> dict[int, str]:
-    """Return GPT-2's printable character for each byte: that of Latin-1, the others follow from U+0100 on."""
+    """Return GPT-2's printable character for each byte: Latin-1's character, or one from U+0100 on if it has none."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(0x100 + index) for index, byte in enumerate(others)}
+    unprintable_bytes = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(0x100 + index) for index, byte in enumerate(unprintable_bytes)}
 
 
 def library_values(
@@ -79,14 +79,14 @@ def library_values(
 ) -> dict[str, Any]:
     """Return the content of tokenizer.json, the file of the `tokenizers` library, for byte-pair ranks.
 
-    `added_tokens`, in the order of their ids, have the keys that they have in that file. The library gives such a
-    token its id only if the token is a word of the model or has the next id after the words.
+    `added_tokens`, in the order of their ids, have the same keys as in that file. The library gives such a token its
+    id only if the token is a word of the model, or if its id is the next one after the words.
     """
     letters = printable_letters()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
     pairs, unreached = merges(ranks)
     ids = {token["content"]: token["id"] for token in added_tokens}
-    follow = [*ids.values()] == [*range(len(ranks), len(ranks) + len(ids))]
+    ids_follow_words = [*ids.values()] == [*range(len(ranks), len(ranks) + len(ids))]
     return {
         "version": "1.0",
         **dict.fromkeys(["truncation", "padding"]),
@@ -97,7 +97,7 @@ def library_values(
         "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
-            "vocab": {spelled[token]: ranks[token] for token in ranks} | ({} if follow else ids),
+            "vocab": {spelled[token]: ranks[token] for token in ranks} | ({} if ids_follow_words else ids),
             "merges": [f"{spelled[left]} {spelled[right]}" for left, right in pairs],
             **({"ignore_merges": True} if unreached else {}),
         },
@@ -105,7 +105,7 @@ def library_values(
 
 
 def _halves(token: bytes, ranks: dict[bytes, int]) -> Pair | None:
-    """Return the two parts that become a token, after the merges before it; None if there are more."""
+    """Return the two parts that become a token after all earlier merges, or None if more than two parts remain."""
     parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
     while len(parts) > 2:
         merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]

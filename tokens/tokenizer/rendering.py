@@ -32,40 +32,40 @@ if TYPE_CHECKING:
     from jinja2 import Template as JinjaTemplate
 
 ROOT = Path(__file__).parents[2]
-PLACE = "\ue000{}\ue001"  # stands for the content of a message, with the number of the message
-SECONDS = 2  # of processor time for one text
-MEMORY_BYTES = 1 << 30  # of the process that renders
-TEMPLATE_CHARACTERS = 1 << 20  # of a template
-ADDED_CHARACTERS = 1 << 20  # that a template may add to the contents of one conversation
-REFUSAL_CHARACTERS = 300  # shown of the words by which a template refuses messages
-SHOWN_CHARACTERS = 60  # of two texts that should be the same, in an error
+PLACE = "\ue000{}\ue001"  # replaces the content of a message, and contains the number of the message
+SECONDS = 2  # processor time for one text
+MEMORY_BYTES = 1 << 30  # memory of the process that renders
+TEMPLATE_CHARACTERS = 1 << 20  # longest template
+ADDED_CHARACTERS = 1 << 20  # characters that a template may add to the contents of one conversation
+REFUSAL_CHARACTERS = 300  # characters shown of the message with which a template refuses a conversation
+SHOWN_CHARACTERS = 60  # characters shown in an error of each of two texts that should be the same
 WHERE = "the conversation template"
 OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
 
 
 @attrs.frozen
 class TemplateInput:
-    """Messages, and what a template is to make of them."""
+    """Messages, and how a template should render them."""
 
-    template: str  # in Jinja
-    values: dict[str, Any]  # of the template's variables, apart from those below
-    messages: list[list[str]]  # role and content of each
-    begins_answer: bool  # the text ends with the beginning of an answer
-    answers: list[int]  # numbers of the messages before which the text has to be the prompt that asks for them
+    template: str  # Jinja template
+    values: dict[str, Any]  # values of the template's variables, apart from those below
+    messages: list[list[str]]  # role and content of each message
+    begins_answer: bool  # whether the text ends with the beginning of an answer
+    answers: list[int]  # numbers of the messages before which the text must be the prompt that asks for them
 
 
 @attrs.frozen
 class RenderedText:
     """A conversation as text."""
 
-    text: str  # with a PLACE for the content of each message
-    contents: list[str]  # of the messages, trimmed if the template trims them
+    text: str  # has a PLACE for the content of each message
+    contents: list[str]  # contents of the messages, trimmed if the template trims them
 
 
 def render(conversation: TemplateInput, *, trusted: bool) -> RenderedText:
-    """Return the text of a conversation; `trusted` templates are ours and run in this process.
+    """Return the text of a conversation. A `trusted` template is one of ours, and runs in this process.
 
-    Raises BadInput for a template that exceeds a limit, or fails, and as `conversation_text` does.
+    Raises BadInput like `conversation_text`, and for a template that exceeds a limit or fails.
     """
     if trusted:
         return conversation_text(conversation)
@@ -76,45 +76,47 @@ def render(conversation: TemplateInput, *, trusted: bool) -> RenderedText:
 
 
 def conversation_text(conversation: TemplateInput, seconds: float | None = None) -> RenderedText:
-    """Return the text of a conversation; a text that takes more than `seconds` of processor time ends this process.
+    """Return the text of a conversation. If it takes more than `seconds` of processor time, the process is killed.
 
-    Raises BadInput unless it shows each message once, as it is or trimmed, and unless the text before each of `answers`
-    is the prompt for it: what `begins_answer` gives for the messages before it. A model is asked with that prompt, so
-    it must have been trained after the same text.
+    Raises BadInput unless the text shows each message once, either unchanged or trimmed, and unless the text before
+    each of `answers` is the prompt for that answer. The prompt is the text of the messages before the answer with
+    `begins_answer`. A model is asked with that prompt, so it must have been trained on the same text.
     """
     rendered = _with_places(conversation, seconds)
     for number in conversation.answers:
-        asked = attrs.evolve(conversation, messages=conversation.messages[:number], begins_answer=True)
+        prompt_input = attrs.evolve(conversation, messages=conversation.messages[:number], begins_answer=True)
         try:
-            prompt = _with_places(asked, seconds)
+            prompt = _with_places(prompt_input, seconds)
         except BadInput as error:
             raise BadInput(f"{WHERE}: message {number + 1} is an answer, but no prompt asks for it: {error}") from error
         before = rendered.text.partition(PLACE.format(number))[0]
         if prompt.text != before:
             raise BadInput(_difference(number, before, prompt.text))
         if prompt.contents != rendered.contents[:number]:
-            raise BadInput(f"{WHERE}: trims messages before answer {number + 1} in another way than in its prompt")
+            raise BadInput(
+                f"{WHERE}: trims the messages before answer {number + 1} differently than in the prompt for it"
+            )
     return rendered
 
 
 class TemplateRefusal(Exception):
-    """A template has called raise_exception; the message is the template's own."""
+    """A template has called raise_exception. The message is the template's own."""
 
 
 class TemplateProcess:
-    """The process that renders the templates of others for this one. It starts with the first conversation."""
+    """The process that renders other people's templates for this one. It is started by the first conversation."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of a server's threads, one at a time talks to the process
+        self._lock = threading.Lock()  # of a server's threads, only one at a time may use the process
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self._end)
 
     def render(self, conversation: TemplateInput) -> RenderedText:
-        """Return the text of a conversation. Raises BadInput as `conversation_text`, and for an exceeded limit."""
+        """Return the text of a conversation. Raises BadInput like `conversation_text`, and for an exceeded limit."""
         line = json.dumps(attrs.asdict(conversation)).encode() + b"\n"
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
-                self._end()  # somebody killed it
+                self._end()  # it was killed from outside
             answer = self._exchange(line)
             if not answer.endswith(b"\n"):
                 raise BadInput(f"{WHERE}: {_why_ended(self._end())}")
@@ -130,7 +132,7 @@ class TemplateProcess:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
             environment = {**os.environ, "PYTHONPATH": path}  # PYTHONSAFEPATH may hide the current folder
-            # In a session of its own, Ctrl-C at the terminal does not reach it. It ends when its input ends.
+            # It has a separate session so that Ctrl-C at the terminal does not reach it. It ends when its input ends.
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -138,13 +140,13 @@ class TemplateProcess:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             return self._process.stdout.readline()
-        except BaseException:  # such as Ctrl-C: the answer to this line must not be taken for that to the next one
+        except BaseException:  # such as Ctrl-C: the next line must not receive the answer to this one
             self._process.kill()
             self._end()
             raise
 
     def _end(self) -> int:
-        """End the process and return its exit status, as subprocess has it."""
+        """End the process and return its exit status, as subprocess reports it."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -160,9 +162,9 @@ class TemplateProcess:
 
 
 def main() -> None:
-    """Render the conversations of the lines on stdin, and write a line for each, until the input ends."""
+    """Render the conversations on the lines of stdin, and write one line for each, until the input ends."""
     seconds = float(sys.argv[1])
-    with suppress(ValueError, OSError):  # the limit may be lower already
+    with suppress(ValueError, OSError):  # the limit may already be lower
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin.buffer:
         try:
@@ -177,7 +179,7 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process of the process with an id: a fork must not use its parent's."""
+    """Return the rendering process that belongs to a process id, because a fork must not use its parent's."""
     return TemplateProcess()
 
 
@@ -193,39 +195,40 @@ def _with_places(conversation: TemplateInput, seconds: float | None) -> Rendered
     for number, (role, _) in enumerate(conversation.messages, 1):
         if (count := counts[number - 1]) != 1:
             raise BadInput(f"{WHERE} has message {number} ({role}) {count} times, wanted each message once")
-    at, shown = len(parts[0]), [*contents]
+    position, shown_contents = len(parts[0]), [*contents]
     for number, after in zip(numbers, parts[2::2], strict=True):
-        content = contents[number] if number < len(contents) else "\0"  # a place in the template's own text
-        ways = (content, content.lstrip(), content.rstrip(), content.strip())
-        if not (fitting := [way for way in ways if filled.startswith(way + after, at)]):
+        content = contents[number] if number < len(contents) else "\0"  # the template's own text has a place
+        variants = (content, content.lstrip(), content.rstrip(), content.strip())
+        matches = [variant for variant in variants if filled.startswith(variant + after, position)]
+        if not matches:
             break
-        shown[number] = fitting[0]
-        at += len(fitting[0] + after)
+        shown_contents[number] = matches[0]
+        position += len(matches[0] + after)
     else:
-        if at == len(filled) and filled.startswith(parts[0]):
-            return RenderedText(text, shown)
-    raise BadInput(f"{WHERE} changes the text of messages; wanted it as it is, or trimmed")
+        if position == len(filled) and filled.startswith(parts[0]):
+            return RenderedText(text, shown_contents)
+    raise BadInput(f"{WHERE} changes the text of messages; it may only insert them as they are, or trimmed")
 
 
 def _output(conversation: TemplateInput, seconds: float | None) -> str:
-    """Return what a template writes for a conversation. Raises BadInput."""
+    """Return the text that a template writes for a conversation. Raises BadInput if it fails or writes too much."""
     messages = [{"role": role, "content": content} for role, content in conversation.messages]
-    most = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)
-    # As transformers gives them
+    longest = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)
+    # The same variables that transformers sets
     values = {"tools": None, "documents": None, "add_generation_prompt": conversation.begins_answer}
-    if seconds is not None:  # the signal is not handled, so it ends the process, even in a long computation
+    if seconds is not None:  # nothing handles the signal, so it ends the process even during a long computation
         signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         text = _compiled(conversation.template).render(messages=messages, **values | conversation.values)
     except MemoryError as error:
         raise BadInput(OUT_OF_MEMORY) from error
-    except Exception as error:  # a program raises anything
+    except Exception as error:  # a template is a program, which can raise anything
         raise BadInput(_why_failed(error)) from error
     finally:
         if seconds is not None:
             signal.setitimer(signal.ITIMER_PROF, 0)
-    if len(text) > most:
-        raise BadInput(f"{WHERE}: writes {len(text):,} characters, wanted at most {most:,} for these messages")
+    if len(text) > longest:
+        raise BadInput(f"{WHERE}: writes {len(text):,} characters, wanted at most {longest:,} for these messages")
     return text
 
 
@@ -236,18 +239,20 @@ def _compiled(text: str) -> "JinjaTemplate":
     def refuse(problem: str) -> None:
         raise TemplateRefusal(problem)
 
-    # As transformers has it
+    # The same settings that transformers uses
     loops = ["jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    del environment.filters["random"], environment.globals["lipsum"]  # which write another text each time
-    answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")  # around them, for a mask; changes no text
+    # These produce a different text each time.
+    del environment.filters["random"], environment.globals["lipsum"]
+    # Some templates mark answers with these tags to make a mask. The tags do not change the text.
+    answers = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
     return environment.from_string(answers.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text))
 
 
 def _why_failed(error: Exception) -> str:
-    """Return the problem of a template that is no Jinja, fails, or refuses a conversation by its own words."""
+    """Return what is wrong with a template that is not Jinja, fails, or refuses a conversation."""
     if isinstance(error, TemplateRefusal):
         return f"{WHERE}: refuses these messages: {' '.join(str(error).split())[:REFUSAL_CHARACTERS]}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
@@ -259,16 +264,16 @@ def _why_failed(error: Exception) -> str:
 
 
 def _difference(number: int, before: str, prompt: str) -> str:
-    """Return the error for an answer that is trained after another text than the prompt for it."""
+    """Return the error for an answer that is trained after a different text than the prompt for it."""
     different = (at for at, pair in enumerate(zip(before, prompt, strict=False)) if len(set(pair)) > 1)
-    same = next(different, min(len(before), len(prompt)))
-    start = max(0, same - SHOWN_CHARACTERS // 2)
-    named = [re.sub(PLACE.format("([0-9]+)"), _name_of_place, text[start:]) for text in (prompt, before)]
-    asked, trained = [repr(text[-SHOWN_CHARACTERS:]) for text in named]
+    first_difference = next(different, min(len(before), len(prompt)))
+    start = max(0, first_difference - SHOWN_CHARACTERS // 2)
+    excerpts = [re.sub(PLACE.format("([0-9]+)"), _name_of_place, text[start:]) for text in (prompt, before)]
+    prompt_end, conversation_end = [repr(text[-SHOWN_CHARACTERS:]) for text in excerpts]
     return (
-        f"{WHERE}: message {number + 1}, an answer, is trained after another text than its prompt: the prompt ends "
-        f"{asked}, the conversation before the answer {trained}; make them the same (a prompt is what the template "
-        "writes with add_generation_prompt)"
+        f"{WHERE}: message {number + 1} is an answer, and the conversation before it differs from the prompt that asks "
+        f"for it: the prompt ends {prompt_end}, and the conversation ends {conversation_end}; make them the same (the "
+        "prompt is what the template writes with add_generation_prompt)"
     )
 
 

@@ -1,6 +1,6 @@
-"""Tokenizer: ranks, a splitting pattern and special tokens; text to ids, and ids to text.
+"""Tokenizer: ranks, a splitting pattern and special tokens, which convert text to ids and ids to text.
 
-Special tokens inside a text are ordinary text, so a document that contains "<|endoftext|>" cannot forge a boundary.
+A special token inside a text is ordinary text, so a document that contains "<|endoftext|>" cannot forge a boundary.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ PROBE = [
 ]
 
 END_OF_TEXT = "<|endoftext|>"
-REPLACEMENT = "\ufffd".encode()  # in place of an id that stands for nothing
+REPLACEMENT = "\ufffd".encode()  # replaces an id that has no meaning
 
 
 class Encoder(Protocol):
-    """Encoding of text as ids 0 .. vocabulary_size - 1."""
+    """Encodes text as ids 0 .. vocabulary_size - 1."""
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -48,16 +48,16 @@ class Encoder(Protocol):
     def end_of_text_id(self) -> int: ...
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the concatenated ids of the texts, 1-D, `token_dtype`, and the length of each, int64."""
+        """Return the concatenated ids of the texts, 1-D, in `token_dtype`, and the length of each text, int64."""
 
 
 @attrs.frozen
 class ByteCoder:
-    """UTF-8 bytes as ids 0..255."""
+    """UTF-8 bytes as ids 0 .. 255."""
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """The id of every byte sequence that has one, special tokens left out."""
+        """The id of every byte sequence that has one, without special tokens."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -80,11 +80,11 @@ class CharacterCoder:
         return {character: number for number, character in enumerate(self.characters)}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of a text, 1-D. Raises BadInput for a character that has none."""
+        """Return the ids of a text, 1-D. Raises BadInput for a character without an id."""
         try:
             return np.fromiter(map(self._ids.__getitem__, text), np.uint32, len(text))
         except KeyError as error:
-            raise BadInput(f"tokenizer chars: {error} is none of its {len(self.characters):,} characters") from error
+            raise BadInput(f"tokenizer chars: {error} is not one of its {len(self.characters):,} characters") from error
 
 
 @attrs.frozen
@@ -106,29 +106,29 @@ class BytePairCoder:
 
 @attrs.frozen
 class LibraryCoder:
-    """Byte-pair encoding by the `tokenizers` library, of texts that one splitting pattern does not describe.
+    """Byte-pair encoding by the `tokenizers` library, for tokenizers that a single splitting pattern cannot describe.
 
-    Some published tokenizers normalize a text, split it several times, or have added tokens that always stand for
-    their text although they are not special, such as Qwen 3's `<think>`.
+    Some published tokenizers normalize a text, split it several times, or have added tokens that always replace their
+    text although they are not special, such as Qwen 3's `<think>`.
     """
 
-    ranks: dict[bytes, int]  # ids of byte pairs, and of the added tokens that are not special
-    structure: str  # JSON object of the keys normalizer, pre_tokenizer and added_tokens of tokenizer.json
+    ranks: dict[bytes, int]  # ids of byte pairs, and of added tokens that are not special
+    structure: str  # JSON object with the keys normalizer, pre_tokenizer and added_tokens of tokenizer.json
 
     @property
     def words(self) -> dict[bytes, int]:
-        """The ranks of byte pairs alone."""
+        """The ranks of byte pairs, without added tokens."""
         added = {name.encode() for name in self.added}
         return {token: rank for token, rank in self.ranks.items() if token not in added}
 
     @property
     def added(self) -> frozenset[str]:
-        """The added tokens, special ones as well."""
+        """The added tokens, including special ones."""
         return frozenset(token["content"] for token in self.structure_values["added_tokens"])
 
     @cached_property
     def structure_values(self) -> dict[str, Any]:
-        """The structure, parsed."""
+        """The structure as parsed JSON."""
         return json.loads(self.structure)
 
     @cached_property
@@ -140,11 +140,11 @@ class LibraryCoder:
         return library
 
     def check(self) -> None:
-        """Raise an Exception if the library does not take the structure."""
+        """Raise an Exception if the library does not accept the structure."""
         self._library  # noqa: B018
 
     def begins(self, text: str) -> frozenset[int]:
-        """Return where the parts of a text begin, each of which is encoded for itself."""
+        """Return where the parts of a text begin that are encoded separately."""
         return frozenset(begin for _, (begin, _) in self._library.pre_tokenizer.pre_tokenize_str(text))
 
     def encode(self, text: str) -> np.ndarray:
@@ -163,10 +163,11 @@ class Tokenizer:
 
     name: str
     coder: Coder
-    special_tokens: dict[str, int]  # ids by spelling: the end of text, turns of conversations
+    special_tokens: dict[str, int]  # ids by spelling: the end of text, and turns of conversations
     end_of_text: str = END_OF_TEXT
-    has_ranks_file: bool = True  # beside token files; False where the name, or the characters, say all
-    # Special tokens that its tokenizer.json puts before or after each text. Lockstep puts none there.
+    # Whether a file of ranks is written next to token files; False if the name, or the characters, define everything.
+    has_ranks_file: bool = True
+    # Special tokens that the tokenizer.json puts before or after each text. Lockstep does not add them.
     surrounding_tokens: tuple[str, ...] = ()
 
     @cached_property
@@ -184,12 +185,12 @@ class Tokenizer:
 
     @property
     def structure(self) -> str | None:
-        """The way in which the `tokenizers` library prepares a text for byte pairs, if no splitting pattern says it."""
+        """How the `tokenizers` library prepares a text for byte pairs, if a splitting pattern cannot describe it."""
         return self.coder.structure if isinstance(self.coder, LibraryCoder) else None
 
     @property
     def surrounding_note(self) -> Notice | None:
-        """A note for the user on `surrounding_tokens`; None if there are none."""
+        """A note for the user about `surrounding_tokens`, or None if there are none."""
         if not self.surrounding_tokens:
             return None
         names = " and ".join(self.surrounding_tokens)
@@ -204,10 +205,10 @@ class Tokenizer:
         return self.coder.characters if isinstance(self.coder, CharacterCoder) else None
 
     def with_special_tokens(self, names: Iterable[str]) -> "Tokenizer":
-        """Return a tokenizer that has these special tokens, too: those it lacks get the ids after its vocabulary.
+        """Return a tokenizer that also has these special tokens; new ones get the ids after its vocabulary.
 
-        Raises BadInput for a name that is an added token of a tokenizer.json, but not a special one: a text with that
-        name would have its id, and the model would learn a second id for the same turn.
+        Raises BadInput for a name that is an added token of a tokenizer.json but not a special one. A text that
+        contains the name would get that token's id, and the model would learn a second id for the same turn.
         """
         missing = [name for name in dict.fromkeys(names) if name not in self.special_tokens]
         added = self.coder.added if isinstance(self.coder, LibraryCoder) else frozenset[str]()
@@ -215,14 +216,14 @@ class Tokenizer:
             raise BadInput(
                 f"tokenizer {self.name}: {ordinary[0]} is an added token, id {self.coder.ranks[ordinary[0].encode()]}, "
                 'but not a special one; set "special": true for it in tokenizer.json, because only the template may '
-                "place it"
+                "insert it"
             )
-        new = {name: self.vocabulary_size + number for number, name in enumerate(missing)}
-        return attrs.evolve(self, special_tokens={**self.special_tokens, **new})
+        new_tokens = {name: self.vocabulary_size + number for number, name in enumerate(missing)}
+        return attrs.evolve(self, special_tokens={**self.special_tokens, **new_tokens})
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of a text, 1-D, `token_dtype`. Raises BadInput for one that has none."""
-        with refusing(f"tokenizer {self.name}: cannot encode the text"):  # a million spaces, for one
+        """Return the ids of a text, 1-D, in `token_dtype`. Raises BadInput for a text that cannot be encoded."""
+        with refusing(f"tokenizer {self.name}: cannot encode the text"):  # for example a million spaces
             try:
                 ids = self.coder.encode(text)
             except UnicodeEncodeError:  # a lone surrogate
@@ -236,28 +237,31 @@ class Tokenizer:
         return np.concatenate(parts).astype(token_dtype(self.vocabulary_size), copy=False), lengths
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, special tokens spelled; broken UTF-8, and an id of nothing, become U+FFFD."""
+        """Return the text of ids with special tokens spelled out. Invalid UTF-8 and unknown ids become U+FFFD."""
         return b"".join(map(self.spell, ids)).decode("utf-8", errors="replace")
 
     def spell(self, token: int) -> bytes:
-        """Return the bytes of an id, special tokens spelled; U+FFFD for an id of nothing."""
+        """Return the bytes of an id, the spelling of a special token, or U+FFFD for an unknown id."""
         return self.spelled.get(token, REPLACEMENT)
 
     @cached_property
     def spelled(self) -> dict[int, bytes]:
-        """The bytes of every id, special tokens spelled."""
+        """The bytes of every id; for a special token, its spelling."""
         special = {number: name.encode(errors="replace") for name, number in self.special_tokens.items()}
         return {number: token for token, number in self.coder.ranks.items()} | special
 
 
 def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], pattern: str = GPT2) -> Tokenizer:
-    """Return the tokenizer of ranks and a splitting pattern; the end of text follows. Raises as `byte_pair_coder`."""
+    """Return the tokenizer of ranks and a splitting pattern. The end of text has the next id.
+
+    Raises BadInput like `byte_pair_coder`.
+    """
     special_tokens = {END_OF_TEXT: 1 + max(ranks.values(), default=0)}
     return Tokenizer(name=name, coder=byte_pair_coder(name, ranks, pattern), special_tokens=special_tokens)
 
 
 def byte_pair_coder(name: str, ranks: dict[bytes, int], pattern: str) -> BytePairCoder:
-    """Return the coder of ranks. Raises BadInput for a wrong pattern, and a byte without rank: tiktoken would panic."""
+    """Return the coder of ranks. Raises BadInput for a wrong pattern, and for a byte without rank (tiktoken panics)."""
     import tiktoken
 
     check_all_bytes(name, ranks)
@@ -267,16 +271,16 @@ def byte_pair_coder(name: str, ranks: dict[bytes, int], pattern: str) -> BytePai
 
 
 def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
-    """Raise BadInput unless each byte has a rank of its own."""
+    """Raise BadInput unless every byte has its own rank."""
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank of its own, wanted one of each byte")
+        raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank; every byte needs one")
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """Return a sha256 of an encoder's ids for PROBE, texts on which encoders differ. Special tokens take no part.
+    """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ; ignore special tokens.
 
-    Names and versions do not suffice: tiktoken's ids may change with the Unicode tables of its regex library.
+    Names and versions are not sufficient, because tiktoken's ids may change with its regex library's Unicode tables.
     """
     if isinstance(encoder, Tokenizer) and encoder.characters is not None:
         return hashlib.sha256(encoder.characters.encode(errors="replace")).hexdigest()
@@ -287,5 +291,5 @@ def fingerprint(encoder: Encoder) -> str:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """Return uint16 if every id fits, else uint32."""
+    """Return uint16 if every id fits, and uint32 otherwise."""
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)

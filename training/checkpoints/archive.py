@@ -1,6 +1,6 @@
-"""Archive of earlier results: moved to `archive/<time>/` of a run directory, never deleted.
+"""The archive of earlier results. They are moved to `archive/<time>/` of a run directory, and never deleted.
 
-What moves files raises BadInput where the run directory cannot be changed.
+Functions that move files raise BadInput if the run directory cannot be changed.
 """
 
 import shutil
@@ -30,7 +30,7 @@ from training.checkpoints.saved_state import read_state, verify
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS, REPORT, SAMPLES
 
-# Besides checkpoints
+# Files that are archived together with the checkpoints
 RESULTS = (METRICS, EVALUATIONS, ANSWERS, SAMPLES, REPORT, CHART, RESOLVED, RANKS_FILE)
 
 
@@ -45,8 +45,8 @@ def archive_all(run_directory: Path) -> Path | None:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            archive(directory, checkpoints, target)  # a kill leaves the newest
-            with suppress(OSError):  # a link, a mount, or it holds more than checkpoints
+            archive(directory, checkpoints, target)  # the newest is moved last, so that a kill leaves that one
+            with suppress(OSError):  # the directory is a link or a mount, or it contains other files
                 directory.rmdir()
         for path in results:
             _move(path, target / path.name)
@@ -54,16 +54,17 @@ def archive_all(run_directory: Path) -> Path | None:
 
 
 def describe(archived: Path) -> str:
-    """Return an archive's path, with that of its checkpoints where they have stayed on another file system."""
+    """Return an archive's path, and the path of its checkpoints if they have stayed on another file system."""
     checkpoints = archived / CHECKPOINTS
     return f"{archived}, checkpoints in {checkpoints.resolve()}" if checkpoints.is_symlink() else str(archived)
 
 
 def archive_after(checkpoint: Path) -> Path | None:
-    """Make a checkpoint the newest, under its step's name; archive later ones; return where they are, or None.
+    """Make a checkpoint the newest one, named for its step, and archive all later ones.
 
-    Folders that a copy of the run has made of the links are renamed to their steps; the links are made again. One that
-    is damaged, or whose step has a folder already, goes to the archive.
+    Returns the folder of the archived checkpoints, or None. If a copy of the run has folders instead of the links, they
+    are renamed to their steps, and the links are created again. Such a folder is archived if it is damaged, or if its
+    step already has a folder.
     """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
@@ -88,11 +89,11 @@ def archive_after(checkpoint: Path) -> Path | None:
 
 
 def _rename_earlier(directory: Path, newest: Path) -> None:
-    """Rename intact folders in the place of links to their steps' names, if those are earlier than the newest one's."""
+    """Name intact folders that a copy has instead of links after their steps, if these are before the newest step."""
     for folder in linked_folders(directory):
         if verify(folder) is not None:
             continue
-        with suppress(BadInput):  # another version wrote it
+        with suppress(BadInput):  # another version of Lockstep wrote it
             named = folder.with_name(name_of(read_state(folder).position.step))
             if named.name < newest.name and not named.exists():
                 rename(folder, named)
@@ -100,7 +101,7 @@ def _rename_earlier(directory: Path, newest: Path) -> None:
 
 
 def _move(path: Path, target: Path) -> None:
-    """Move a result, also to another file system. Of a folder the files move; a link or a mount stays."""
+    """Move a result, possibly to another file system. A folder's files are moved; a link or a mount stays."""
     if path.is_dir():
         target.mkdir()
         for file in path.iterdir():
@@ -108,7 +109,7 @@ def _move(path: Path, target: Path) -> None:
         with suppress(OSError):
             path.rmdir()
     elif path.is_symlink():
-        target.symlink_to(path.resolve())  # a relative one would lead nowhere
+        target.symlink_to(path.resolve())  # a relative link would be broken after the move
         path.unlink()
     else:
         shutil.move(path, target)

@@ -1,8 +1,9 @@
-"""Atomic commit of a checkpoint on a disk: a kill at any moment loses nothing.
+"""Atomic commit of a checkpoint on a disk, so that a kill at any moment loses nothing.
 
-A checkpoint is written under a hidden name by all ranks of a node, synced, and renamed by the first: under its own name
-it is complete, and never changes; it is replaced, moved or removed as a whole. After a kill and `recover` each name has
-its complete old content, its complete new content, or none. Failures are OSErrors that name the file.
+All ranks of a node write a checkpoint under a hidden name and sync it; then the first rank renames it. A checkpoint
+under its final name is complete and never changes; it can only be replaced, moved or removed as a whole. After a kill
+and `recover`, each name has its complete old content, its complete new content, or does not exist. Failures are
+OSErrors that name the file.
 """
 
 import errno
@@ -43,7 +44,7 @@ class WrittenBytes:
 
 
 def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
-    """Create a hidden checkpoint, its files at full size, for all ranks to write into; remove what others have left."""
+    """Create a hidden checkpoint with files of full size, into which all ranks write; remove earlier leftovers."""
     _restore_replaced(path.parent)
     remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)
@@ -53,7 +54,7 @@ def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
 
 
 def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
-    """Write (offset in bytes, content) pairs into a file of a hidden checkpoint and wait until they are durable."""
+    """Write (offset in bytes, content) pairs into a file of a hidden checkpoint, and wait until they are durable."""
     with naming(partial_of(path) / file), (partial_of(path) / file).open("r+b") as opened:
         for offset_bytes, content in rows:
             opened.seek(offset_bytes)
@@ -62,29 +63,32 @@ def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) ->
         os.fsync(opened.fileno())
 
 
-def write_state_and_manifest(path: Path, state: SavedState, written: Mapping[str, Sequence[WrittenBytes]]) -> None:
-    """Read back both tensor files of a hidden checkpoint, compare them with what was `written`, then add the rest."""
-    files = {file: _compared(partial_of(path) / file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
+def write_state_and_manifest(path: Path, state: SavedState, pieces: Mapping[str, Sequence[WrittenBytes]]) -> None:
+    """Read back both tensor files of a hidden checkpoint and compare them with their pieces; add state and manifest."""
+    files = {file: _read_back(partial_of(path) / file, pieces[file]) for file in (WEIGHTS, OPTIMIZER)}
     digests = {file: entry.sha256 for file, entry in files.items()}
     state = attrs.evolve(state, state_sha256=combined_sha256(state.position.step, digests))
     text = state.text().encode()
-    _put(partial_of(path) / STATE, text)
-    files[STATE] = _compared(partial_of(path) / STATE, [WrittenBytes.of(0, text)])
-    _put(partial_of(path) / MANIFEST, manifest_text(files).encode())
+    _write_durably(partial_of(path) / STATE, text)
+    files[STATE] = _read_back(partial_of(path) / STATE, [WrittenBytes.of(0, text)])
+    _write_durably(partial_of(path) / MANIFEST, manifest_text(files).encode())
 
 
 def publish(path: Path) -> None:
-    """Give a hidden checkpoint its final name. An older one of the step is replaced.
+    """Give a hidden checkpoint its final name, replacing an older checkpoint of the same step.
 
-    A step is saved twice if its validation was interrupted and is made up for. The older checkpoint gets its name back
-    if the new one cannot be published, or by `recover` after a kill.
+    A step is saved twice if its validation was interrupted and is repeated later. The older checkpoint gets its name
+    back if the new one cannot be published, or by `recover` after a kill.
     """
     partial = partial_of(path)
     publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)
 
 
 def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
-    """Write a checkpoint of (offset in bytes, content) pairs; publish it if it is intact, else return its damage."""
+    """Write a checkpoint from (offset in bytes, content) pairs of each file, and publish it if it is intact.
+
+    Returns None, or how the checkpoint is damaged.
+    """
     partial = partial_of(path)
     try:
         create_partial(path, dict.fromkeys(files, 0))
@@ -95,51 +99,51 @@ def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]
         publish(path)
         return None
     finally:
-        discard(path)  # unless it is published
+        discard(path)  # does nothing after `publish`
 
 
 def recover(directory: Path) -> None:
-    """Restore a checkpoint whose replacement was interrupted. Raises BadInput where nothing can be written."""
+    """Restore a checkpoint whose replacement was interrupted. Raises BadInput if the directory is not writable."""
     if os.path.lexists(directory):
         if not is_folder(directory):
-            raise BadInput(f"{directory}: wanted a folder, or a link to one; move it away, or mount its disk")
+            raise BadInput(f"{directory}: wanted a folder or a link to a folder; move it away, or mount its disk")
         if not os.access(directory, os.W_OK | os.X_OK):
             raise write_error(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     _restore_replaced(directory)
 
 
 def copy_to_partial(source: Path, path: Path, copy: Callable[[str, str], object] = shutil.copy2) -> None:
-    """Copy a checkpoint to a hidden one, each file by `copy`, to be published."""
-    discard(path)  # left by a start that was killed here
+    """Copy a checkpoint to the hidden name of `path`, each file with `copy`, so that it can be published."""
+    discard(path)  # a job that was killed here may have left files
     shutil.copytree(source, partial_of(path), copy_function=copy)
 
 
-def _put(file: Path, content: bytes) -> None:
+def _write_durably(file: Path, content: bytes) -> None:
     with naming(file):
         file.write_bytes(content)
     sync(file)
     sync(file.parent)
 
 
-def _compared(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
-    """Return size and hash of a file, read back from its disk. Raises OSError where it differs from its pieces."""
-    whole, end = hashlib.sha256(), 0
+def _read_back(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
+    """Return the size and hash of a file, read from its disk. Raises OSError if it differs from the written pieces."""
+    file_digest, end = hashlib.sha256(), 0
     with path.open("rb") as opened:
-        if sys.platform == "linux":  # else this machine's cached pages would be compared
+        if sys.platform == "linux":  # otherwise the pages in this machine's cache would be read
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         for piece in sorted(pieces, key=lambda piece: piece.offset_bytes):
-            assert piece.offset_bytes == end, "each byte is written once"
+            assert piece.offset_bytes == end, "each byte must be written exactly once"
             end += piece.size_bytes
-            digest = hashlib.sha256()
+            piece_digest = hashlib.sha256()
             while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
-                whole.update(block)
-                digest.update(block)
-            if digest.hexdigest() != piece.sha256:
-                wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
-                raise OSError(errno.EIO, wrong, str(path))
+                file_digest.update(block)
+                piece_digest.update(block)
+            if piece_digest.hexdigest() != piece.sha256:
+                problem = f"bytes {piece.offset_bytes:,} to {end:,} on the disk differ from what was written"
+                raise OSError(errno.EIO, problem, str(path))
         if opened.read(1):
             raise OSError(errno.EIO, f"has more than the {end:,} bytes that were written", str(path))
-    return FileDigest(end, whole.hexdigest())
+    return FileDigest(end, file_digest.hexdigest())
 
 
 def _restore_replaced(directory: Path) -> None:

@@ -19,9 +19,10 @@ from training.checkpoints.saved_state import (
 
 
 def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
-    """Download a checkpoint to a disk that has none of its name; return its damage, or None if it is intact.
+    """Download a checkpoint to a disk where its name is free. Returns None, or how the checkpoint is damaged.
 
-    Raises BadInput if the bucket cannot be read or the disk not written, and for a checkpoint of another version.
+    Raises BadInput if the bucket cannot be read, if the disk cannot be written, or if another version of Lockstep wrote
+    the checkpoint.
     """
     name, address = checkpoint.name, f"{bucket.url}/{checkpoint.name}"
     objects = bucket.objects(name)
@@ -30,7 +31,7 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         contents = {file: version.content for file, version in small.items() if version is not None}
         entries, state = manifest_entries(contents[MANIFEST]), contents[STATE]
         check_format(values := parse_json(state), f"{address}/{STATE}")
-        try:  # its own sha256 may be newer than the manifest's, which is uploaded last
+        try:  # the state is not compared with the manifest, which is uploaded last and may be older than the state
             check_identity(name, parse_state(values), {file: entries[file].sha256 for file in TENSOR_FILES})
         except ValueError as error:
             raise ValueError(f"{STATE}: {error}") from error

@@ -1,11 +1,12 @@
-"""Upload of checkpoints to a bucket by rank 0, behind the training: whole, from its disk, one at a time.
+"""Upload of checkpoints to a bucket. Rank 0 uploads complete checkpoints from its disk, one at a time, in a thread.
 
-A bucket that is slower than the checkpoints gets fewer of them; one that fails gets the next one. Training waits for it
-at its end only.
+If the bucket is slower than the checkpoints are saved, it gets fewer of them; if an upload fails, the next checkpoint
+is uploaded at its turn. Training waits for uploads only at its end.
 
-One job uploads to a prefix: its lease, `lease.json`, names the job, which renews it; an old one may be taken. No clocks
-are compared: whoever wants a lease watches whether it is renewed. All writes of it are conditional on the version seen
-before, so that of two jobs one gets it.
+Only one job uploads to a prefix of a bucket. It has a lease, the object `lease.json`, which names the job and is
+renewed by it. A lease that is no longer renewed may be taken over. No clocks are compared: a job that wants the lease
+watches whether it is renewed. Every write of the lease is conditional on the version read before, so that only one of
+two jobs gets it.
 """
 
 import json
@@ -20,7 +21,7 @@ from uuid import uuid4
 
 import attrs
 
-from common.bucket import Bucket, Taken, Version
+from common.bucket import Bucket, Version, VersionConflict
 from common.errors import BadInput
 from common.files import is_folder
 from common.json_files import parse_json
@@ -35,28 +36,28 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-EXPIRY_SECONDS = 90.0  # without a renewal; a request and its retries may take this long
+EXPIRY_SECONDS = 90.0  # a lease expires after this time without a renewal; a request with its retries may take as long
 LEASE_POLL_SECONDS = 5.0
 
 
 @attrs.frozen
 class UploadOutcome:
     name: str
-    problem: str | None  # one line; None: the checkpoint is complete in the bucket
+    problem: str | None  # one line; None if the checkpoint is complete in the bucket
     seconds: float
 
 
 class Uploader:
-    """Uploads to one prefix. Every rank has one; rank 0's claims the prefix and uploads."""
+    """Uploads checkpoints to one prefix of a bucket. Every rank has an uploader, but only rank 0's does the work."""
 
     def __init__(self, url: str, run: Run, ranks: Ranks):
-        """Claim a prefix of a bucket, on every rank. Raises BadInput where it cannot be used, or another job has it."""
+        """Claim the prefix; call this on every rank. Raises BadInput if it cannot be used, or if another job has it."""
         self.bucket, self._keep, self._ranks = Bucket(url), run.train.checkpoints.keep_checkpoints, ranks
-        self._lease: BucketLease | None = None  # of rank 0
+        self._lease: BucketLease | None = None  # only on rank 0
         self._thread: threading.Thread | None = None
-        self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # not reported yet
-        self._complete: str | None = None  # newest checkpoint of this job in the bucket
-        self.failed = False  # the last upload of this rank
+        self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # outcomes that were not reported yet
+        self._complete: str | None = None  # the newest checkpoint of this job that is complete in the bucket
+        self.failed = False  # whether the last upload of this rank failed
 
         def claim() -> None:
             self._lease = BucketLease(self.bucket, run.directory)
@@ -64,11 +65,11 @@ class Uploader:
         from_coordinator(ranks, claim, group=ranks.download)
 
     def offer(self, checkpoint: Path) -> None:
-        """Begin to upload a checkpoint of the disk, unless an upload is under way; on other ranks than 0 do nothing."""
+        """Begin to upload a checkpoint from the disk, unless another upload is running. Only rank 0 does anything."""
         if self._lease is None:
             return
         if self._thread is not None and self._thread.is_alive():
-            problem = f"{self._thread.name} is still under way: the bucket is slow"
+            problem = f"{self._thread.name} is still being uploaded, because the bucket is slow"
             self._outcomes.put(UploadOutcome(checkpoint.name, problem, 0.0))
             return
         opened = threading.Event()
@@ -78,10 +79,13 @@ class Uploader:
         opened.wait()
 
     def catch_up(self, checkpoint: Path) -> None:
-        """Upload a resumed checkpoint, or prune, on every rank. Raises BadInput where the bucket has another."""
+        """Upload the checkpoint from which the run resumes; if the bucket has it already, only prune the bucket.
+
+        Call it on every rank. Raises BadInput if the bucket has a checkpoint of that name from another run.
+        """
 
         def work() -> None:
-            if _holds(self.bucket, checkpoint):
+            if _is_uploaded(self.bucket, checkpoint):
                 position = read_state(checkpoint).position
                 prune_bucket(self.bucket, position.step, position.best_step, self._keep)
             else:
@@ -90,12 +94,15 @@ class Uploader:
         from_coordinator(self._ranks, work, group=self._ranks.download)
 
     def ended(self) -> Iterator[UploadOutcome]:
-        """Yield, without waiting, outcomes that were not yielded yet; on rank 0 alone there are any."""
+        """Yield the new outcomes without waiting. Only rank 0 has any."""
         while not self._outcomes.empty():
             yield self._outcomes.get()
 
     def finish(self, newest: Path | None) -> None:
-        """Upload the newest and the best checkpoint, where missing; wait; end the lease. Call it on every rank."""
+        """Upload the newest and the best checkpoint if they are missing, wait for that, and release the lease.
+
+        Call it on every rank.
+        """
 
         def work() -> None:
             self._join()
@@ -108,9 +115,9 @@ class Uploader:
         from_coordinator(self._ranks, work, group=self._ranks.download)
 
     def _missing(self, newest: Path) -> list[Path]:
-        """Return the best checkpoint, if the bucket lacks it and this disk has it, and the newest, if it lacks that."""
+        """Return the best and the newest checkpoint, each only if it is on this disk but not in the bucket."""
         missing = [] if self._complete == newest.name else [newest]
-        with suppress(BadInput):  # of a bucket that does not answer, the upload says so
+        with suppress(BadInput):  # if the bucket does not answer, the upload of the newest checkpoint reports that
             best = best_name(newest)
             absent = best not in {newest.name, *complete_steps(self.bucket)}
             if best is not None and absent and is_folder(newest.with_name(best)):
@@ -125,14 +132,14 @@ class Uploader:
         began, problem = time.perf_counter(), None
         try:
             self._upload(lease, checkpoint, opened)
-        except Exception as error:  # noqa: BLE001  # of the disk or the client library: training goes on
+        except Exception as error:  # noqa: BLE001  # errors of the disk or the client library must not end training
             problem = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
         opened.set()
         self.failed = problem is not None
         self._outcomes.put(UploadOutcome(checkpoint.name, problem, time.perf_counter() - began))
 
     def _upload(self, lease: "BucketLease", checkpoint: Path, opened: threading.Event) -> None:
-        """Upload a checkpoint. `opened`: set once its files are open, as the disk's retention may delete them then."""
+        """Upload a checkpoint. `opened` is set once its files are open: from then on they may be deleted."""
         name = checkpoint.name
         with ExitStack() as files:
             tensors = {file: files.enter_context((checkpoint / file).open("rb")) for file in TENSOR_FILES}
@@ -144,41 +151,43 @@ class Uploader:
                 self.bucket.upload(f"{name}/{file}", content)
         lease.check()
         self.bucket.write(f"{name}/{STATE}", small[STATE])
-        manifest = f"{name}/{MANIFEST}"  # last: after a kill in between `fetch` takes an older checkpoint
+        # The manifest is last, so that `fetch` takes an older checkpoint if this upload is killed.
+        manifest = f"{name}/{MANIFEST}"
         self.bucket.replace(manifest, small[MANIFEST], self.bucket.read(manifest))
-        newest = max(name, self._complete or name)  # the best one may come after it
+        newest = max(name, self._complete or name)  # the best checkpoint may be uploaded after a newer one
         prune_bucket(self.bucket, step_of(newest), best, self._keep)
         self._complete = newest
 
 
 class BucketLease:
-    """Claim of this job on a bucket prefix, renewed by a thread until `release`; for rank 0."""
+    """The claim of this job on a prefix of a bucket, renewed by a thread until `release`. Only rank 0 has one."""
 
     def __init__(self, bucket: Bucket, run_directory: Path):
-        """Take the lease, and print a line when that takes a while. Raises BadInput while another job holds it."""
+        """Take the lease, and print a line if that needs time. Raises BadInput if another job holds it."""
         self._bucket = bucket
-        # Name of the run directory on this machine; another boot is another machine, of the same name
+        # The holder is a run directory on this machine. After a reboot, the machine counts as a different one, because
+        # another machine may have the same name.
         self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot_id()}".strip()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._version: Version | None = self._write(self._free())  # None: another job has taken it
+        self._version: Version | None = self._write(self._wait_until_free())  # None: another job has taken the lease
         threading.Thread(target=self._renew, name="bucket lease", daemon=True).start()
 
     def check(self) -> None:
-        """Renew the lease. Raises Taken where another job has it: this one's uploads end."""
+        """Renew the lease. Raises VersionConflict if another job has it, so that this job must not upload any more."""
         with self._lock:
             try:
                 self._version = None if self._version is None else self._write(self._version)
-            except Taken:
+            except VersionConflict:
                 self._version = None
             if self._version is None:
-                raise Taken(
-                    f"{self._bucket.url}: another job uploads there now, as this one's lease was not renewed in time; "
-                    "stop one of the two"
+                raise VersionConflict(
+                    f"{self._bucket.url}: another job now uploads to this prefix, because this job could not renew its "
+                    "lease in time; stop one of the two jobs"
                 )
 
     def release(self) -> None:
-        """End the lease, for the next job; if that fails, it has to wait."""
+        """End the lease, so that the next job need not wait until it has expired."""
         self._ended.set()
         with self._lock, suppress(BadInput):
             if self._version is not None:
@@ -186,40 +195,44 @@ class BucketLease:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
-            with advisory("lease of the bucket"), suppress(BadInput):  # the next upload says so
+            with advisory("lease of the bucket"), suppress(BadInput):  # the next upload reports the same problem
                 self.check()
 
-    def _free(self) -> Version | None:
-        """Return the version to replace, once it has expired or is of this run directory, which only one job locks."""
-        before = self._bucket.read(LEASE)
-        if before is None or _name(before) == self._holder:
-            return before
-        show(f"{self._bucket.url}: waiting {EXPIRY_SECONDS:.0f} s: {_name(before)} held it last")
+    def _wait_until_free(self) -> Version | None:
+        """Return the version of the lease to replace, after waiting until it has expired if another job holds it.
+
+        There is no wait for a lease of this run directory, because only one job can lock that.
+        """
+        first_version = self._bucket.read(LEASE)
+        if first_version is None or _holder_of(first_version) == self._holder:
+            return first_version
+        holder = _holder_of(first_version)
+        show(f"{self._bucket.url}: last used by {holder}; waiting {EXPIRY_SECONDS:.0f} s to see if that job is alive")
         deadline = time.monotonic() + EXPIRY_SECONDS
         while time.monotonic() < deadline:
             time.sleep(LEASE_POLL_SECONDS)
-            now = self._bucket.read(LEASE)
-            if now is None:
+            version = self._bucket.read(LEASE)
+            if version is None:
                 return None
-            if now.tag != before.tag:
+            if version.tag != first_version.tag:
                 raise BadInput(
-                    f"{self._bucket.url}: another job uploads there: {_name(now)}; stop it, or set checkpoints to "
-                    "another prefix"
+                    f"{self._bucket.url}: another job uploads to this prefix: {_holder_of(version)}; stop that job, or "
+                    "set checkpoints to another prefix"
                 )
-        return before
+        return first_version
 
-    def _write(self, before: Version | None) -> Version:
+    def _write(self, previous: Version | None) -> Version:
         content = json.dumps({"holder": self._holder, "renewal": uuid4().hex})
-        return self._bucket.replace(LEASE, content.encode(), before)
+        return self._bucket.replace(LEASE, content.encode(), previous)
 
 
-def _name(version: Version) -> str:
+def _holder_of(version: Version) -> str:
     with suppress(ValueError, TypeError, KeyError):
         return str(json.loads(version.content)["holder"])
     return "an unknown job"
 
 
-def _holds(bucket: Bucket, checkpoint: Path) -> bool:
+def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
     """Return whether a bucket has a checkpoint of the disk, with an intact state.
 
     Raises BadInput if the bucket's checkpoint of that name is from another run.
@@ -228,12 +241,12 @@ def _holds(bucket: Bucket, checkpoint: Path) -> bool:
     if state is None or checkpoint.name not in complete_steps(bucket):
         return False
     try:
-        theirs = parse_state(parse_json(state.content)).state_sha256
+        bucket_sha256 = parse_state(parse_json(state.content)).state_sha256
     except (ValueError, KeyError, TypeError):
         return False
-    if theirs != read_state(checkpoint).state_sha256:
+    if bucket_sha256 != read_state(checkpoint).state_sha256:
         raise BadInput(
-            f"{bucket.url}/{checkpoint.name}: of another run than {checkpoint}: state_sha256 differs; set checkpoints "
-            "to another prefix, or move those of the disk away"
+            f"{bucket.url}/{checkpoint.name}: not the same checkpoint as {checkpoint}, because state_sha256 differs; "
+            "set checkpoints to another prefix, or move the checkpoints on the disk away"
         )
     return True

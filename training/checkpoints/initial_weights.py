@@ -1,4 +1,4 @@
-"""Initial weights: random ones, or for continued pretraining those of another model."""
+"""Initial weights of a run: random weights, or the weights of another model for continued pretraining."""
 
 import hashlib
 import json
@@ -24,160 +24,173 @@ from training.parallel.mesh import Placed, held_pieces, within
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 
-# Keys of model.json that change no function of the weights: dropout, and random weights.
+# Keys of model.json that do not change what the network computes from given weights: dropout and initialization
 FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
 
 
 class OtherModel(NamedTuple):
     network: GPT  # on the CPU
-    tokenizer: TokenizerRecord | None  # of its tokens, where it is a run that recorded it
+    tokenizer: TokenizerRecord | None  # known only if the model comes from a run that recorded it
 
 
 @attrs.frozen
 class InitialWeights:
-    """Another model, from whose weights a run starts."""
+    """The model from whose weights a run starts."""
 
     source: str  # as on the command line
     load: Callable[[], OtherModel]  # raises BadInput
 
-    def load_checked(self, wanted: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:
-        """Return the other model. Raises BadInput for another network than `model_file`'s, but for new ids.
+    def load_checked(self, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:
+        """Load the model and check that a run can start from it.
 
-        Also where an id of the run's `tokenizer` means something else to it.
+        Raises BadInput if its network differs from `config`, which was read from `model_file`, by more than a smaller
+        vocabulary, or if an id of the run's `tokenizer` means something else to it.
         """
-        other = self.load()
-        described = _described(other.network.config)
-        for key, ours in _described(wanted).items():
-            theirs = described[key]
-            if theirs != ours and not (key == "vocab_size" and ours > theirs):
+        model = self.load()
+        model_keys = _network_keys(model.network.config)
+        for key, run_value in _network_keys(config).items():
+            model_value = model_keys[key]
+            if model_value != run_value and not (key == "vocab_size" and run_value > model_value):
                 raise BadInput(
-                    f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {self.source} has "
-                    f"{json.dumps(theirs)}; set it to that"
+                    f"{model_file}: {key}: got {json.dumps(run_value)}, but --init-from {self.source} has "
+                    f"{json.dumps(model_value)}; set it to {json.dumps(model_value)}"
                 )
-        known = other.tokenizer
-        if tokenizer is not None and known is not None and not tokenizer.extends(known):
+        model_tokenizer = model.tokenizer
+        if tokenizer is not None and model_tokenizer is not None and not tokenizer.extends(model_tokenizer):
             raise BadInput(
-                f"--init-from {self.source}: its tokenizer is {known.name}, {known.vocabulary_size:,} ids, that of "
-                f"the run's tokens {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or another of that name; "
-                "prepare them with its tokenizer"
+                f"--init-from {self.source}: that model's tokenizer, {model_tokenizer.name} with "
+                f"{model_tokenizer.vocabulary_size:,} ids, differs from the tokenizer of the run's tokens, "
+                f"{tokenizer.name} with {tokenizer.vocabulary_size:,} ids; prepare them with the model's tokenizer"
             )
-        return other
+        return model
 
 
 def start_random(state: TrainState, seed: int) -> None:
-    """Give a state at step 0 random weights. A rank keeps its rows of one tensor after the other."""
+    """Give a state at step 0 random weights. Each rank copies its rows of one tensor at a time."""
     parameters = state.parallel.by_plain_name(state.parallel.named_parameters())
     for name, values in initial_weights(meta_network(state.parallel.network.config), seed):
-        keep_rows(parameters[name], values)
+        copy_local_rows(parameters[name], values)
 
 
 def start_from(
     initial: InitialWeights, state: TrainState, model_file: Path, tokenizer: TokenizerRecord | None, ranks: Ranks
 ) -> WeightsOrigin:
-    """Set the weights of a state at step 0. Call it on every rank. Raises BadInput, as `InitialWeights` does, too."""
-    given: dict[str, Tensor] = {}  # on rank 0, so that no other holds a whole network
-    wanted = state.parallel.network.config
+    """Give a state at step 0 the weights of another model. Call it on every rank.
+
+    Raises BadInput, including the errors of `InitialWeights.load_checked`.
+    """
+    weights: dict[str, Tensor] = {}  # filled on rank 0 only, so that no other rank holds all weights of a network
+    config = state.parallel.network.config
 
     def load() -> WeightsOrigin:
-        values, origin = values_from(initial, wanted, model_file, tokenizer)
-        given.update(values)
+        loaded_weights, origin = values_from(initial, config, model_file, tokenizer)
+        weights.update(loaded_weights)
         return origin
 
     origin = from_coordinator(ranks, load, group=ranks.download)
     for name, parameter in state.parallel.by_plain_name(state.parallel.named_parameters()).items():
-        whole = torch.empty(parameter.shape, device=ranks.device)
+        full = torch.empty(parameter.shape, device=ranks.device)
         if ranks.coordinates:
-            whole.copy_(given.pop(name))
-        dist.broadcast(whole, src=0)
-        keep_rows(parameter, whole)
+            full.copy_(weights.pop(name))
+        dist.broadcast(full, src=0)
+        copy_local_rows(parameter, full)
     lines = [f"starting from the weights of {origin.source}, sha256 {origin.sha256[:12]}..."]
     if origin.vocab_size is not None:
-        lines.append(f"vocabulary {origin.vocab_size:,} -> {wanted.vocab_size:,}: new rows are the mean of the others")
+        growth = f"{origin.vocab_size:,} -> {config.vocab_size:,}"
+        lines.append(f"vocabulary {growth}: each new row is the mean of the model's rows")
     if origin.unseen:
-        lines.append(f"{origin.unseen} special tokens that it has never seen begin as the end of text")
+        lines.append(f"{origin.unseen} special tokens that the model has never seen start as copies of the end of text")
     show(*lines, once=True)
     return origin
 
 
 def values_from(
-    initial: InitialWeights, wanted: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
+    initial: InitialWeights, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> tuple[dict[str, Tensor], WeightsOrigin]:
-    """Return the weights with which a run of another model begins, by plain name, and their origin.
+    """Return the weights with which a run that starts from another model begins, by plain name, and their origin.
 
-    They are whole, on the CPU, with rows for new ids and for special tokens that the other model has never seen.
-    Training begins with them, and `train.py --look` shows their losses. Raises BadInput, as `load_checked` does.
+    The tensors are complete and on the CPU. They have rows for new ids and for special tokens that the other model has
+    never seen. Training begins with them, and `train.py --look` uses them to show losses before the first step. Raises
+    BadInput, as `load_checked` does.
     """
-    other = initial.load_checked(wanted, model_file, tokenizer)
-    network, unseen = other.network, {} if tokenizer is None else unseen_tokens(other, tokenizer)
-    given: dict[str, Tensor] = {}
+    model = initial.load_checked(config, model_file, tokenizer)
+    network, unseen = model.network, {} if tokenizer is None else unseen_tokens(model, tokenizer)
+    weights: dict[str, Tensor] = {}
     for name, parameter in network.named_parameters():
-        values = with_new_rows(name, parameter.detach(), network.config, wanted)
-        if unseen and axes_of(name, wanted).row_names == ["vocab"]:
+        values = with_new_rows(name, parameter.detach(), network.config, config)
+        if unseen and axes_of(name, config).row_names == ["vocab"]:
             values = values.index_copy(0, torch.tensor(list(unseen)), values[list(unseen.values())])
-        given[name] = values
-    grown_from = None if network.config.vocab_size == wanted.vocab_size else network.config.vocab_size
+        weights[name] = values
+    old_vocab_size = None if network.config.vocab_size == config.vocab_size else network.config.vocab_size
     digest = weights_sha256(network)
-    origin = WeightsOrigin(source=initial.source, sha256=digest, vocab_size=grown_from, unseen=len(unseen) or None)
-    return given, origin
+    origin = WeightsOrigin(source=initial.source, sha256=digest, vocab_size=old_vocab_size, unseen=len(unseen) or None)
+    return weights, origin
 
 
 def first_network(
     record: RunRecord, initial: InitialWeights | None, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> GPT:
-    """Return the network of a run as it was before its first step, on the CPU, from the run's record.
+    """Return the network of a run as it was before its first step, on the CPU, according to the run's record.
 
-    Raises BadInput where `initial` is not the model from whose weights the run began.
+    Raises BadInput if `initial` is not the model from whose weights the run began.
     """
-    wanted, began = record.network_config(), record.initial_weights
-    values: Iterable[tuple[str, Tensor]]
-    if initial is None and began is None:
-        values = initial_weights(meta_network(wanted), record.train.random_seed)
+    config, recorded_origin = record.network_config(), record.initial_weights
+    weights: Iterable[tuple[str, Tensor]]
+    if initial is None and recorded_origin is None:
+        weights = initial_weights(meta_network(config), record.train.random_seed)
     elif initial is None:
-        assert began is not None
-        raise BadInput(f"the run began with the weights of {began.source}: pass --init-from {began.source}")
-    elif began is None:
+        assert recorded_origin is not None
+        source = recorded_origin.source
+        raise BadInput(f"the run began with the weights of {source}: pass --init-from {source}")
+    elif recorded_origin is None:
         raise BadInput(f"--init-from {initial.source}: the run began with random weights; leave it out")
     else:
-        given, origin = values_from(initial, wanted, model_file, tokenizer)
-        if origin.sha256 != began.sha256:
+        weights_by_name, origin = values_from(initial, config, model_file, tokenizer)
+        if origin.sha256 != recorded_origin.sha256:
             raise BadInput(
-                f"--init-from {initial.source}: has weights of sha256 {origin.sha256[:12]}..., but the run began with "
-                f"{began.sha256[:12]}... of {began.source}; pass the model as it was then"
+                f"--init-from {initial.source}: the sha256 of these weights is {origin.sha256[:12]}..., but the run "
+                f"began with {recorded_origin.sha256[:12]}... from {recorded_origin.source}; pass the model as it was "
+                "when the run began"
             )
-        values = given.items()
-    network = GPT(wanted)
+        weights = weights_by_name.items()
+    network = GPT(config)
     parameters = dict(network.named_parameters())
     with torch.no_grad():
-        for name, value in values:
-            parameters[name].copy_(value)
+        for name, values in weights:
+            parameters[name].copy_(values)
     return network
 
 
-def unseen_tokens(other: OtherModel, tokenizer: TokenizerRecord) -> dict[int, int]:
-    """Return special tokens that the other model has never seen, each with the id of the row that it copies."""
-    theirs, end = other.tokenizer, tokenizer.end_of_text_id
-    # In plain text there is no special token but the end of text.
-    first = 0 if theirs is not None and theirs.template is None else other.network.config.vocab_size
-    return {each: end for each in tokenizer.all_special_tokens.values() if each >= first and each != end}
+def unseen_tokens(model: OtherModel, tokenizer: TokenizerRecord) -> dict[int, int]:
+    """Return the ids of special tokens that a model has never seen, each with the id whose row it starts with."""
+    model_tokenizer, end = model.tokenizer, tokenizer.end_of_text_id
+    # Plain text, which has no chat template, contains no special token except the end of text.
+    trained_on_text = model_tokenizer is not None and model_tokenizer.template is None
+    first = 0 if trained_on_text else model.network.config.vocab_size
+    special_ids = tokenizer.all_special_tokens.values()
+    return {token_id: end for token_id in special_ids if token_id >= first and token_id != end}
 
 
-def with_new_rows(name: str, values: Tensor, given: ModelConfig, wanted: ModelConfig) -> Tensor:
-    """Return a parameter on the CPU with rows for a larger vocabulary, each the mean of the old ones, rounded once."""
-    if given.vocab_size == wanted.vocab_size or axes_of(name, given).row_names != ["vocab"]:
+def with_new_rows(name: str, values: Tensor, old_config: ModelConfig, config: ModelConfig) -> Tensor:
+    """Return a parameter on the CPU with additional rows for a larger vocabulary.
+
+    Each new row is the mean of the old rows, rounded once.
+    """
+    if old_config.vocab_size == config.vocab_size or axes_of(name, old_config).row_names != ["vocab"]:
         return values
-    old = unpadded(name, values, given)
-    rows = values.new_zeros(wanted.padded_vocab_size, *values.shape[1:])
+    old = unpadded(name, values, old_config)
+    rows = values.new_zeros(config.padded_vocab_size, *values.shape[1:])
     rows[: len(old)] = old
-    # numpy adds in one order, whatever the number of threads
-    rows[len(old) : wanted.vocab_size] = torch.from_numpy(old.numpy().mean(axis=0, dtype=np.float64))
+    # numpy adds in the same order for any number of threads.
+    rows[len(old) : config.vocab_size] = torch.from_numpy(old.numpy().mean(axis=0, dtype=np.float64))
     return rows
 
 
 @torch.no_grad()
-def keep_rows(parameter: Placed, whole: Tensor) -> None:
-    """Copy those rows of a whole tensor, or columns of them, that this rank holds."""
-    for rows, columns, held in held_pieces(parameter):
-        held.copy_(within(whole, rows, columns))
+def copy_local_rows(parameter: Placed, full: Tensor) -> None:
+    """Copy the rows of a full tensor, or the columns of these rows, that this rank holds into the parameter."""
+    for rows, columns, local_part in held_pieces(parameter):
+        local_part.copy_(within(full, rows, columns))
 
 
 def weights_sha256(network: GPT) -> str:
@@ -189,16 +202,16 @@ def weights_sha256(network: GPT) -> str:
 
 
 def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoint: Path) -> None:
-    """Raise BadInput where the run of a checkpoint began with other weights. `origin`: those it began with."""
+    """Raise BadInput if the run of a checkpoint began with other weights. `origin`: the weights with which it began."""
     if origin is None or origin.source != initial.source:
-        began = "random weights" if origin is None else f"those of {origin.source}"
+        weights = "random weights" if origin is None else f"the weights of {origin.source}"
         raise BadInput(
-            f"--init-from {initial.source}: {checkpoint} is of a run that began with {began}; leave it out to resume, "
-            "or start anew with --resume never"
+            f"--init-from {initial.source}: {checkpoint} belongs to a run that began with {weights}; leave out "
+            "--init-from to resume, or start over with --resume never"
         )
 
 
-def _described(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys that describe a network with its weights, without nulls that stand for a number."""
-    spelled = attrs.asdict(config) | {"n_kv_heads": config.kv_heads, "mlp_width": config.hidden_width}
-    return {key: value for key, value in spelled.items() if key not in FREE_KEYS}
+def _network_keys(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys that describe a network with its weights. Nulls that stand for a number are replaced by it."""
+    resolved = attrs.asdict(config) | {"n_kv_heads": config.kv_heads, "mlp_width": config.hidden_width}
+    return {key: value for key, value in resolved.items() if key not in FREE_KEYS}

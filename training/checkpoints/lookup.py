@@ -1,12 +1,12 @@
 """Lookup of a run's checkpoints: which ones exist on its disk or in its bucket, and which one a command means.
 
-Every command looks a checkpoint up here, so that `latest`, `best`, a step and a name mean the same everywhere, also in
-a copy of a run that lost its links. The commands differ only in their choice and in what they refuse:
+Every command looks up checkpoints here, so that `latest`, `best`, a step and a name mean the same everywhere, even in
+a copy of a run that has lost its links. The functions differ in their default and in the checkpoints that they accept:
 
-    find_to_resume      by default the newest intact one; nothing may start over while there is a checkpoint
-    find_to_evaluate    by default the best one; also checkpoints of other programs, which have no manifest
+    find_to_resume      default: the newest intact one; a run must not start over while it has a checkpoint
+    find_to_evaluate    default: the best one; accepts checkpoints of other programs, which have no manifest
     find_before         the newest intact one before a step, to repeat that step
-    candidates          those of a bucket, to be downloaded
+    candidates          the checkpoints of a bucket, to be downloaded
 """
 
 import math
@@ -37,14 +37,15 @@ from training.checkpoints.saved_state import best_name, read_state, verify
 if TYPE_CHECKING:
     from common.bucket import Bucket
 
-NEWEST = ("auto", "latest")  # what --resume calls the newest intact checkpoint; a bucket's `latest` is for people
-_MARKS = (MANIFEST, STATE)  # either shows that a folder is, or was, a checkpoint of ours
+# Values of --resume that mean the newest intact checkpoint. The file `latest` in a bucket is only for people.
+NEWEST = ("auto", "latest")
+_MARKS = (MANIFEST, STATE)  # either file shows that a folder is, or was, a checkpoint of Lockstep
 
 
 def checkpoints_by_step(directory: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run by step, the oldest first. A folder `latest` of a copied run is one of them.
+    """Return the checkpoints of a run by step, oldest first. A folder `latest` in a copied run is one of them.
 
-    A folder in the place of a link is left out if its state cannot be read, or if its step has a folder of its own.
+    A folder that replaces a link is left out if its state cannot be read, or if there is a folder named for its step.
     """
     checkpoints = {step_of(name): directory / name for name in steps_in(directory)}
     for folder in linked_folders(directory):
@@ -54,10 +55,10 @@ def checkpoints_by_step(directory: Path) -> dict[int, Path]:
 
 
 def linked_checkpoint(directory: Path, link: str) -> str | None:
-    """Return the name of the checkpoint that `latest` or `best` means, also in a copy that lost the links.
+    """Return the name of the checkpoint that `latest` or `best` means, even in a copy that has lost the links.
 
-    It may name a checkpoint that is not on this disk. None: there is no checkpoint, or nothing was validated. Raises
-    BadInput if the newest checkpoint, whose state has the step of the best one, is damaged.
+    That checkpoint may not be on this disk. None means that there is no checkpoint, or that nothing was validated.
+    Raises BadInput if the newest checkpoint, whose state contains the step of the best one, is damaged.
     """
     if (target := link_target(directory / link)) is not None:
         return target
@@ -74,9 +75,9 @@ def linked_checkpoint(directory: Path, link: str) -> str | None:
 
 
 def resolve(directory: Path, name: str) -> tuple[Path, str | None]:
-    """Return the checkpoint that a name means, which need not exist, and the target if the name is a link.
+    """Return the checkpoint that a name means, which may not exist, and the link's target if the name is a link.
 
-    The name is that of a folder, or `latest` or `best`, or another link that a user made.
+    The name may be a folder, `latest`, `best`, or another link that a user has made.
     """
     target = link_target(directory / name)
     if target is None and name in LINKS:
@@ -94,9 +95,9 @@ def linked_step(directory: Path, link: str) -> int | None:
 
 
 def checkpoint_titled(run_directory: Path, title: str) -> Path:
-    """Return the checkpoint that a stored result was measured on; it may be gone.
+    """Return the checkpoint on which a stored result was measured. It may no longer exist.
 
-    `title`: the names of run and checkpoint, with a space between them.
+    `title`: the names of the run and the checkpoint, separated by a space.
     """
     return checkpoints_of(run_directory) / title.rpartition(" ")[2]
 
@@ -104,8 +105,8 @@ def checkpoint_titled(run_directory: Path, title: str) -> Path:
 def find_to_resume(directory: Path, name: str) -> Path | None:
     """Return the checkpoint to resume from; None if there is none.
 
-    "auto" is the newest intact checkpoint. It may be a folder in the place of `latest` or `best`: a copy of a run
-    often has no other. Raises BadInput if there are checkpoints but none to resume from without being asked.
+    "auto" means the newest intact checkpoint. It may be a folder that replaces `latest` or `best`, because a copy of a
+    run often has no other folder. Raises BadInput if checkpoints exist but "auto" cannot resume from any of them.
     """
     if name != "auto":
         return _find_named(directory, name)
@@ -122,16 +123,16 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
         problems.append(problem)
     if problems:
         raise BadInput(
-            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start anew with --resume never"
+            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start over with --resume never"
         )
     _check_leftovers(directory)
     return None
 
 
 def find_to_evaluate(directory: Path, name: str | None) -> Path:
-    """Return the checkpoint to evaluate; without a name the best one, or the newest if nothing was validated.
+    """Return the checkpoint to evaluate. Without a name, this is the best one, or the newest if nothing was validated.
 
-    It may be damaged, or of another program. Raises BadInput if it is not on this disk.
+    It may be damaged, or written by another program. Raises BadInput if it is not on this disk.
     """
     best = linked_checkpoint(directory, "best") if name is None else None
     if name is None:
@@ -150,16 +151,16 @@ def find_to_evaluate(directory: Path, name: str | None) -> Path:
         )
     if not folders:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
-    raise BadInput(f"{checkpoint}: no such checkpoint; there are {', '.join(folders)}")
+    raise BadInput(f"{checkpoint}: no such checkpoint; existing ones: {', '.join(folders)}")
 
 
 def find_before(directory: Path, step: int) -> Path | None:
-    """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
+    """Return the newest complete checkpoint before `step`, or None if there is none and the run must begin at 0."""
     checkpoints = checkpoints_by_step(directory)
     for checkpoint in [checkpoints[saved] for saved in reversed(checkpoints) if saved < step]:
         if (problem := verify(checkpoint)) is None:
             return checkpoint
-        show(warning(f"{problem}; falling back to an earlier one, or the start"))
+        show(warning(f"{problem}; falling back to an earlier checkpoint, or to step 0"))
     return None
 
 
@@ -169,9 +170,9 @@ def complete_steps(bucket: "Bucket") -> list[str]:
 
 
 def candidates(bucket: "Bucket", name: str) -> list[str]:
-    """Return the names of the checkpoints to try to resume from, in this order.
+    """Return the names of the checkpoints in a bucket from which to try to resume, in this order.
 
-    A name in NEWEST means all complete ones, the newest first, because only a download shows whether one is intact.
+    A name in NEWEST means all complete checkpoints, newest first, because only a download shows whether one is intact.
     """
     steps = complete_steps(bucket)
     if name in NEWEST:
@@ -182,16 +183,16 @@ def candidates(bucket: "Bucket", name: str) -> list[str]:
 
 
 def check_branch(bucket: "Bucket", step: int, name: str) -> None:
-    """Raise BadInput if a run that continues from a step, or starts at 0, would mix with later checkpoints there.
+    """Raise BadInput if a run that continues from `step` would upload among later checkpoints of another branch.
 
-    `name`: of the checkpoint, as --resume has it.
+    `name`: the value of --resume.
     """
     later = [folder for folder in complete_steps(bucket) if folder > name_of(step)]
     if later and name not in NEWEST:
-        here = f"{name_of(step)} is on this disk, " if step > 0 else ""
+        downloaded = f" ({name_of(step)} is already on this disk)" if step > 0 else ""
         raise BadInput(
-            f"{bucket.url}: holds {later[-1]}, and --resume {name} begins before it; nothing in a bucket is moved "
-            f"away: {here}set checkpoints to another prefix, or delete what is there"
+            f"{bucket.url}: has {later[-1]}, but --resume {name} begins before that step, and checkpoints in a bucket "
+            f"are never archived; set checkpoints to another prefix{downloaded}, or delete them from the bucket"
         )
 
 
@@ -201,7 +202,7 @@ def _find_named(directory: Path, name: str) -> Path:
         problem = f"{checkpoint}: no such checkpoint"
         if target is not None:
             problem = f"{directory / name}: refers to {target}, which does not exist"
-        raise BadInput(f"{problem}; there are {', '.join(names_in(directory)) or 'none'}")
+        raise BadInput(f"{problem}; existing ones: {', '.join(names_in(directory)) or 'none'}")
     if target is not None and checkpoint.parent.resolve() != directory.resolve():
         raise BadInput(f"{directory / name}: refers to {target}, in another folder; copy it here")
     if damage := verify(checkpoint):
@@ -210,9 +211,9 @@ def _find_named(directory: Path, name: str) -> Path:
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    """Return all folders that "auto" may resume from.
+    """Return all folders from which "auto" may resume, newest first.
 
-    A folder in the place of a link whose step cannot be read comes first, so that its damage is reported by name.
+    A folder that replaces a link and whose step cannot be read comes first, so that its damage is reported by name.
     """
     steps: dict[Path, float] = {directory / name: step_of(name) for name in steps_in(directory)}
     for folder in linked_folders(directory):
@@ -224,36 +225,36 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _check_leftovers(directory: Path) -> None:
-    """Raise BadInput if a folder without a checkpoint of the run has something that shows that there was one."""
+    """Raise BadInput if a directory without checkpoints under their own names contains traces or copies of some."""
     copies = [name for name in names_in(directory) if any((directory / name / file).is_file() for file in _MARKS)]
     for link in LINKS:
         target = link_target(directory / link)
-        if target is not None:  # its checkpoint was not copied, or deleted by hand
+        if target is not None:  # the checkpoint was not copied, or was deleted by hand
             instead = f"continue from a copy with --resume {copies[0]}" if copies else "copy it here again"
             raise BadInput(
-                f"{directory / link}: refers to {target}, which does not exist; {instead}, or start anew with "
+                f"{directory / link}: refers to {target}, which does not exist; {instead}, or start over with "
                 "--resume never"
             )
     if copies:
         raise BadInput(
             f"{directory}: has no checkpoint of this run under its own name, only {', '.join(copies)}; continue from "
-            f"it with --resume {copies[0]}, or start anew with --resume never"
+            f"it with --resume {copies[0]}, or start over with --resume never"
         )
     for checkpoint in misplaced(directory.parent):
         raise BadInput(
-            f"{checkpoint}: a checkpoint, but not in {directory}; move it there to continue from it, or start anew "
+            f"{checkpoint}: this checkpoint is not in {directory}; move it there to continue from it, or start over "
             "with --resume never"
         )
 
 
 def bucket_link(bucket: "Bucket", link: str) -> str:
-    """Return the name that a link of the bucket refers to; an empty one where there is no such link."""
+    """Return the name to which a link in the bucket refers; "" if there is no such link."""
     version = bucket.read(link)
     return "" if version is None else version.content.decode(errors="replace").strip()
 
 
 def bucket_folders(bucket: "Bucket") -> dict[str, set[str]]:
-    """Return the files of each checkpoint, complete or not, by its name."""
+    """Return the files of each checkpoint in a bucket, complete or not, by the checkpoint's name."""
     folders: dict[str, set[str]] = {}
     for path in bucket.objects():
         name, _, file = path.partition("/")

@@ -1,10 +1,10 @@
-"""Retention: which checkpoints of a run stay, the space that they need, and the removal of all others.
+"""Retention: which checkpoints of a run are kept, how much space they need, and the removal of all others.
 
-Nothing else removes a complete checkpoint of a run, on a disk or in a bucket; other modules move them to an archive at
-most. Three places remove something near to one: `recover` of atomic_commit.py, the unfinished replacement of a
-checkpoint that it restores; `rename` of directory.py, the source after a copy to another file system; and
-evaluation/instruct, the temporary run of a fine-tune, with all that is in it. A test lists the functions of this folder
-that remove files.
+No other module removes a complete checkpoint of a run, on a disk or in a bucket; at most, others move checkpoints to an
+archive. Three functions remove something that resembles a checkpoint: `recover` in atomic_commit.py removes the
+unfinished replacement of the checkpoint that it restores; `rename` in directory.py removes the source after it has been
+copied to another file system; and evaluation/instruct removes the temporary run of a fine-tune with its checkpoints. A
+test lists the functions of this folder that remove files.
 """
 
 import shutil
@@ -36,42 +36,45 @@ from training.hardware.preflight import DiskNeed
 if TYPE_CHECKING:
     from common.bucket import Bucket
 
-CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
-DISK_BLOCK_BYTES = 512  # of st_blocks, by POSIX whatever the file system has
-OTHERS = 2  # checkpoints on a disk besides the newest ones: the best one, and the one that is being written
+CHECKPOINT_BYTES = 12  # per parameter: its weight and two moments in fp32, the most that any optimizer here has
+DISK_BLOCK_BYTES = 512  # unit of st_blocks according to POSIX, whatever the file system uses
+EXTRA_CHECKPOINTS = 2  # on a disk in addition to the newest ones: the best one, and the one that is being written
 
 
 def kept_steps(steps: Collection[int], newest: int, best: int | None, keep: int) -> set[int]:
-    """Return the steps, of those that have a checkpoint, whose checkpoint stays.
+    """Return those of these steps whose checkpoint is kept.
 
-    These are the `keep` newest ones up to `newest`, which was saved just now, and the best one. Later ones stay, too: a
-    bucket may have some that were damaged when the run resumed, and nothing there is removed that is not superseded.
+    These are the `keep` newest steps up to `newest`, which was saved just now, and the best one. Later steps are kept
+    as well: a bucket may have checkpoints that were damaged when the run resumed, and nothing there is removed before
+    it is superseded.
     """
-    assert keep > 0, "train.json has at least 1"
+    assert keep > 0, "keep_checkpoints in train.json is at least 1"
     recent = sorted(step for step in steps if step <= newest)[-keep:]
     return {step for step in steps if step in recent or step == best or step > newest}
 
 
 def prune_disk(directory: Path, newest: int, best: int | None, keep: int) -> None:
-    """Make the links refer to the newest and the best checkpoint; remove those that do not stay, and hidden leftovers.
+    """Make the links refer to the newest and the best checkpoint, and remove checkpoints that are not kept.
 
-    If this disk lacks the checkpoint of the step `best`, the one that the link refers to stays instead.
+    Hidden leftovers are removed, too. If this disk does not have the checkpoint of the step `best`, the checkpoint to
+    which the link `best` refers is kept instead.
     """
     point(directory / "latest", name_of(newest))
-    # Each time, not only for a new best one: a kill may have come between that one's publication and its link.
+    # This is done every time, because a kill may have come between the publication of the best checkpoint and its link.
     point_best(directory, best)
     steps = [step_of(name) for name in steps_in(directory)]
-    kept = kept_steps(steps, newest, step_named(link_target(directory / "best")), keep)
+    steps_to_keep = kept_steps(steps, newest, step_named(link_target(directory / "best")), keep)
     for step in steps:
-        if step not in kept:
+        if step not in steps_to_keep:
             hidden = partial_of(directory / name_of(step))
-            rename(directory / name_of(step), hidden)  # first: an interrupted removal leaves no incomplete checkpoint
+            # The checkpoint is renamed first, so that an interrupted removal leaves no incomplete checkpoint.
+            rename(directory / name_of(step), hidden)
             remove(hidden)
     remove_stale(directory)
 
 
 def prune_bucket(bucket: "Bucket", newest: int, best: int | None, keep: int) -> None:
-    """Do in a bucket what `prune_disk` does on a disk. Its leftovers are checkpoints without a manifest."""
+    """Do the same as `prune_disk` in a bucket, where leftovers are checkpoints without a manifest."""
     from training.checkpoints.lookup import bucket_folders, bucket_link
 
     folders = bucket_folders(bucket)
@@ -81,15 +84,15 @@ def prune_bucket(bucket: "Bucket", newest: int, best: int | None, keep: int) -> 
         bucket.write("best", name_of(best).encode())
     else:
         best = step_named(bucket_link(bucket, "best"))
-    kept = kept_steps(complete, newest, best, keep)
-    removed = {name: files for name, files in folders.items() if step_of(name) not in kept}
-    # manifests first: an interrupted removal leaves no incomplete checkpoint
+    steps_to_keep = kept_steps(complete, newest, best, keep)
+    removed = {name: files for name, files in folders.items() if step_of(name) not in steps_to_keep}
+    # Manifests are deleted first, so that an interrupted removal leaves no checkpoint that looks complete.
     bucket.delete([f"{name}/{MANIFEST}" for name, files in removed.items() if MANIFEST in files])
     bucket.delete([f"{name}/{file}" for name, files in removed.items() for file in files - {MANIFEST}])
 
 
 def discard(path: Path) -> None:
-    """Remove what was written of a checkpoint that is not published."""
+    """Remove the files of a checkpoint that has not been published."""
     shutil.rmtree(partial_of(path), ignore_errors=True)
 
 
@@ -100,26 +103,27 @@ def remove_stale(directory: Path) -> None:
 
 
 def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
-    """Return the space that checkpoints will take.
+    """Return the disk space that the run's checkpoints will need.
 
-    If the run resumes, that is less what it will delete: checkpoints, and what a killed save has left. A run that
-    resumes is never refused: it has saved here before.
+    If the run resumes, space that it will free is subtracted: existing checkpoints, and the leftovers of a killed save.
+    A run that resumes is never refused, because it has saved checkpoints here before.
     """
     size = CHECKPOINT_BYTES * parameter_count(run.model)
-    directory, count = checkpoints_of(run.directory), run.train.checkpoints.keep_checkpoints + OTHERS
-    least, there, leftovers = size, 0, 0
-    if resumes and any(is_folder(directory / name) for name in names_in(directory)):  # else those there are archived
+    directory, count = checkpoints_of(run.directory), run.train.checkpoints.keep_checkpoints + EXTRA_CHECKPOINTS
+    least, existing, leftovers = size, 0, 0
+    # A run that does not resume moves its existing checkpoints to the archive, where they are kept.
+    if resumes and any(is_folder(directory / name) for name in names_in(directory)):
         files = [file for file in directory.glob("step-*/*") if file.is_file()]
-        there = min(sum(file.stat().st_size for file in files), (count - 1) * size)
-        # The next save removes them. Their files have their full size from the beginning, but not their blocks.
+        existing = min(sum(file.stat().st_size for file in files), (count - 1) * size)
+        # The next save removes them. Their files have full size from the beginning, but not all blocks are allocated.
         hidden = [file for path in stale_partials(directory) for file in path.glob("*")]
         leftovers = sum(DISK_BLOCK_BYTES * file.lstat().st_blocks for file in hidden)
         least = 0
     return DiskNeed(
         directory=directory,
-        what=f"{count} checkpoints of {readable_bytes(size)}, less those there",
+        contents=f"{count} checkpoints of {readable_bytes(size)}, less existing ones",
         least_bytes=least,
-        total_bytes=max(0, count * size - there - leftovers),
+        total_bytes=max(0, count * size - existing - leftovers),
         advice=f"free some, make {directory} a link to a larger disk, or keep fewer with {setting(keep_checkpoints=1)}",
         in_place=True,
     )

@@ -1,4 +1,4 @@
-"""Run record: the resolved configuration of a run, as its checkpoints and `resolved.json` hold it."""
+"""Run record: the resolved configuration of a run, which its checkpoints and `resolved.json` contain."""
 
 import json
 import sys
@@ -31,13 +31,13 @@ _STREAMS = ("train_stream", "validation_stream")
 
 @attrs.frozen(kw_only=True)
 class StreamRecord:
-    """Identity of a token stream: its length, and the sha256 of each file as it was read."""
+    """Identity of a token stream: its length, and the sha256 of each file when the run read it."""
 
     directory: str = ""
-    tokens: int | None = attrs.field(validator=optional(integer(0)))  # None: still being prepared
+    tokens: int | None = attrs.field(validator=optional(integer(0)))  # None: the tokens are still being prepared
     files: list[str] = attrs.field(factory=list)
     sha256: list[str]
-    plan: str | None = None  # fingerprint of the preparation's plan, which determines every byte
+    plan: str | None = None  # fingerprint of the plan by which the tokens are prepared; it determines every byte
 
 
 @attrs.frozen(kw_only=True)
@@ -45,14 +45,15 @@ class WeightsOrigin:
     """The model from whose weights a run started."""
 
     source: str  # as on the command line
-    sha256: str  # training/checkpoints/initial_weights.py
-    vocab_size: int | None = None  # of that model, where the run has added rows for new ids
-    unseen: int | None = None  # special tokens that it has never seen: their rows begin as that of the end of text
+    sha256: str  # of the weights, as training/checkpoints/initial_weights.py computes it
+    vocab_size: int | None = None  # of that model, if the run has added rows for new ids
+    # Number of special tokens that the model has never seen; their rows start as copies of the end of text's row
+    unseen: int | None = None
 
 
 @attrs.frozen(kw_only=True)
 class SettingChange:
-    """Setting that a run has had otherwise up to a step, where a job resumed it."""
+    """A setting that a job changed when it resumed the run at a step."""
 
     step: int
     key: str  # of model.json or train.json, or "steps"
@@ -65,24 +66,25 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """The resolved configuration of a run. Keys that its version did not have yet have their defaults."""
+    """The resolved configuration of a run. Keys that the recording version did not have yet get their defaults."""
 
     model: ModelConfig
     train: TrainConfig
-    unknown: dict[str, dict[str, Any]] = attrs.field(factory=dict)  # keys that this version lacks, by section of KEYS
+    # Keys that this version does not have, by section of KEYS
+    unknown: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     global_batch_size: int = attrs.field(validator=integer(1))
     accumulation: int | None = attrs.field(default=None, validator=optional(integer(1)))
     world_size: int | None = attrs.field(default=None, validator=optional(integer(1)))
     steps: int | None = attrs.field(default=None, validator=optional(integer(0)))
     shares: list[Any] = attrs.field(factory=lambda: [[0, [1]]])  # [first step, samples of each dataset]
-    sources: list[dict[str, Any]] | None = None  # what the whole run reads of each dataset
+    sources: list[dict[str, Any]] | None = None  # the tokens and epochs that the run reads from each dataset
     train_streams: list[StreamRecord] = attrs.field(factory=list)
     validation_streams: list[StreamRecord] = attrs.field(factory=list)
     git_commit: str | None = None
     numerics: dict[str, Any] = attrs.field()  # training/exactness/fingerprint.py
     self_test: dict[str, Any] | None = None
-    initial_weights: WeightsOrigin | None = None  # None: random ones
-    changes: list[SettingChange] = attrs.field(factory=list)  # by the jobs that resumed the run
+    initial_weights: WeightsOrigin | None = None  # None: random weights
+    changes: list[SettingChange] = attrs.field(factory=list)  # made by the jobs that resumed the run
 
     @numerics.validator
     def _check(self, _: Any, value: dict[str, Any]) -> None:
@@ -92,8 +94,8 @@ class RunRecord:
     def network_config(self) -> ModelConfig:
         """Return the configuration of the network that was trained, to build it.
 
-        Raises ValueError if the record has a key of model.json that this version lacks: its network computes something
-        else.
+        Raises ValueError if the record has a key of model.json that this version does not have, because that network
+        computes something else.
         """
         for key in self.unknown.get("model", {}):
             raise ValueError(f"model: unknown key {quoted(key)}, so another version of Lockstep trained this network")
@@ -104,7 +106,7 @@ class RunRecord:
         settings = {"model": attrs.asdict(self.model), "train": self.train.flat()}
         values: dict[str, Any] = {section: keys | self.unknown.get(section, {}) for section, keys in settings.items()}
         values |= attrs.asdict(self, filter=lambda field, _: field.name not in (*settings, "unknown"))
-        if (origin := values["initial_weights"]) is not None:  # older records lack its nulls
+        if (origin := values["initial_weights"]) is not None:  # older records do not have its nulls either
             values["initial_weights"] = {key: value for key, value in origin.items() if value is not None}
         for key in _STREAMS:
             streams = values.pop(f"{key}s")
@@ -126,9 +128,10 @@ class JobEnvironment:
 class JobRecord:
     """The last job of a run in `resolved.json`, which also has the record of the run itself.
 
-    The file may be of an earlier version, or edited. A command that only needs the price must not fail because the
-    tokenizer cannot be read. So a key whose value is of a wrong type counts as absent, and its error is in `misfits`
-    for those who call `check`. Keys that nothing reads, such as the command line, are not checked.
+    An earlier version may have written the file, or a user may have edited it. A command that only needs the price must
+    not fail because the tokenizer cannot be read. Therefore a key with a value of the wrong type counts as absent; its
+    error is stored in `misfits` and raised by `check`. Keys that are never read, such as the command line, are not
+    checked.
     """
 
     token_files: Sequence[str] = attrs.field(factory=tuple)  # the directories as text; several for a mixture
@@ -144,7 +147,7 @@ class JobRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "JobRecord":
-        """Return the part of the content of `resolved.json` that can be read. It never raises."""
+        """Return the readable part of the content of `resolved.json`. This never raises an exception."""
         if isinstance(values.get("token_files"), str):  # a run with a single dataset has no list
             values = {**values, "token_files": [values["token_files"]]}
         readable: dict[str, Any] = {}
@@ -161,18 +164,18 @@ class JobRecord:
 
     @property
     def token_directories(self) -> tuple[Path, ...]:
-        """The token directories that the job has read, one for each dataset; none where that is not recorded."""
+        """The token directories from which the job read, one per dataset; empty if that is not recorded."""
         return tuple(Path(name) for name in self.token_files)
 
     def check(self, *keys: str) -> None:
-        """Raise InvalidValue if one of these keys, or without any one of all keys, has a value of a wrong type."""
+        """Raise InvalidValue if one of these keys has a value of the wrong type. Without arguments, check all keys."""
         for key, error in self.misfits.items():
             if not keys or key in keys:
                 raise error
 
 
 def record_fields(values: Any) -> Any:
-    """Return a record's JSON with the fields of `RunRecord`: its streams always as lists, its unknown keys apart."""
+    """Return a record's JSON as fields of `RunRecord`, with streams always as lists and unknown keys in `unknown`."""
     if not isinstance(values, dict):
         return values
     sections = {section: values.get(section) for section in KEYS}
@@ -189,26 +192,26 @@ def record_fields(values: Any) -> Any:
 
 
 def read_record(directory: Path) -> RunRecord | None:
-    """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
+    """Return the record of a run's last job, or None if there is none. Raises BadInput for a damaged record."""
     file = directory / RESOLVED
     with refusing(f"{file}: damaged or edited", "copy it here again, or move it away"):
         return structured(record_fields(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
 
 
 def read_job(directory: Path) -> JobRecord:
-    """Return what a run has recorded about its last job; an empty record without one.
+    """Return what a run has recorded about its last job, or an empty record if it has not.
 
-    Raises BadInput for a file that is not JSON. A wrong value in it is an error only for those who use it.
+    Raises BadInput for a file that is not JSON. A wrong value in it is an error only for code that checks that key.
     """
     file = directory / RESOLVED
     return JobRecord.from_json(read_json(file)) if file.exists() else JobRecord()
 
 
 def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:
-    """Return the manifest of the files that a run read; None where there is none, or the directory has others now.
+    """Return the manifest of the files that a run read; None if there is none, or if the directory's files changed.
 
-    A directory keeps its name when other text, or another tokenizer, is prepared into it. `directory`: where the files
-    are, if the record does not say. Raises BadInput for a damaged manifest.
+    A directory keeps its name when different text is prepared into it, or when a different tokenizer is used.
+    `directory`: where the files are now, instead of the path in the record. Raises BadInput for a damaged manifest.
     """
     manifest = read_manifest(directory or Path(stream.directory))
     if manifest is None:
@@ -228,7 +231,7 @@ def describe_changes(changes: Sequence[SettingChange]) -> list[str]:
 
 
 def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:
-    """Return the record of a run that is about to start. `numerics`: the fingerprint that all ranks agree on."""
+    """Return the record of a run that is about to start. `numerics`: the fingerprint on which all ranks agree."""
     return RunRecord(
         model=run.model,
         train=run.train,
@@ -239,7 +242,9 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         shares=[[first_step, list(share)] for first_step, share in shares(run.train.data.parts)],
         sources=plan.read_until(plan.steps),
         train_streams=[_describe(directory, directory.train) for directory in token_set.directories],
-        validation_streams=[_describe(each, each.validation) for each in token_set.validated if each.validation],
+        validation_streams=[
+            _describe(directory, directory.validation) for directory in token_set.validated if directory.validation
+        ],
         git_commit=git_commit(),
         numerics=numerics,
     )
@@ -248,7 +253,10 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
 def write_record(
     run_directory: Path, record: RunRecord, token_set: TokenSet, ranks: Ranks, price_per_hour: float | None
 ) -> None:
-    """Write `resolved.json`, and the tokenizer's ranks, to read the run without its tokens. Raises BadInput."""
+    """Write `resolved.json` and the tokenizer's ranks, so that the run can be used without its tokens.
+
+    Raises BadInput.
+    """
     directories = [str(directory.path.resolve()) for directory in token_set.directories]
     origin, tokenizer = token_set.tokenizer or (None, None)
     values = {
@@ -263,9 +271,10 @@ def write_record(
     if origin is not None and tokenizer is not None and tokenizer.ranks_file:
         files[RANKS_FILE] = (origin / RANKS_FILE).read_text()
     check_replaceable(run_directory / RESOLVED, b'"numerics": ', "the record of a run")
-    if RANKS_FILE in files and not (run_directory / RESOLVED).exists():  # else an earlier job of the run has copied it
-        known = files[RANKS_FILE].encode()
-        check_replaceable(run_directory / RANKS_FILE, known.__eq__, "the tokenizer of the run's tokens")
+    # If resolved.json exists, an earlier job of the run has copied the ranks.
+    if RANKS_FILE in files and not (run_directory / RESOLVED).exists():
+        ranks_content = files[RANKS_FILE].encode()
+        check_replaceable(run_directory / RANKS_FILE, ranks_content.__eq__, "the tokenizer of the run's tokens")
     for name, text in files.items():
         with writing(run_directory / name):
             replace_file(run_directory / name, text)
@@ -273,12 +282,12 @@ def write_record(
 
 def _describe(directory: TokenDirectory, stream: TokenStream) -> StreamRecord:
     growing, manifest = directory.growing, directory.manifest
-    planned = None if manifest is None else manifest.plan
+    manifest_plan = None if manifest is None else manifest.plan
     names = [file.path.name for file in stream.files if growing is None]
     return StreamRecord(
         directory=str(directory.path),
         tokens=stream.length if growing is None else None,
         files=names,
         sha256=[directory.contents[name].sha256 for name in names],
-        plan=planned if growing is None else growing.fingerprint,
+        plan=manifest_plan if growing is None else growing.fingerprint,
     )

@@ -1,7 +1,7 @@
-"""`state.json` and `manifest.json` of a checkpoint: their content, and verification.
+"""The content of `state.json` and `manifest.json`, and the verification of a checkpoint.
 
-`state.json` has position, optimizer steps, loss scale and run record. `manifest.json` has the files' sizes and sha256,
-and is written last: a checkpoint without an intact manifest does not exist.
+`state.json` has the position, the optimizer steps, the loss scale and the run record. `manifest.json` has the size and
+sha256 of each file. It is written last, so that a checkpoint without an intact manifest counts as not written.
 """
 
 import hashlib
@@ -30,41 +30,53 @@ _ADVICE = "copy it here again, or delete the checkpoint"
 
 @attrs.frozen(kw_only=True)
 class SavedState:
-    """All that a checkpoint holds beside its tensors."""
+    """Everything in a checkpoint except its tensors."""
 
-    position: Position  # its fields are keys of the file
+    position: Position  # its fields are keys at the top level of the file
     optimizer_steps: int = attrs.field(validator=checks.integer(0))
     loss_scale: SavedLossScale
     config: RunRecord
-    state_sha256: str = ""  # known when all ranks have written
+    state_sha256: str = ""  # set once all ranks have written their tensors
 
     def text(self) -> str:
+        """Return the content of `state.json`."""
         values = attrs.asdict(self) | {"config": self.config.to_json()}
         values = {"format": STATE_FORMAT, **values.pop("position"), **values}
         return json.dumps(values | {FIELDS_SHA256: fields_sha256(values)}, indent=2) + "\n"
 
 
 def parse_state(values: dict[str, Any]) -> SavedState:
-    """Return the state of the file's JSON. Raises ValueError, "KEY: got ..., wanted ...", for a wrong field."""
-    for key in (*attrs.fields_dict(Position), *attrs.fields_dict(SavedState)):  # their defaults are not for files
+    """Return the state from the JSON of `state.json`.
+
+    Raises ValueError for a wrong field, with the message "KEY: got ..., wanted ...".
+    """
+    # A file must have every key; the defaults of the classes are not for files.
+    for key in (*attrs.fields_dict(Position), *attrs.fields_dict(SavedState)):
         if key not in values and key != "position":
             raise ValueError(f"{key}: missing")
     position = checks.structured(values, Position, unknown_keys=True)
-    others = values | {"position": {}, "config": record_fields(values["config"])}
-    state = attrs.evolve(checks.structured(others, SavedState, unknown_keys=True), position=position)
+    state_fields = values | {"position": {}, "config": record_fields(values["config"])}
+    state = attrs.evolve(checks.structured(state_fields, SavedState, unknown_keys=True), position=position)
     for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", position.best_step)):
         if (count or 0) > position.step:
             raise ValueError(f"{key}: got {count:,}, wanted at most the step, {position.step:,}")
     if values.get(FIELDS_SHA256) != fields_sha256(values):
-        raise ValueError(f"the fields do not have their {FIELDS_SHA256}")
+        raise ValueError(f"{FIELDS_SHA256} does not match the other fields")
     return state
 
 
 def read_state(checkpoint: Path, digests: Mapping[str, str] | None = None) -> SavedState:
-    """Return `state.json`, checked against its files' `digests` if given. Raises BadInput for a damaged one."""
+    """Read `state.json`; if `digests` of the checkpoint's files are given, check that it belongs to them.
+
+    Raises BadInput for a missing or damaged file.
+    """
     file = checkpoint / STATE
     if not file.exists():
-        raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
+        raise BadInput(
+            f"{file}: missing; the checkpoint must be on the disk of every machine, or on a disk that all machines "
+            "share",
+            alone=True,
+        )
     values = read_json(file, advice=_ADVICE)
     check_format(values, str(file))
     with refusing(f"{file}: damaged or edited", _ADVICE, (ValueError, KeyError, TypeError)):
@@ -78,33 +90,34 @@ def check_format(values: dict[str, Any], where: str) -> None:
     if values.get("format") != STATE_FORMAT:
         raise BadInput(
             f"{where}: got format {quoted(values.get('format'))}, wanted {STATE_FORMAT}: another version of Lockstep "
-            "wrote it; resume with that version, or start anew with --resume never"
+            "wrote it; resume with that version, or start over with --resume never"
         )
 
 
 def best_name(checkpoint: Path) -> str | None:
-    """Return the name of the best checkpoint, as this one's state has it; None where nothing was validated."""
+    """Return the name of the best checkpoint so far, from this checkpoint's state; None if nothing was validated."""
     step = read_state(checkpoint).position.best_step
     return None if step is None else name_of(step)
 
 
 def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
-    """Raise ValueError unless a state is of its folder's step and of the tensor files with these sha256."""
-    step, named = state.position.step, step_named(name)
-    if named is not None and named != step:
-        raise ValueError(f"step: got {step:,}, wanted {named:,} by the folder's name")
+    """Raise ValueError unless a state has its folder's step and belongs to the tensor files with these sha256."""
+    step, folder_step = state.position.step, step_named(name)
+    if folder_step is not None and folder_step != step:
+        raise ValueError(f"step: got {step:,}, wanted {folder_step:,} because of the folder's name")
     if state.state_sha256 != combined_sha256(step, digests):
         raise ValueError("state_sha256: does not match the step and the two tensor files")
 
 
 def combined_sha256(step: int, files: Mapping[str, str]) -> str:
-    """Return `state_sha256`: of "STEP DIGEST DIGEST", the sha256 of the weights' and of the optimizer's file."""
+    """Return `state_sha256`, the hash of "STEP DIGEST DIGEST"; the digests are the sha256 of weights and optimizer."""
     return hashlib.sha256(f"{step} {files[WEIGHTS]} {files[OPTIMIZER]}".encode()).hexdigest()
 
 
 def fields_sha256(values: dict[str, Any]) -> str:
-    others = {key: value for key, value in values.items() if key != FIELDS_SHA256}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+    """Return the hash of all fields except this hash itself."""
+    hashed_fields = {key: value for key, value in values.items() if key != FIELDS_SHA256}
+    return hashlib.sha256(json.dumps(hashed_fields, sort_keys=True).encode()).hexdigest()
 
 
 @attrs.frozen
@@ -114,7 +127,7 @@ class FileDigest:
 
 
 def manifest_text(files: Mapping[str, FileDigest]) -> str:
-    """Return the manifest of files by name; it carries a sha256 of itself."""
+    """Return the text of the manifest for files by name. It contains a sha256 of its own entries."""
     entries = {name: attrs.asdict(entry) for name, entry in files.items()}
     digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
     manifest = {"format": MANIFEST_FORMAT, "files": entries, "files_sha256": digest}
@@ -122,16 +135,16 @@ def manifest_text(files: Mapping[str, FileDigest]) -> str:
 
 
 def manifest_entries(content: bytes) -> dict[str, FileDigest]:
-    """Return the entries. Raises ValueError, KeyError or TypeError for a damaged manifest."""
+    """Return the entries of a manifest, by file. Raises ValueError, KeyError or TypeError for a damaged manifest."""
     values = parse_json(content)
     files = {name: FileDigest(**entry) for name, entry in values["files"].items()}
     if manifest_text(files).encode() != content or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
-        raise ValueError("it does not have its own sha256")
+        raise ValueError("its sha256 does not match its entries")
     return files
 
 
 def weights_digest(checkpoint: Path) -> str | None:
-    """Return the sha256 of a checkpoint's weights, by its manifest; None where that is missing or damaged."""
+    """Return the sha256 of a checkpoint's weights from its manifest; None if that is missing or damaged."""
     try:
         return manifest_entries(read_regular(checkpoint / MANIFEST))[WEIGHTS].sha256
     except (OSError, ValueError, KeyError, TypeError):
@@ -139,7 +152,7 @@ def weights_digest(checkpoint: Path) -> str | None:
 
 
 def verify(checkpoint: Path) -> str | None:
-    """Return the damage of a checkpoint, or None when every file is as it was written."""
+    """Return how a checkpoint is damaged, or None if every file is as it was written."""
     manifest = checkpoint / MANIFEST
     try:
         files = manifest_entries(read_regular(manifest))
@@ -152,7 +165,7 @@ def verify(checkpoint: Path) -> str | None:
                 raise BadInput(f"{file}: got {status.st_size} bytes, wanted {entry.size_bytes}")
             if sha256(file) != entry.sha256:
                 raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
-        if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses another version's
+        if read_json(checkpoint / STATE).get("format") == STATE_FORMAT:  # `read_state` refuses other formats by itself
             read_state(checkpoint, {name: entry.sha256 for name, entry in files.items()})
     except BadInput as error:
         return str(error)

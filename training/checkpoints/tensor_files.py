@@ -1,10 +1,10 @@
 """Tensor files of a checkpoint: weights and optimizer moments as safetensors, written and read in shards.
 
-The bytes of both files follow from the state alone: tensors by name, whole, without vocabulary padding, their rows one
-after the other. FSDP gives a rank consecutive rows of every tensor, so each rank writes its own rows at their place and
-nothing is gathered; under DDP, where every rank holds everything, it writes the rows that FSDP would give it. Tensors
-in tensor shards are gathered, one after the other, and written as under DDP. Of nodes that share a disk the first one
-writes: rows that only others have are sent to it.
+The bytes of both files depend only on the state: they contain complete tensors, ordered by name, without vocabulary
+padding. Under FSDP, a rank has consecutive rows of every tensor. Each rank writes its rows at their offset in the file,
+so that nothing is gathered. Under DDP, where every rank has all rows, a rank writes the rows that FSDP would give it.
+Tensors in tensor shards are gathered one at a time and written as under DDP. If several nodes share a disk, only the
+first one writes, and rows that only the other nodes have are sent to it.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ from training.parallel.mesh import Placed, Sharded, checkpoint_rows, full_tensor
 from training.parallel.process_group import RankGroup, Ranks, gather, members
 from training.state import TrainState
 
-HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
-SENT_BYTES = 16 << 20  # at a time to the node that writes
-STORED_DTYPES = {  # names in the safetensors format
+HEADER_ALIGNMENT = 8  # bytes, as the safetensors format requires
+SENT_BYTES = 16 << 20  # sent at a time to the node that writes
+STORED_DTYPES = {  # names of types in the safetensors format
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -44,12 +44,12 @@ STORED_DTYPES = {  # names in the safetensors format
 
 
 @attrs.frozen
-class Stored:
-    """A tensor of a file, and the parameter or moment behind it."""
+class StoredTensor:
+    """A tensor in a file, and the parameter or moment that it stores."""
 
-    key: str  # in the file
-    value: Placed  # on the device, maybe sharded, with vocabulary padding
-    rows: int  # first dimension, without padding
+    key: str  # name in the file
+    value: Placed  # on the device, possibly sharded, with vocabulary padding
+    rows: int  # size of the first dimension, without padding
     row_bytes: int
 
     @property
@@ -58,48 +58,49 @@ class Stored:
 
 
 class StateShard:
-    """This rank's shard of the state: staged on the CPU, written asynchronously."""
+    """This rank's shard of the state, which is copied to the CPU and then written in the background."""
 
     def __init__(self, state: TrainState, ranks: Ranks, disk: RankGroup):
-        """Collective: call it on every rank. `disk`: the ranks that use the same run directory as this one.
+        """Plan which rank writes which rows. Call it on every rank.
 
-        Only the disk's first node writes to it: clients of a network file system write whole pages, and one would write
-        its outdated copy of a page over the bytes that another one has put there.
+        `disk`: the ranks that use the same run directory as this one. Only the first node of a disk writes to it,
+        because clients of a network file system write complete pages: a second client would overwrite bytes of the
+        first one with its outdated copy of a page.
         """
         self.state, self.ranks, self.disk = state, ranks, disk
         self._pinned = ranks.device.type == "cuda"
         self._writes = disk.rank == ranks.node.rank
         writes = gather(ranks, self._writes)
         writers = [rank for rank in members(ranks, disk) if writes[rank]]
-        # Ranks that divide the tensors that each of them has whole
+        # The ranks among which tensors that each of them has completely are divided
         self._dividers = RankGroup(rank=disk.rank if self._writes else 0, size=len(writers))
-        # Whether this rank gives its rows of sharded tensors: replicas on another node have the same rows
+        # Whether this rank's rows of sharded tensors are written; replicas on another node have the same rows
         self._gives_shard = disk.size == ranks.node.size or state.parallel.levels.across.rank == 0
         self._headers: dict[str, bytes] = {}
-        self.sizes: dict[str, int] = {}  # of whole files, of all ranks
+        self.sizes: dict[str, int] = {}  # bytes of each complete file
         for file, tensors in _files(state):
             self._headers[file] = header = _header(tensors)
             self.sizes[file] = len(header) + sum(stored.rows * stored.row_bytes for stored in tensors)
         self._staged = [
             (file, offset_bytes, torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._pinned))
-            for file, offset_bytes, rows in self._own_rows(shapes=True)
+            for file, offset_bytes, rows in self._local_rows(shapes=True)
         ]
         sent = [(file, offset_bytes, staged.nbytes) for file, offset_bytes, staged in self._staged]
         rows_sent = gather(ranks, [] if self._writes else sent)
         senders = [rank for rank in members(ranks, disk) if rows_sent[rank]]
         writer_of = {sender: writers[number % len(writers)] for number, sender in enumerate(senders)}
-        self._writer = writer_of.get(ranks.rank)  # rank that writes the rows that this one sends
+        self._writer = writer_of.get(ranks.rank)  # the rank to which this one sends its rows, to be written
         self._received = {sender: rows_sent[sender] for sender, writer in writer_of.items() if writer == ranks.rank}
 
     def stage(self) -> None:
-        """Copy this rank's rows off the device, as they are now."""
-        for (_, _, staged), (_, _, rows) in zip(self._staged, self._own_rows(), strict=True):
+        """Copy this rank's rows from the device to the CPU, with their present values."""
+        for (_, _, staged), (_, _, rows) in zip(self._staged, self._local_rows(), strict=True):
             staged.copy_(rows, non_blocking=True)
         if self._pinned:
             torch.cuda.current_stream().synchronize()
 
     def write(self, checkpoint: Path, group: Any) -> dict[str, list[WrittenBytes]]:
-        """Write the staged rows, durably, or send them to the node that writes; return their digests."""
+        """Write the staged rows durably, or send them to the node that writes; return their digests by file."""
         pieces: dict[str, list[WrittenBytes]] = {}
         problem: OSError | None = None
         for file, header in self._headers.items():
@@ -116,7 +117,7 @@ class StateShard:
                     write_rows(checkpoint, file, rows)
             except OSError as error:
                 problem = error
-            for _ in rows:  # after a failure: other nodes send until all is taken
+            for _ in rows:  # after a failure, receive the remaining rows, because the other nodes send all of them
                 pass
         if problem is not None:
             raise problem
@@ -129,7 +130,7 @@ class StateShard:
                 dist.send(part, self._writer, group=group)
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of the rows that other nodes send; a content is valid until the next."""
+        """Yield (offset in bytes, content) of the rows that other nodes send. Each content is valid until the next."""
         buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
         for rank, sent in self._received.items():
             for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):
@@ -138,15 +139,18 @@ class StateShard:
                     dist.recv(part, rank, group=group)
                     yield offset_bytes + start, memoryview(part.numpy().data)
 
-    def _own_rows(self, *, shapes: bool = False) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank gives rows."""
+    def _local_rows(self, *, shapes: bool = False) -> Iterator[tuple[str, int, Tensor]]:
+        """Yield (file, offset in bytes, rows on the device) for each tensor of which this rank writes or sends rows.
+
+        `shapes`: only the shapes of the rows are used, so that nothing needs to be gathered.
+        """
         for file, tensors in _files(self.state):
             offset_bytes = len(self._headers[file])
             for stored in tensors:
-                value = stored.value
-                if shapes and isinstance(value, Sharded):  # which is gathered to be written
-                    value = torch.empty(value.shape, dtype=value.dtype, device="meta")
-                first, rows = checkpoint_rows(value, self._dividers, replica=self._writes, shard=self._gives_shard)
+                tensor = stored.value
+                if shapes and isinstance(tensor, Sharded):  # `checkpoint_rows` would gather it
+                    tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                first, rows = checkpoint_rows(tensor, self._dividers, replica=self._writes, shard=self._gives_shard)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows
@@ -154,20 +158,26 @@ class StateShard:
 
 
 def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
-    """Return the `state_sha256` that a checkpoint of this state has; None but on rank 0. Call it on every rank."""
+    """Return the `state_sha256` that a checkpoint of this state would have, on rank 0; None on all other ranks.
+
+    Call it on every rank.
+    """
     digests = {}
     for file, tensors in _files(state):
         digest = hashlib.sha256(_header(tensors))
         for stored in tensors:
-            whole = full_tensor(stored.value)  # collective under FSDP: on every rank
+            full = full_tensor(stored.value)  # a collective under FSDP, so every rank calls it
             if ranks.coordinates:
-                digest.update(_bytes_of(whole[: stored.rows].to("cpu").contiguous()))
+                digest.update(_bytes_of(full[: stored.rows].to("cpu").contiguous()))
         digests[file] = digest.hexdigest()
     return combined_sha256(state.position.step, digests) if ranks.coordinates else None
 
 
 def load(checkpoint: Path, state: TrainState) -> None:
-    """Load a checkpoint, on every rank the rows it holds. Raises BadInput for a missing one, or another model's."""
+    """Load a checkpoint; every rank reads the rows that it holds.
+
+    Raises BadInput if the checkpoint is missing or belongs to another model.
+    """
     saved = read_state(checkpoint)
     with torch.no_grad():
         for name, tensors in _files(state):
@@ -176,50 +186,54 @@ def load(checkpoint: Path, state: TrainState) -> None:
             with unreadable, safe_open(file, framework="pt") as opened:
                 _check_tensors(file, opened, tensors)
                 for stored in tensors:
-                    for rows, columns, held in held_pieces(stored.value):
-                        count = max(0, min(len(held), stored.rows - rows.start))
-                        held[count:].zero_()  # rows beyond the vocabulary
+                    for rows, columns, local_part in held_pieces(stored.value):
+                        count = max(0, min(len(local_part), stored.rows - rows.start))
+                        local_part[count:].zero_()  # padding rows beyond the vocabulary
                         if count:
-                            held[:count].copy_(within(opened.get_slice(stored.key), rows[:count], columns))
+                            local_part[:count].copy_(within(opened.get_slice(stored.key), rows[:count], columns))
     state.optimizer.steps = saved.optimizer_steps
     state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
     state.position = saved.position
 
 
-def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
-    """Raise BadInput unless a file holds these tensors, of these shapes and types, and no others."""
-    wanted = {stored.key: stored for stored in tensors}
-    if unlike := sorted(set(opened.keys()) ^ wanted.keys()):
-        raise BadInput(f"{path}: parameters differ from model.json, the first is {unlike[0]}")
-    for key, stored in wanted.items():
-        found, dtype = opened.get_slice(key), STORED_DTYPES[stored.value.dtype]
-        if found.get_shape() != stored.shape or found.get_dtype() != dtype:
-            raise BadInput(f"{path}: {key}: got {found.get_dtype()} {found.get_shape()}, wanted {dtype} {stored.shape}")
+def _check_tensors(path: Path, opened: Any, tensors: list[StoredTensor]) -> None:
+    """Raise BadInput unless a file contains exactly these tensors, with their shapes and types."""
+    tensors_by_key = {stored.key: stored for stored in tensors}
+    if differences := sorted(set(opened.keys()) ^ tensors_by_key.keys()):
+        raise BadInput(f"{path}: parameters differ from model.json; the first difference is {differences[0]}")
+    for key, stored in tensors_by_key.items():
+        tensor, dtype = opened.get_slice(key), STORED_DTYPES[stored.value.dtype]
+        if tensor.get_shape() != stored.shape or tensor.get_dtype() != dtype:
+            got = f"{tensor.get_dtype()} {tensor.get_shape()}"
+            raise BadInput(f"{path}: {key}: got {got}, wanted {dtype} {stored.shape}")
 
 
-def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
+def _files(state: TrainState) -> Iterator[tuple[str, list[StoredTensor]]]:
     parameters = state.parallel.by_plain_name(state.parallel.named_parameters())
     config = state.parallel.network.config
 
-    def stored(key: str, name: str, value: Placed) -> Stored:
-        row_bytes = math.prod(value.shape[1:]) * value.dtype.itemsize  # by shape: a slice of a DTensor gathers it
-        return Stored(key, value, stored_rows(name, value.shape[0], config), row_bytes)
+    def stored(key: str, name: str, tensor: Placed) -> StoredTensor:
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize  # from the shape: slicing a DTensor gathers it
+        return StoredTensor(key, tensor, stored_rows(name, tensor.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
-    states = state.optimizer.state_tensors.items()
-    kinds = {kind: state.parallel.by_plain_name(own) for kind, own in states}
-    yield OPTIMIZER, [stored(f"{kind}.{name}", name, own[name]) for kind, own in kinds.items() for name in sorted(own)]
+    optimizer_states = state.optimizer.state_tensors.items()
+    kinds = {kind: state.parallel.by_plain_name(tensors) for kind, tensors in optimizer_states}
+    yield (
+        OPTIMIZER,
+        [stored(f"{kind}.{name}", name, tensors[name]) for kind, tensors in kinds.items() for name in sorted(tensors)],
+    )
 
 
-def _header(tensors: list[Stored]) -> bytes:
-    """Return the beginning of a safetensors file that holds these tensors in this order."""
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what transformers wants to see
+def _header(tensors: list[StoredTensor]) -> bytes:
+    """Return the beginning of a safetensors file that contains these tensors in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this entry
     end = 0
     for stored in tensors:
         offset, end = end, end + stored.rows * stored.row_bytes
         dtype = STORED_DTYPES[stored.value.dtype]
-        described[stored.key] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [offset, end]}
-    text = json.dumps(described, separators=(",", ":")).encode()
+        entries[stored.key] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [offset, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return struct.pack("<Q", len(text)) + text
 

@@ -1,7 +1,7 @@
-"""Checkpoint writer: the state is copied off the device, then written, linked and uploaded, older ones deleted.
+"""Checkpoint writer: it copies the state off the device, writes, links and uploads it, and removes old checkpoints.
 
-Training waits for the copy alone. All ranks' threads meet on a process group of their own, so nothing that training
-waits for is delayed; the result of a save is known to all of them.
+Training waits only for the copy. The threads that save on all ranks use a separate process group, so that they never
+delay a collective for which training waits. All ranks learn the outcome of a save.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ class CheckpointWriter:
     def __init__(self, directory: Path, uploader: "Uploader | None", shard: StateShard, config: RunRecord):
         self.directory, self.uploader = directory, uploader
         self._shard, self._config = shard, config
-        self._leads = shard.disk.rank == 0  # does what is done once per disk
+        self._leads = shard.disk.rank == 0  # whether this rank does the work that is done once per disk
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
-        self.newest: Path | None = None  # durable one of this job
+        self.newest: Path | None = None  # the newest durable checkpoint of this job
 
     def stage(self) -> SavedState:
-        """Copy the state off the device; return all of it but the tensors."""
+        """Copy the state off the device; return everything except the tensors."""
         self._shard.stage()
         state = self._shard.state
         return SavedState(
@@ -46,18 +46,19 @@ class CheckpointWriter:
         )
 
     def write(self, state: SavedState) -> tuple[bool, BadInput | None]:
-        """Write the staged state; return whether it is durable under its name, and a problem.
+        """Write the staged state; return whether the checkpoint is durable under its name, and a problem or None.
 
-        Of a durable one: links or deletions that failed. Raises what broke the group.
+        If it is durable, the problem is that links could not be set or old checkpoints not removed. Raises the error of
+        a broken process group.
         """
         path, ranks, disk = self.directory / name_of(state.position.step), self._shard.ranks, self._shard.disk
-        if disk.size < ranks.world_size:  # the same file on every disk, although clocks differ
+        if disk.size < ranks.world_size:  # every disk gets the same file, although the clocks of the nodes differ
             state = from_coordinator(ranks, lambda: state, group=self._group)
         try:
             self._all(lambda: create_partial(path, self._shard.sizes), only=self._leads)
-            written = self._all(lambda: self._shard.write(path, self._group), only=True)
-            written_here = [written[rank] for rank in members(ranks, disk)]
-            pieces = {file: [piece for files in written_here for piece in files[file]] for file in self._shard.sizes}
+            pieces_by_rank = self._all(lambda: self._shard.write(path, self._group), only=True)
+            disk_pieces = [pieces_by_rank[rank] for rank in members(ranks, disk)]
+            pieces = {file: [piece for files in disk_pieces for piece in files[file]] for file in self._shard.sizes}
             self._all(lambda: write_state_and_manifest(path, state, pieces), only=self._leads)
             self._all(lambda: publish(path), only=self._leads)
         except BadInput as error:
@@ -68,7 +69,7 @@ class CheckpointWriter:
         try:
             best, keep = state.position.best_step, self._config.train.checkpoints.keep_checkpoints
             self._all(lambda: prune_disk(self.directory, state.position.step, best, keep), only=self._leads)
-        except BadInput as error:  # a resume needs neither the links nor the deletions
+        except BadInput as error:  # a resume depends neither on the links nor on the removal of old checkpoints
             problem = error
         self.newest = path
         if self.uploader is not None:
@@ -76,13 +77,13 @@ class CheckpointWriter:
         return True, problem
 
     def _all(self, work: Callable[[], Value], *, only: bool) -> list[Value]:
-        """Do a part of a save; return each rank's value. A failure of any rank is raised on all, as BadInput."""
+        """Do a part of a save; return each rank's value. A failure on any rank is raised on all ranks as BadInput."""
 
         def guarded() -> Value:
             reason: Reason
             try:
                 return work()
-            except Exception as error:  # a rank that is gone breaks the group's next collective, too
+            except Exception as error:  # if another rank has died, the group's next collective fails as well
                 problem, reason = f"{type(error).__name__}: {error}", "crash"
                 if isinstance(error, OSError):
                     problem = write_problem(error.filename or self.directory, error)

@@ -1,4 +1,4 @@
-"""Batch plan: batches, steps, tokens, epochs and FLOPs of a run, from its configuration and the world size alone."""
+"""The batch plan of a run: batches, steps, tokens, epochs and FLOPs, from only its configuration and the world size."""
 
 import math
 from collections.abc import Mapping
@@ -16,21 +16,23 @@ from training.config.optimization import describe_group_rates, describe_optimize
 from training.config.train_config import TrainConfig
 from training.schedule import Schedule
 
-MOST_SEQUENCES = 1 << 30  # of a global batch
-NEARLY = 0.9  # of the best balance
+MOST_SEQUENCES = 1 << 30  # in a global batch
+NEARLY_BEST = 0.9  # micro-batches with at least this fraction of the best balance are acceptable
 DIVISORS_SHOWN = 24
 MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
-VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
+VALIDATION_SHARE = 1 / 3  # time of a validated token / time of a trained one; validation has only a forward pass
 
 
 @attrs.frozen
 class SourcePlan:
+    """How much of one dataset a run reads."""
+
     dataset: str
-    windows: int | None  # of one epoch; None where its token files are not at hand
-    sequences: int  # windows read in all, those of a second epoch counted again
+    windows: int | None  # in one epoch; None if the token files are not available
+    sequences: int  # windows that the run reads; a window that is read twice counts twice
 
     def epochs(self, sequences: int) -> float | None:
-        """Return how many epochs so many windows are; None where the length of one is not known."""
+        """Return a number of windows in epochs; None if the length of an epoch is not known."""
         if sequences == 0:
             return 0.0
         return None if self.windows is None else sequences / self.windows
@@ -38,14 +40,14 @@ class SourcePlan:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The arithmetic of one run on one world size."""
+    """The arithmetic of a run at a given world size."""
 
     layout: Layout
     steps: int
     mixture: Mixture
     sources: tuple[SourcePlan, ...]
     schedule: Schedule
-    validation_sequences: int  # of one validation, all ranks; 0 without validation
+    validation_sequences: int  # per validation, all ranks together; 0 without validation
 
     @property
     def tokens_per_step(self) -> int:
@@ -67,11 +69,15 @@ class Plan:
 def make_plan(
     train: TrainConfig, context_length: int, world_size: int, lengths: Mapping[str, int | None] | None = None
 ) -> Plan:
-    """Derive accumulation, steps and schedule.
+    """Return the plan of a run: layout, steps, mixture and schedule.
 
-    `lengths` has the tokens of each dataset's train stream by the dataset's name, in order; None: not known. Raises
-    BadInput as `derive_layout` does, when `min_train_tokens` is null and the stream's length is not known or too short
-    for one step, for more steps than a checkpoint's name can tell, and for more than `max_epochs` of a dataset.
+    `lengths` has the number of tokens in each dataset's train stream, by the dataset's name and in order; None means
+    that it is not known. Raises BadInput if
+
+    - `derive_layout` does;
+    - `min_train_tokens` is null, and the stream's length is not known or too short for one step;
+    - the run has more steps than a checkpoint's name can hold;
+    - the run needs more than `max_epochs` of a dataset.
     """
     layout, data = derive_layout(train, context_length, world_size), train.data
     batch = layout.global_batch_size
@@ -99,14 +105,17 @@ def make_plan(
 
 
 def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> Layout:
-    """Return how the global batch is spread. Raises BadInput for a world size that it cannot be spread over."""
+    """Return how the global batch is distributed over the ranks.
+
+    Raises BadInput if this is not possible with the given world size.
+    """
     batch, size = train.batch.global_batch_size, train.batch.microbatch_size
-    wanted, tensor_size = train.batch.gradient_accumulation_steps, train.execution.tensor_parallel
+    accumulation, tensor_size = train.batch.gradient_accumulation_steps, train.execution.tensor_parallel
     if world_size % tensor_size:
         expected = f"a divisor of world size {world_size}"
         raise BadInput(train.located(Problem(key="tensor_parallel", found=str(tensor_size), expected=expected)))
     ranks = world_size // tensor_size
-    microbatches = (wanted or 1) * ranks if batch is None else batch // size
+    microbatches = (accumulation or 1) * ranks if batch is None else batch // size
     layout = Layout(
         context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=ranks
     )
@@ -115,23 +124,24 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     if microbatches < ranks:
         smaller = microbatch_sizes(layout.global_batch_size, ranks)
         advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
-        advice = f"start {microbatches * tensor_size} ranks at most{advice}"
-        raise BadInput(train.located(Problem(text=f"{division}{world_size} exceeds", advice=advice, **keys)))
+        advice = f"start at most {microbatches * tensor_size} ranks{advice}"
+        problem = f"{division}{world_size} exceeds"
+        raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
     if train.execution.determinism == "run" and microbatches % ranks:
-        divisors = [tensor_size * each for each in microbatch_sizes(microbatches, 1)]
-        near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-        problem = f"{division}{world_size} does not divide, as determinism run wants"
-        advice = f"set it to elastic, or use a world size that does, the nearest: {', '.join(map(str, near))}"
+        divisors = [tensor_size * divisor for divisor in microbatch_sizes(microbatches, 1)]
+        nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
+        problem = f"{division}{world_size} does not divide, although determinism run requires it"
+        advice = f"set determinism to elastic, or use a world size that does, such as {', '.join(map(str, nearest))}"
         keys["other_keys"] += ("determinism",)
         raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
-    if batch is not None and wanted not in (None, layout.accumulation):
-        key, makes = "gradient_accumulation_steps", f"global_batch_size {batch} makes it {layout.accumulation}"
+    if batch is not None and accumulation not in (None, layout.accumulation):
+        key, derived = "gradient_accumulation_steps", f"global_batch_size {batch} requires {layout.accumulation}"
         raise BadInput(
             train.located(
                 Problem(
                     key=key,
-                    text=f"{key}: got {wanted}, but {makes} on world size {world_size}",
-                    advice="leave it out: it is derived",
+                    text=f"{key}: got {accumulation}, but {derived} on world size {world_size}",
+                    advice="leave the key out, so that it is derived",
                     other_keys=("global_batch_size",),
                 )
             )
@@ -140,26 +150,29 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
 
 
 def count_due(first: int, last: int, *intervals: int) -> int:
-    """Count the steps first .. last that are due at one of at most two intervals, plus the last one."""
+    """Count the steps from first to last, both included, at which something happens that runs at intervals.
+
+    These are the multiples of any interval, of which there are at most two, and always the last step.
+    """
     assert 1 <= first <= last + 1
-    multiples = sum(last // every - (first - 1) // every for every in intervals)
+    multiples = sum(last // interval - (first - 1) // interval for interval in intervals)
     if len(intervals) > 1:
         multiples -= count_due(first, last, math.lcm(*intervals)) - (last % math.lcm(*intervals) > 0)
-    return multiples + all(last % every for every in intervals)
+    return multiples + all(last % interval for interval in intervals)
 
 
 def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> list[int]:
-    """Return the micro-batches up to `largest`, ascending, with which ranks share a batch evenly, or nearly so."""
+    """Return the micro-batch sizes up to `largest`, ascending, that divide a batch evenly over ranks, or nearly so."""
     share = batch // ranks if batch % ranks == 0 else batch
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     sizes = {size for size in (*small, *(share // size for size in small)) if size * ranks <= batch}
     balances = {size: balance(batch // size, ranks) for size in sizes}
-    least = NEARLY * max(balances.values(), default=1)
-    return sorted(size for size in sizes if size <= largest and balances[size] >= least)
+    least_balance = NEARLY_BEST * max(balances.values(), default=1)
+    return sorted(size for size in sizes if size <= largest and balances[size] >= least_balance)
 
 
 def factors(layout: Layout, tensor_size: int) -> str:
-    """Return how a global batch is spread; `tensor_size`: tensor ranks that read the same."""
+    """Return a text with the factors of a global batch. `tensor_size` ranks at a time read the same sequences."""
     size, ranks = layout.microbatch_size, f"world size {tensor_size * layout.data_parallel_size}"
     ranks += f" / tensor_parallel {tensor_size}" if tensor_size > 1 else ""
     if layout.even:
@@ -168,24 +181,28 @@ def factors(layout: Layout, tensor_size: int) -> str:
 
 
 def describe_balance(layout: Layout) -> list[str]:
-    """Return the load of ranks that are not all busy alike, and a better micro-batch, as a line."""
+    """Return a line on the load of ranks that have unequal work, and on a better micro-batch size.
+
+    The list is empty if all ranks have the same work.
+    """
     if layout.even:
         return []
     ranks, count, most = layout.data_parallel_size, layout.microbatches, layout.accumulation
-    busy = balance(count, ranks)
-    parts = [f"{count} micro-batches on {ranks} ranks: {most} at most, {busy:.0%} of the ranks' time used"]
+    utilization = balance(count, ranks)
+    parts = [f"{count} micro-batches on {ranks} ranks: at most {most} each, {utilization:.0%} of the ranks' time used"]
     if (fewer := longest_share(count, most)) < ranks:
-        parts.append(f"{fewer} ranks are as fast")
+        parts.append(f"{fewer} ranks would be as fast")
     sizes = microbatch_sizes(layout.global_batch_size, ranks, layout.microbatch_size - 1)
-    if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > busy:
+    if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > utilization:
         parts.append(f"microbatch_size {sizes[-1]} would use {better:.0%}")
     return ["; ".join(parts)]
 
 
 def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
+    """Return the description of a run that is printed before it starts, one topic per line."""
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
-    spread = factors(layout, train.execution.tensor_parallel)
-    follows = " (no global_batch_size in train.json: it follows the world size)"
+    product = factors(layout, train.execution.tensor_parallel)
+    dependent = " (train.json has no global_batch_size, so it depends on the world size)"
     group_rates = describe_group_rates(train.optimization)
     validation = "none (validation_interval is null)"
     if sequences:
@@ -197,13 +214,13 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "
         f"{model.n_heads} heads, context {model.context_length}, vocabulary {model.vocab_size:,}, "
         f"{'tied' if model.tie_weights else 'untied'} head",
-        f"batch        global batch {layout.global_batch_size} sequences = {spread}"
-        f"{follows if train.batch.global_batch_size is None else ''}",
+        f"batch        global batch {layout.global_batch_size} sequences = {product}"
+        f"{dependent if train.batch.global_batch_size is None else ''}",
         *(f"balance      {line}" for line in describe_balance(layout)),
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
-        f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
+        f"compute      {flops:,} FLOPs per token, {flops * plan.train_tokens:.3g} in total",
         f"optimizer    {describe_optimizer(train.optimization)}",
         f"schedule     {describe_schedule(plan.schedule)}",
         *([] if group_rates is None else [f"rates        {group_rates}"]),
@@ -217,20 +234,20 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
 def _count_steps(
     train: TrainConfig, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]
 ) -> int:
-    """Return the steps of a run. Raises BadInput where they cannot be counted, are none, or are too many."""
+    """Return the number of steps of a run. Raises BadInput if it is not known yet, 0, or too large."""
     data, tokens_per_step = train.data, layout.global_batch_size * layout.context_length
     if data.min_train_tokens is not None:
         steps = -(-data.min_train_tokens // tokens_per_step)
     else:
         [(dataset, tokens)], [available] = lengths.items(), windows.values()
         if available is None:
-            needs = f"so the number of steps needs all token files of {dataset}"
+            unknown = f"so the number of steps is not known without all token files of {dataset}"
             raise BadInput(
                 train.located(
                     Problem(
                         key="min_train_tokens",
-                        text=f"min_train_tokens is null (all tokens), {needs}",
-                        advice="prepare or download them, pass --token-files DIR or set min_train_tokens",
+                        text=f"min_train_tokens is null (all tokens), {unknown}",
+                        advice="prepare or download them, pass --token-files DIR, or set min_train_tokens",
                     )
                 )
             )
@@ -238,7 +255,9 @@ def _count_steps(
         if steps == 0:
             least = f"at least {data.start_train_token + tokens_per_step + 1:,} for one step"
             raise BadInput(
-                train.located(Problem(key="dataset", found=f"{tokens:,} tokens", expected=least, advice="prepare more"))
+                train.located(
+                    Problem(key="dataset", found=f"{tokens:,} tokens", expected=least, advice="prepare more tokens")
+                )
             )
     if steps > MOST_STEPS:
         raise BadInput(
@@ -254,13 +273,16 @@ def _count_steps(
 
 
 def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
+    """Raise BadInput if the run needs more than `max_epochs` of a dataset."""
     if source.windows is None or source.sequences <= source.windows * train.data.max_epochs:
         return
-    needs = f"the run reads {source.sequences:,} windows of {source.dataset}"
+    demand = f"the run reads {source.sequences:,} windows of {source.dataset}"
     if source.windows == 0:
-        problem = f"dataset: {needs}, which holds none of context_length + 1 tokens"
+        problem = f"dataset: {demand}, which has fewer than context_length + 1 tokens"
         keys = ("context_length",)
-        raise BadInput(train.located(Problem(key="dataset", text=problem, advice="prepare more", other_keys=keys)))
+        raise BadInput(
+            train.located(Problem(key="dataset", text=problem, advice="prepare more tokens", other_keys=keys))
+        )
     epochs = -(-source.sequences // source.windows)
     raise BadInput(
         train.located(
@@ -268,15 +290,16 @@ def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
                 key="max_epochs",
                 found=str(train.data.max_epochs),
                 expected=f"at least {epochs:,}",
-                cause=f"{needs}, which holds {source.windows:,}",
-                advice=f"prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}",
+                cause=f"{demand}, which has {source.windows:,}",
+                advice=f"prepare more tokens, lower min_train_tokens, or set max_epochs to {epochs:,}",
             )
         )
     )
 
 
 def _describe_source(source: SourcePlan) -> str:
+    """Return how much of a dataset the run reads, for the description of the run."""
     if source.windows is None:
-        return f"{source.sequences:,} windows of {source.dataset}, whose token files are not all here yet"
+        return f"{source.sequences:,} windows of {source.dataset}, some of whose token files are not on this disk yet"
     epochs = source.epochs(source.sequences)
     return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"

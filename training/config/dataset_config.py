@@ -1,4 +1,4 @@
-"""`dataset` in train.json: the name of one, or a list of several with weights, which may change by step."""
+"""The key `dataset` of train.json: one name, or a list of datasets with weights that may change during the run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,63 +11,73 @@ from common.json_files import is_number
 from common.text import quoted
 from tokens.batches.mixture import to_shares
 
-MOST_STAGES = 512  # of all datasets of the list
-# The accepted values of `dataset`, as errors and the table of keys name them
+MOST_STAGES = 512  # in a list of datasets, all entries together
+# The accepted values of `dataset`, as errors and the table of keys describe them
 DATASET_VALUES = 'a non-empty string, or a list of {"dataset": NAME, "weight": NUMBER}'
 
 Stages = tuple[tuple[int, int | float], ...]
 
 _NAME = checks.text()
-_DATASET_ROW = KeyRow(meaning="one dataset, in a form that the key of train.json takes", wanted=_NAME.wanted)
+_DATASET_ROW = KeyRow(
+    meaning="one dataset, in any form that dataset in train.json accepts except a list",
+    accepted_values=_NAME.accepted_values,
+)
 _WEIGHT_ROW = KeyRow(
-    meaning="share of the sequences, in proportion to the other weights; stages change it from a step on",
-    wanted="a number above 0, or stages [[first step, weight], ...]",
+    meaning="share of the sequences, relative to the other weights; with stages, it changes at the given steps",
+    accepted_values="a number above 0, or stages [[first step, weight], ...]",
 )
 
 
 def _read_weight(value: Any) -> Stages:
-    """Return (first step, weight) from step 0 on: `value` is one weight above 0, or such pairs."""
+    """Return the stages of a weight as pairs (first step, weight), of which the first starts at step 0.
+
+    `value` is either a single weight above 0 or a list of such pairs. Raises ValueError if it is neither.
+    """
     if is_number(value) and value > 0:
         return ((0, value),)
     if not isinstance(value, list):
-        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.wanted}")
-    before = -1
+        raise ValueError(f"weight: got {quoted(value)}, wanted {_WEIGHT_ROW.accepted_values}")
+    previous_step = -1
     for stage in value:
         pair = isinstance(stage, list) and len(stage) == 2
         first_step, weight = stage if pair else (-1, -1)
-        if type(first_step) is not int or first_step <= before or not is_number(weight) or weight < 0:
+        if type(first_step) is not int or first_step <= previous_step or not is_number(weight) or weight < 0:
             raise ValueError(
-                f"weight: got stage {quoted(stage)}, wanted [first step, weight], steps rising, no weight below 0"
+                f"weight: got stage {quoted(stage)}, wanted [first step, weight] with rising steps and no weight below "
+                "0"
             )
-        before = first_step
+        previous_step = first_step
     if not value or value[0][0] != 0:
-        raise ValueError(f"weight: got stages {quoted(value)}, wanted the first one to begin with step 0")
+        raise ValueError(f"weight: got stages {quoted(value)}, wanted a first stage that starts at step 0")
     return tuple((first_step, weight) for first_step, weight in value)
 
 
 def one_form_of_dataset(value: Any) -> Any:
-    """Return a value of `dataset` with its weights as floats, and one stage as a weight; a wrong one as it is."""
+    """Return a value of `dataset` in the form in which runs record it.
+
+    Weights are floats, and a single stage is replaced by its weight. An invalid value is returned unchanged.
+    """
     try:
         parts = read_parts(value)
     except (TypeError, ValueError):
         return value
-    forms = []
+    entries = []
     for part in parts:
         stages = [[first_step, float(weight)] for first_step, weight in part.weights]
-        forms.append({"dataset": part.dataset, "weight": stages[0][1] if len(stages) == 1 else stages})
-    return value if isinstance(value, str) else forms
+        entries.append({"dataset": part.dataset, "weight": stages[0][1] if len(stages) == 1 else stages})
+    return value if isinstance(value, str) else entries
 
 
 @attrs.frozen
 class DatasetPart:
-    """An entry of the list that `dataset` may be."""
+    """One entry of `dataset`, if that is a list."""
 
     dataset: str = attrs.field(validator=_NAME, metadata={KeyRow: _DATASET_ROW})
     weights: Stages = attrs.field(converter=_read_weight, alias="weight", metadata={KeyRow: _WEIGHT_ROW})
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
-    """Return the datasets that a value of `dataset` names. Raises ValueError for a wrong one."""
+    """Return the datasets of a value of `dataset`. Raises ValueError if the value is invalid."""
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:
@@ -79,9 +89,13 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
         except ValueError as error:
             raise ValueError(f"entry {number}: {error}") from error
         if part.dataset in parts:
-            raise ValueError(f"entry {number}: got {part.dataset:.100} twice; give it the sum of the weights")
+            raise ValueError(
+                f"entry {number}: {part.dataset:.100} is listed twice; list it once, with the sum of the weights"
+            )
         if not any(weight for _, weight in part.weights):
-            raise ValueError(f"entry {number}: got weight 0 for {part.dataset:.100} in every stage")
+            raise ValueError(
+                f"entry {number}: {part.dataset:.100} has weight 0 in every stage; remove it or give it a weight"
+            )
         parts[part.dataset] = part
     stages = sum(len(part.weights) for part in parts.values())
     if stages > MOST_STAGES:
@@ -91,11 +105,14 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
 
 
 def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first step, shares in whole numbers) wherever a weight changes. Raises ValueError: all 0, too fine."""
-    found = []
+    """Return pairs (first step, shares in whole numbers), one for each step at which a weight changes.
+
+    Raises ValueError if all weights of a step are 0, or if they have too many digits to be whole numbers.
+    """
+    stages = []
     for step in sorted({first_step for part in parts for first_step, _ in part.weights}):
         weights = [[weight for first_step, weight in part.weights if first_step <= step][-1] for part in parts]
         if not any(weights):
-            raise ValueError(f"got no weight above 0 from step {step:,} on, wanted one at every step")
-        found.append((step, to_shares(weights)))
-    return found
+            raise ValueError(f"all weights are 0 from step {step:,} on; at least one must be above 0 at every step")
+        stages.append((step, to_shares(weights)))
+    return stages

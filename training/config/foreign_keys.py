@@ -1,4 +1,4 @@
-"""Keys of other programs, earlier names, and keys that are gone: translated, or explained in the error."""
+"""Translate keys of gpjt's run directories, and explain unknown keys, such as those of other programs, in errors."""
 
 import json
 from collections.abc import Mapping
@@ -11,53 +11,59 @@ from common.other_programs import ForeignKey, foreign_keys
 from common.output import Notice, note
 from common.text import nearest
 
-# Keys of train.json that are read no more.
-_GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that are not finite alone are held back")
+# Keys of train.json that are no longer read, and why
+_REMOVED_KEYS = dict.fromkeys(
+    ("on_spike", "spike_window", "spike_zscore"), "only steps whose loss or gradient is not finite are skipped"
+)
 
 
 def hint(section: str, key: str, value: Any, rows: KeyRows, *, overridden: bool) -> str:
-    """Return advice for an unknown key: what it likely means in the other file or another program, or the nearest."""
-    elsewhere = next((ForeignKey(f"{name}.{key}", "") for name, keys in rows.items() if key in keys), None)
-    meant = elsewhere or foreign_keys(rows).get(key)
-    if meant is None:
+    """Return advice for an unknown key.
+
+    It names the key that was probably meant, if the name belongs to the other file or to another program. Otherwise it
+    names the nearest known key.
+    """
+    misplaced = next((ForeignKey(f"{name}.{key}", "") for name, keys in rows.items() if key in keys), None)
+    counterpart = misplaced or foreign_keys(rows).get(key)
+    if counterpart is None:
         return nearest(key, rows[section])
-    ours, remark = meant
+    full_name, remark = counterpart
     if remark:
-        return f"here it is {ours}, {remark}" if ours else f"there is no such key here: {remark}"
+        return f"the corresponding key is {full_name}, {remark}" if full_name else f"Lockstep has no such key: {remark}"
     if overridden:
-        return f"did you mean --set {ours}={_shown(value)}?"
-    other, _, name = ours.partition(".")
-    return f"did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
+        return f"did you mean --set {full_name}={_as_text(value)}?"
+    key_section, _, name = full_name.partition(".")
+    return f"did you mean '{name}'" + ("?" if key_section == section else f" of {key_section}.json?")
 
 
 def translate(
     model: dict[str, Any], train: dict[str, Any], rows: Mapping[str, KeyRow], files: Mapping[str, Path]
 ) -> list[Notice | str]:
-    """Replace older spellings of gpjt's in place; return a notice for each. Raises BadInput for contradictions.
+    """Replace gpjt's older spellings in `model` and `train`, and return a notice for each of them.
 
-    `rows` are those of the keys of train.json. Keys are read in their order: that of the micro-batch comes before those
-    that are converted with it.
+    `rows` are the rows of the keys of train.json. They are read in order, because microbatch_size must be known before
+    the keys that are converted with it. Raises BadInput if an old and a new key contradict each other, and for `moe`.
     """
     file = files["train"]
-    gone = [key for key in _GONE if train.pop(key, None) is not None]
-    notices: list[Notice | str] = [note(f"{file}: {key} is ignored: {_GONE[key]}") for key in gone]
+    removed_keys = [key for key in _REMOVED_KEYS if train.pop(key, None) is not None]
+    notices: list[Notice | str] = [note(f"{file}: {key} is ignored: {_REMOVED_KEYS[key]}") for key in removed_keys]
     if "moe" in model:
         raise BadInput(
-            f"{files['model']}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only"
+            f"{files['model']}: key 'moe': mixtures of experts are not supported; Lockstep trains only dense models"
         )
     for key, row in rows.items():
         if row.older is None or row.older.name not in train:
             continue
-        older = train.pop(row.older.name)
+        old_value = train.pop(row.older.name)
         try:
-            value = row.older.convert(older, train)
+            converted = row.older.convert(old_value, train)
         except ValueError as error:
             raise BadInput(f"{file}: {row.older.name}: {error}") from error
-        action = "ignored next to" if key in train else "read as"
-        value = train.setdefault(key, value)
-        notices.append(f"{file}: {row.older.name} {_shown(older)} is {action} {key} {_shown(value)}")
+        action = "ignored, because the file has" if key in train else "read as"
+        value = train.setdefault(key, converted)
+        notices.append(f"{file}: {row.older.name} {_as_text(old_value)} is {action} {key} {_as_text(value)}")
     return notices
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

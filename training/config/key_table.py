@@ -1,4 +1,4 @@
-"""Table of all keys of model.json and train.json, as `train.py --keys` prints it from their rows."""
+"""The table of all keys of model.json and train.json, which `train.py --keys` prints from the rows of the keys."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,24 +13,24 @@ from training.config.train_config import KEYS
 
 
 def key_table() -> str:
-    """Return the keys of both files and of an entry of `dataset`, each with meaning, values and default."""
+    """Return a text with all keys of both files and of an entry of `dataset`: meaning, accepted values and default."""
     lines: list[str] = []
     for section, keys in KEYS.items():
-        lines += [f"{section}.json:", *_described(keys.values())]
+        lines += [f"{section}.json:", *_table_rows(keys.values())]
     return "\n".join(
-        [*lines, "an entry of dataset in train.json, if that is a list:", *_described(attrs.fields(DatasetPart))]
+        [*lines, "each entry of dataset in train.json, if that is a list:", *_table_rows(attrs.fields(DatasetPart))]
     )
 
 
-def _described(fields: Iterable["attrs.Attribute[Any]"]) -> Iterator[str]:
+def _table_rows(fields: Iterable["attrs.Attribute[Any]"]) -> Iterator[str]:
     for field in fields:
         row, required = row_of(field), field.default is attrs.NOTHING
-        text = f"{explanation(field)}; {row.wanted}{' (required)' if required else ''}"
+        text = f"{explanation(field)}; accepts {row.accepted_values}{' (required)' if required else ''}"
         yield described(key_of(field), text, None if required else json.dumps(field.default))
 
 
 def explanation(field: "attrs.Attribute[Any]") -> str:
-    """Return the meaning of a key, with its recommended value and its older name if it has them."""
+    """Return the meaning of a key, followed by its recommended value and its older name if it has them."""
     row = row_of(field)
     recommended = [] if row.recommended is None else [f"recommended: {json.dumps(row.recommended)}"]
     return "; ".join([row.meaning, *recommended, *([] if row.older is None else [f"older name: {row.older.name}"])])

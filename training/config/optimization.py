@@ -1,4 +1,4 @@
-"""Optimization of a run: its schedule, contradictions of its settings, optimizer, schedule and rates in words."""
+"""Optimization of a run: its learning-rate schedule, contradictory settings, and descriptions for the terminal."""
 
 import json
 from collections.abc import Iterator
@@ -12,9 +12,10 @@ from training.schedule import DECAYS, Schedule
 
 
 def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
+    """Return the learning-rate schedule of a run of this many steps. Periods are rounded down to whole steps."""
 
     def share(percent: float) -> int:
-        return int(steps * Fraction(repr(percent)) // 100)  # exact: as a float, 2.3 % of 1,000 steps are 22
+        return int(steps * Fraction(repr(percent)) // 100)  # exact; in floats, 2.3% of 1,000 steps would be 22
 
     warmup_steps, decay = share(options.warmup_period_percent), options.decay
     if decay is None:
@@ -32,14 +33,17 @@ def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
 
 
 def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[Problem]:
-    """Yield, as "KEY: got ..., wanted ...", settings without effect, or that contradict others; `tied`: tie_weights."""
+    """Yield a problem for each setting that has no effect, or that contradicts another one.
+
+    `tied` is the value of tie_weights in model.json.
+    """
     decay, period = options.decay, options.decay_period_percent
     if period is not None and decay != "warmup_stable_decay":
         yield Problem(
             key="decay_period_percent",
             found=f"{period:g}",
             expected='null, or schedule_learning_rate "warmup_stable_decay"',
-            cause="any other decay begins at the end of warm-up",
+            cause="every other decay begins at the end of the warm-up",
             other_keys=("schedule_learning_rate",),
         )
     if options.final_learning_rate_percent is not None and decay is None:
@@ -47,7 +51,7 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
             key="final_learning_rate_percent",
             found=f"{options.final_learning_rate_percent:g}",
             expected="null, or a schedule_learning_rate that decays",
-            cause="it is constant",
+            cause="the learning rate is constant",
             other_keys=("schedule_learning_rate",),
         )
     if decay == "warmup_stable_decay":
@@ -58,7 +62,7 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
                 key="decay_period_percent",
                 found=f"{period:g}",
                 expected=f"at most {100 - options.warmup_period_percent:g}",
-                cause=f"warmup_period_percent takes {options.warmup_period_percent:g} of the 100",
+                cause=f"warmup_period_percent already takes {options.warmup_period_percent:g} of the 100",
                 other_keys=("warmup_period_percent",),
             )
     if tied and options.head_learning_rate is not None:
@@ -66,8 +70,8 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
             key="head_learning_rate",
             found=f"{options.head_learning_rate:g}",
             expected="null, because tie_weights is true",
-            cause="the head is the token embedding",
-            advice="set embedding_learning_rate, or tie_weights to false",
+            cause="the output head is the token embedding",
+            advice="set embedding_learning_rate instead, or set tie_weights to false",
             other_keys=("tie_weights",),
         )
     for name, field in attrs.fields_dict(OptimizationOptions).items():
@@ -85,28 +89,30 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
             key="muon_first_momentum",
             found=f"{options.muon_first_momentum:g}",
             expected="null, or muon_momentum_warmup_steps above 0",
-            cause="without warm-up the momentum is muon_momentum from the first step on",
+            cause="without a warm-up, the momentum is muon_momentum from the first step on",
             other_keys=("muon_momentum_warmup_steps",),
         )
 
 
 def describe_optimizer(options: OptimizationOptions) -> str:
-    words = OPTIMIZERS[options.optimizer]
+    """Return the optimizer and Muon's settings, for the description of a run."""
+    description = OPTIMIZERS[options.optimizer]
     if options.optimizer == "muon":
         steps = options.muon_momentum_warmup_steps
-        words += "; queries, keys and values apart" if options.muon_split_qkv else ""
-        words += f"; momentum {f'{options.first_momentum:g} to ' if steps else ''}{options.muon_momentum:g}"
-        words += f" in {steps:,} steps" if steps else ""
-    return words
+        description += "; queries, keys and values separately" if options.muon_split_qkv else ""
+        description += f"; momentum {f'{options.first_momentum:g} to ' if steps else ''}{options.muon_momentum:g}"
+        description += f" over {steps:,} steps" if steps else ""
+    return description
 
 
 def describe_group_rates(options: OptimizationOptions) -> str | None:
-    """Return the learning rates by group in words; None where all parameters have one."""
+    """Return the peak learning rates by group, for the description of a run; None if all groups have the same rate."""
     rates = [f"{group} {rate:g}" for group, rate in options.group_learning_rates.items()]
-    return f"{', '.join(rates)}, all else {options.learning_rate:g}; one schedule" if rates else None
+    return f"{', '.join(rates)}, all others {options.learning_rate:g}; on the same schedule" if rates else None
 
 
 def describe_schedule(schedule: Schedule) -> str:
+    """Return the phases of a learning-rate schedule in steps, for the description of a run."""
     if schedule.decay is None:
         return f"constant learning rate {schedule.peak:g}"
     warmup = f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "
@@ -114,4 +120,4 @@ def describe_schedule(schedule: Schedule) -> str:
     if schedule.decay != "warmup_stable_decay":
         return f"{warmup}{schedule.decay} {final}"
     stable_steps = schedule.total_steps - schedule.warmup_steps - schedule.decay_steps
-    return f"{warmup}{stable_steps:,} at it, {schedule.decay_steps:,} of linear {final}"
+    return f"{warmup}{stable_steps:,} at the peak, {schedule.decay_steps:,} of linear {final}"

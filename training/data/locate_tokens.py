@@ -1,4 +1,4 @@
-"""Directories of a run's token files: local, or downloaded from the hub or a bucket to `token_files/`."""
+"""The directories of a run's token files: local ones, or downloads from the hub or a bucket to `token_files/`."""
 
 import functools
 import re
@@ -22,25 +22,36 @@ TOKEN_FOLDERS = (Path("token_files"), DOWNLOADS)  # where token directories usua
 
 @attrs.frozen
 class TokenLocation:
-    dataset: str  # as train.json names it, or the directory of --token-files
+    dataset: str  # the name in train.json, or the directory of --token-files
     directory: Path
-    remote: bool = False  # to be downloaded there, unless it has been
+    remote: bool = False  # True: it has to be downloaded to the directory, unless it already has been
 
 
-def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = True) -> list[TokenLocation]:
-    """Return where each dataset lies, or will once downloaded; all in `given`. Raises BadInput for one nowhere."""
-    if given is None:
-        return [_locate(part.dataset, train, can_give) for part in train.data.parts]
+def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override: bool = True) -> list[TokenLocation]:
+    """Return the directory of each dataset, or the directory to which it will be downloaded.
+
+    Arguments:
+        train: the configuration, which names the datasets
+        token_files: the directory of --token-files, which replaces a single dataset; None without this option
+        can_override: whether an error may recommend --token-files
+
+    Raises BadInput if a dataset does not exist.
+    """
+    if token_files is None:
+        return [_locate(part.dataset, train, can_override) for part in train.data.parts]
     if not isinstance(train.data.dataset, str):
         raise BadInput(
-            f"--token-files {given}: takes the place of one dataset, but {train.file} has a list; name the "
+            f"--token-files {token_files}: can replace only a single dataset, but {train.file} has a list; write the "
             "directories there"
         )
-    return [TokenLocation(str(given), given)]
+    return [TokenLocation(str(token_files), token_files)]
 
 
 def lengths_at_hand(train: TrainConfig) -> dict[str, int | None]:
-    """Return the tokens of each dataset's train stream, None where not all are here, by dataset. Raises BadInput."""
+    """Return the number of tokens of each dataset's train stream, by dataset. Raises BadInput.
+
+    The number is None if the stream is not completely on this machine.
+    """
     return lengths_of(streams_at_hand(train, None))
 
 
@@ -48,21 +59,28 @@ def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | Non
     return {name: None if stream is None else stream.length for name, stream in streams.items()}
 
 
-def streams_at_hand(train: TrainConfig, given: Path | None) -> dict[str, TokenStream | None]:
-    """Return each dataset's train stream, None where not all of it is here, by dataset. Raises BadInput."""
-    if given is not None or train.data.min_train_tokens is None:  # which counts the steps by them
+def streams_at_hand(train: TrainConfig, token_files: Path | None) -> dict[str, TokenStream | None]:
+    """Return each dataset's train stream, by dataset; None if it is not completely on this machine. Raises BadInput.
+
+    If the number of steps does not depend on the streams, a dataset that does not exist is no error.
+    """
+    if token_files is not None or train.data.min_train_tokens is None:  # the streams determine the number of steps
         streams: dict[str, TokenStream | None] = {}
-        for each in locate_tokens(train, given):
-            absent = each.remote and (not has_split(each.directory) or _is_begun(each.directory))
-            streams[each.dataset] = None if absent else open_split(each.directory, "train")
+        for location in locate_tokens(train, token_files):
+            directory = location.directory
+            absent = location.remote and (not has_split(directory) or _is_incomplete(directory))
+            streams[location.dataset] = None if absent else open_split(directory, "train")
         return streams
-    here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in train.data.parts}
-    whole = {name: [path for path in paths[:1] if not _is_begun(path)] for name, paths in here.items()}
-    return {name: open_split(paths[0], "train") if paths else None for name, paths in whole.items()}
+    paths = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in train.data.parts}
+    complete = {name: [path for path in local[:1] if not _is_incomplete(path)] for name, local in paths.items()}
+    return {name: open_split(local[0], "train") if local else None for name, local in complete.items()}
 
 
-def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:
-    """Return the first tokens of each train stream that the run reads, None for all. Raises BadInput as make_plan."""
+def train_tokens_needed(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:
+    """Return how many tokens of each train stream, from its beginning, the run reads; None for all of them.
+
+    Raises BadInput as make_plan does.
+    """
     if train.data.min_train_tokens is None or train.data.shuffle:
         return dict.fromkeys(part.dataset for part in train.data.parts)
     plan = make_plan(train, context_length, world_size)
@@ -71,7 +89,10 @@ def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int
 
 
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
-    """Download a dataset once per machine, while its other ranks wait on gloo; of the hub so many train tokens."""
+    """Download a dataset if it is remote. One rank per machine does it, while the other ranks wait in gloo.
+
+    From the hub, at least this number of train tokens is downloaded; None means all of them.
+    """
     if location.remote:
         from tokens.hub.download import download_dataset
 
@@ -79,8 +100,8 @@ def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) ->
         together(ranks, fetch, only=ranks.node.rank == 0, group=ranks.download)
 
 
-def _is_begun(directory: Path) -> bool:
-    """Tell whether only the first shards of a dataset have been downloaded there."""
+def _is_incomplete(directory: Path) -> bool:
+    """Return whether only the first shards of a dataset have been downloaded to a directory."""
     from tokens.hub.download import tokens_downloaded
 
     return tokens_downloaded(directory) is not None
@@ -94,7 +115,7 @@ def _candidates(dataset: str) -> list[Path]:
     return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
 
 
-def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
+def _locate(dataset: str, train: TrainConfig, can_override: bool) -> TokenLocation:
     *local, download = _candidates(dataset)
     for directory in local:
         if is_folder(directory):
@@ -102,22 +123,25 @@ def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
             return TokenLocation(dataset, directory)
     if is_bucket(dataset):
         return TokenLocation(dataset, download, remote=True)
-    from common.hub_client import DATASET, hub_name, nearest_folder  # only a name that is no folder here needs it
+    from common.hub_client import DATASET, hub_name, nearest_folder  # imported here because most runs do not need it
 
     if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
         near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
-        meant = "" if near is None else f"did you mean {near}?; "
-        given = ", or pass --token-files DIR" if can_give and isinstance(train.data.dataset, str) else ""
+        suggestion = "" if near is None else f"did you mean {near}?; "
+        option = ", or pass --token-files DIR" if can_override and isinstance(train.data.dataset, str) else ""
         prepare = f"prepare it with prepare_data.py SOURCE... --output {dataset:.200}"
-        problem = f"dataset: {dataset:.200} is no directory here"
-        raise BadInput(train.located(Problem(key="dataset", text=problem, advice=f"{meant}{prepare}{given}")))
+        problem = f"dataset: {dataset:.200} is not a directory here"
+        raise BadInput(train.located(Problem(key="dataset", text=problem, advice=f"{suggestion}{prepare}{option}")))
     with refusing(train.located(Problem(key="dataset")), kinds=(BadInput,)):
         hub_name(dataset, DATASET, TOKEN_FOLDERS, has_split)
     return TokenLocation(dataset, download, remote=True)
 
 
 def _note_local(dataset: str, directory: Path) -> None:
-    """Say that a folder is read whose name may be a dataset's of the hub, unless prepare_data.py has made it."""
+    """Print a note if the name of a local folder could also be that of a dataset on the hub.
+
+    No note is printed for a folder that prepare_data.py has made.
+    """
     is_ours = any((directory / name).is_file() for name in (MANIFEST, PLAN))
     if "/" in dataset and not is_ours:
         from common.hub_client import DATASET, note_local

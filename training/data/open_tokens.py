@@ -1,4 +1,4 @@
-"""Token set of a run: its token files, opened, and the training data that all ranks read from them."""
+"""The token set of a run: its opened token files, and the training data that all ranks read from them."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,7 +23,7 @@ from tokens.format.manifest import (
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, TrainConfig
-from training.data.locate_tokens import TokenLocation, download, locate_tokens, train_tokens_wanted
+from training.data.locate_tokens import TokenLocation, download, locate_tokens, train_tokens_needed
 from training.parallel.process_group import Ranks, from_coordinator, together
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class TokenDirectory:
-    """Opened token files of one dataset; verified once `contents` are there."""
+    """The opened token files of one dataset. They are verified if there are `contents`."""
 
-    dataset: str  # as train.json names it, or the directory of --token-files
+    dataset: str  # the name in train.json, or the directory of --token-files
     path: Path
     manifest: Manifest | None
     train: TokenStream
-    validation: TokenStream | None  # where the run validates on it
+    validation: TokenStream | None  # None if the run does not validate on this dataset
     contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from training/data/verify_tokens.py
-    growing: "GrowingTokens | None" = None  # while the files are still being prepared
+    growing: "GrowingTokens | None" = None  # set while the files are still being prepared
 
     @property
     def streams(self) -> list[TokenStream]:
@@ -49,8 +49,8 @@ class TokenDirectory:
     @property
     def tokenizer(self) -> TokenizerRecord | None:
         """The tokenizer's entry in the manifest, or in the plan of growing tokens."""
-        recorded = self.growing or self.manifest
-        return None if recorded is None else recorded.tokenizer
+        record = self.growing or self.manifest
+        return None if record is None else record.tokenizer
 
 
 @attrs.frozen
@@ -63,52 +63,64 @@ class TokenSet:
 
     @property
     def validated(self) -> list[TokenDirectory]:
-        """The directories that the run validates on; the first one's loss decides which checkpoint is best."""
+        """The directories on which the run validates. The loss on the first one decides which checkpoint is best."""
         return [directory for directory in self.directories if directory.validation is not None]
 
     @property
     def digests(self) -> dict[Path, str]:
         """The sha256 of each file that was read before the first step."""
-        return {each.path / name: one.sha256 for each in self.directories for name, one in each.contents.items()}
+        return {
+            directory.path / name: content.sha256
+            for directory in self.directories
+            for name, content in directory.contents.items()
+        }
 
     @property
     def lengths(self) -> dict[str, int | None]:
-        """Tokens of each train stream, by dataset; None while it is being prepared."""
-        return {each.dataset: each.train.length if each.growing is None else None for each in self.directories}
+        """The number of tokens of each train stream, by dataset; None while it is being prepared."""
+        return {
+            directory.dataset: directory.train.length if directory.growing is None else None
+            for directory in self.directories
+        }
 
     @property
     def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
-        """A directory that records its tokenizer, and the entry; of several the one with most special tokens."""
-        recorded = [(each.path, each.tokenizer) for each in self.directories if each.tokenizer is not None]
-        path, largest = max(recorded, key=lambda each: each[1].vocabulary_size, default=(None, None))
+        """The directory that records the tokenizer with the largest vocabulary, and that record.
+
+        The tokenizers of a run differ only in special tokens at the end.
+        """
+        records = [
+            (directory.path, directory.tokenizer) for directory in self.directories if directory.tokenizer is not None
+        ]
+        path, largest = max(records, key=lambda record: record[1].vocabulary_size, default=(None, None))
         if path is None or largest is None:
             return None
-        templates = [tokenizer.template for _, tokenizer in recorded if tokenizer.template is not None]
+        templates = [tokenizer.template for _, tokenizer in records if tokenizer.template is not None]
         return path, attrs.evolve(largest, template=next(iter(templates), None))
 
 
 @attrs.frozen
 class PlannedTokens:
-    """A run's tokens, opened, and the plan that follows from their lengths."""
+    """A run's opened tokens, and the plan that follows from their lengths."""
 
     token_set: TokenSet
     plan: Plan
 
 
-def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> PlannedTokens:
-    """Open the run's tokens and plan; tokens that are missing are downloaded.
+def open_tokens(run: Run, token_files: Path | None, ranks: Ranks, *, follow: bool) -> PlannedTokens:
+    """Open the run's tokens, and make its plan. Missing tokens are downloaded. Call this on every rank.
 
-    With `follow`, tokens that are still being prepared are opened as well. Call it on every rank. Raises BadInput on
-    every rank.
+    `token_files` is the directory of --token-files. With `follow`, tokens that are still being prepared are accepted.
+    Raises BadInput on every rank.
     """
     context, world_size = run.model.context_length, ranks.data_parallel.size * ranks.tensor.size
-    locations = locate_tokens(run.train, given)
+    locations = locate_tokens(run.train, token_files)
     if any(location.remote for location in locations):
-        needed_tokens = train_tokens_wanted(run.train, context, world_size)
+        needed_tokens = train_tokens_needed(run.train, context, world_size)
         for location in locations:
             download(location, needed_tokens.get(location.dataset), ranks)
     growing = _growing([location.directory for location in locations], ranks, follow=follow)
-    unfinished = next((grows.directory for grows in growing if grows is not None), None)
+    unfinished = next((tokens.directory for tokens in growing if tokens is not None), None)
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
         raise BadInput(
             run.train.located(
@@ -116,40 +128,43 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
                     key="era_tokens",
                     found="null",
                     expected="a number, such as 100000000",
-                    cause=f"{unfinished} is still being prepared, and a permutation of the whole stream would have to "
-                    "wait for its end",
+                    cause=f"{unfinished} is still being prepared, and a shuffle of the complete stream would have to "
+                    "wait until it is finished",
                 )
             )
         )
     token_sets: list[TokenSet] = []
 
-    def open_them() -> None:
+    def open_and_check() -> None:
         token_sets.append(open_all(list(zip(locations, growing, strict=True)), run.train))
         check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
         check_objective(run, token_sets[0].streams)
 
-    together(ranks, open_them)
+    together(ranks, open_and_check)
     return PlannedTokens(token_sets[0], make_plan(run.train, context, world_size, token_sets[0].lengths))
 
 
 def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":
-    """Return directories in preparation, by rank 0's look, None for the others. Raises BadInput without --follow."""
+    """Return the tokens of each directory that is still being prepared; None for a finished directory.
 
-    def look() -> list[bool]:
-        grow = [still_grows(path) for path in directories]
-        for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
+    Rank 0 decides which directories these are. Raises BadInput if there is one and `follow` is False.
+    """
+
+    def find_growing() -> list[bool]:
+        is_growing = [still_grows(path) for path in directories]
+        for path in [path for path, grows in zip(directories, is_growing, strict=True) if grows]:
             if not follow:
-                raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
+                raise BadInput(f"{path}: still being prepared; wait until it is finished, or pass --follow")
             follow_tokens(path)
-        return grow
+        return is_growing
 
     def follow_tokens(path: Path) -> "GrowingTokens":
-        from tokens.prepare.growing_tokens import GrowingTokens  # finished tokens need none of it
+        from tokens.prepare.growing_tokens import GrowingTokens  # imported here: finished tokens do not need it
 
         return GrowingTokens(path)
 
-    grow = from_coordinator(ranks, look)
-    return [follow_tokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
+    is_growing = from_coordinator(ranks, find_growing)
+    return [follow_tokens(path) if grows else None for path, grows in zip(directories, is_growing, strict=True)]
 
 
 def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary_size: int) -> Reading:
@@ -177,18 +192,22 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
 
 
 def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", train: TrainConfig) -> TokenSet:
-    """Open all train streams, and to validate on all validation streams; of growing tokens the first one alone."""
+    """Open all train streams and, if the run validates, the validation streams.
+
+    The validation stream of growing tokens is opened only if no dataset before it has one.
+    """
     directories: list[TokenDirectory] = []
-    wanted = train.validation.validation_interval is not None
+    run_validates = train.validation.validation_interval is not None
     for location, growing in locations:
         path = location.directory
         manifest = read_manifest(path)
         open_stream: Callable[[str], TokenStream] = partial(open_listed, path, manifest=manifest)
         if growing is None:
-            validates = wanted and (isinstance(train.data.dataset, str) or has_split(path, "validation", manifest))
+            has_validation = isinstance(train.data.dataset, str) or has_split(path, "validation", manifest)
+            validates = run_validates and has_validation
         else:
-            is_first = all(each.validation is None for each in directories)
-            validates, open_stream = wanted and is_first and "validation" in growing.splits, growing.stream
+            is_first = all(directory.validation is None for directory in directories)
+            validates, open_stream = run_validates and is_first and "validation" in growing.splits, growing.stream
         directories.append(
             TokenDirectory(
                 dataset=location.dataset,
@@ -199,12 +218,13 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
                 growing=growing,
             )
         )
-    if wanted and all(each.validation is None for each in directories):
+    if run_validates and all(directory.validation is None for directory in directories):
+        datasets = ", ".join(directory.dataset for directory in directories)
         raise BadInput(
             train.located(
                 Problem(
                     key="dataset",
-                    text=f"dataset: none of {', '.join(each.dataset for each in directories)} holds validation tokens",
+                    text=f"dataset: none of {datasets} has validation tokens",
                     advice="prepare some with --validation-fraction, or set validation_interval to null",
                 )
             )
@@ -213,7 +233,10 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
 
 
 def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
-    """Raise BadInput for different tokenizers, but for special tokens at the end, and for too small a vocabulary."""
+    """Raise BadInput if the model's vocabulary is too small, or if datasets have different tokenizers.
+
+    Tokenizers may differ in special tokens at the end.
+    """
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer
@@ -223,43 +246,48 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
             f"vocabulary of tokenizer {tokenizer.name} in {first}"
         )
     for directory in token_set.directories:
-        other = directory.tokenizer
-        if other is not None and (
-            _ranks(directory.path, other) != _ranks(first, tokenizer) or not tokenizer.extends(other)
+        record = directory.tokenizer
+        if record is not None and (
+            _ranks(directory.path, record) != _ranks(first, tokenizer) or not tokenizer.extends(record)
         ):
             raise BadInput(
-                f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
-                f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with another of that name; "
-                "prepare all datasets of a run with one tokenizer"
+                f"{directory.path}: was prepared with tokenizer {record.name} ({record.vocabulary_size:,} ids), but "
+                f"{first} with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or another tokenizer of that name; "
+                "prepare all datasets of a run with the same tokenizer"
             )
-        if other is not None and other.template not in (None, tokenizer.template):
+        if record is not None and record.template not in (None, tokenizer.template):
             raise BadInput(
                 f"{directory.path}: its conversations have another template than those of other datasets; prepare all "
-                "with one --template"
+                "of them with the same --template"
             )
 
 
 def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
-    """Raise BadInput where the objective, the context or a start does not fit the streams; None: not at hand."""
+    """Raise BadInput if the objective, the context length or a start token does not fit the streams.
+
+    A stream is None if it is not on this machine.
+    """
     train, context, streams = run.train, run.model.context_length, list(streams)
-    wanted, problems = train.data.objective, []
-    rows = {each.files[0].path.parent: each.context_length for each in streams if each and each.context_length}
-    if wanted == "text" and rows:
+    objective, problems = train.data.objective, []
+    rows = {
+        stream.files[0].path.parent: stream.context_length for stream in streams if stream and stream.context_length
+    }
+    if objective == "text" and rows:
         problems.append(f'{train.file}: objective: got "text", wanted "answers": {next(iter(rows))} has conversations')
     problems += [
-        f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {length}, that of the rows of "
-        f"conversations in {directory}; set it to that, or prepare them with another --context-length"
+        f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {length}, the length of the rows "
+        f"of conversations in {directory}; change it, or prepare the conversations with another --context-length"
         for directory, length in rows.items()
         if length != context
     ]
     starts = {"start_train_token": train.data.start_train_token, "start_val_token": train.validation.start_val_token}
     problems += [
-        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, where a row of conversations begins"
+        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, at which a row of conversations begins"
         for length in list(rows.values())[:1]
         for key, start in starts.items()
         if start % length
     ]
-    if wanted == "answers" and streams and not rows and None not in streams:
+    if objective == "answers" and streams and not rows and None not in streams:
         directories = dict.fromkeys(str(stream.files[0].path.parent) for stream in streams if stream and stream.files)
         problems.append(
             f'{train.file}: objective: got "answers", wanted "text": no conversations in {", ".join(directories)}; '
@@ -270,5 +298,5 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
 
 
 def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
-    """Return the ranks of a tokenizer, or its name, which tells them."""
+    """Return the file of a tokenizer's ranks or, if there is none, its name, which determines the ranks."""
     return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name

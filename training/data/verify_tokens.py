@@ -1,4 +1,7 @@
-"""Verification of a run's token files: before the first step, length, sha256 and ids; then a watch for changes."""
+"""Verification of a run's token files.
+
+Before the first step, their length, sha256 and ids are checked. During the run, they are watched for changes.
+"""
 
 import functools
 import time
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
     from tokens.prepare.growing_tokens import GrowingTokens
 
 HASHED_AT_ONCE = 4  # files
-ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
-TOKEN_POLL_SECONDS = 1.0  # between two looks at tokens that are being written
+ANNOUNCED_BYTES = 2e9  # for a larger size, a line is printed, because reading takes more than a few seconds
+TOKEN_POLL_SECONDS = 1.0  # between two checks of tokens that are being written
 
 
 def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
-    """Return the set with its files' contents, read once per machine. Raises BadInput, on every rank."""
+    """Verify the token files, and return the token set with their contents. Raises BadInput on every rank.
+
+    Files are read once per machine.
+    """
     train, plan, vocabulary_size = run.train, tokens.plan, run.model.vocab_size
     directories = _with_enough_validation(tokens.token_set, train, plan, ranks)
     size = sum(file.path.stat().st_size for directory in directories for file in _files(directory))
@@ -49,7 +55,7 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
     checked = []
     for directory in directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)
-        # the other ranks wait on gloo, which leaves this one the processor
+        # The other ranks wait in gloo, which does not use the processor.
         on_machines = together(ranks, read, only=ranks.node.rank == 0, group=ranks.download)
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
@@ -57,38 +63,38 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
         for directory, stream, first, count in _ranges_to_read(checked, plan, train):
             if max(directory.contents[file.path.name].max_id for file in stream.files) < vocabulary_size:
                 continue
-            share = -(-count // ranks.node.size)  # each machine looks at its copy once
-            own = first + ranks.node.rank * share
-            stream.check_ids(own, max(0, min(share, first + count - own)), vocabulary_size)
+            share = -(-count // ranks.node.size)  # the ranks of a machine divide the range among themselves
+            begin = first + ranks.node.rank * share
+            stream.check_ids(begin, max(0, min(share, first + count - begin)), vocabulary_size)
 
-    def check_unchanged() -> None:  # since the streams were opened, before what is verified here was read
+    def check_unchanged() -> None:  # since the streams were opened, which was before their contents were read
         for stream in [stream for directory in checked if directory.growing is None for stream in directory.streams]:
             for path, version in stream.versions.items():
                 if version_of(path) != version:
-                    raise _written(path)
+                    raise _modified(path)
 
     together(ranks, check_ids)
     together(ranks, check_unchanged)
     return TokenSet(tuple(checked))
 
 
-def tokens_at_hand(train: TrainConfig, given: Path | None) -> TokenSet | None:
-    """Return the run's tokens, opened; None where some are yet to be downloaded or prepared. Raises BadInput."""
-    locations = locate_tokens(train, given)
+def tokens_at_hand(train: TrainConfig, token_files: Path | None) -> TokenSet | None:
+    """Return the run's opened tokens; None if some have yet to be downloaded or prepared. Raises BadInput."""
+    locations = locate_tokens(train, token_files)
     if any(location.remote or still_grows(location.directory) for location in locations):
         return None
     return open_all([(location, None) for location in locations], train)
 
 
-def check_tokens(run: Run, given: Path | None, world_size: int) -> PlannedTokens | None:
-    """Return the run's tokens with its plan, if the tokens are at hand and one node alone reads them.
+def check_tokens(run: Run, token_files: Path | None, world_size: int) -> PlannedTokens | None:
+    """Return the run's tokens with its plan; None if they are not on this machine, or if the job has several nodes.
 
-    Raises BadInput with all of their problems.
+    Raises BadInput with all problems of the tokens.
     """
-    token_set = tokens_at_hand(run.train, given) if environment_nodes() == 1 else None
+    token_set = tokens_at_hand(run.train, token_files) if environment_nodes() == 1 else None
     if token_set is None:
         return None
-    context, first = run.model.context_length, [each.validation for each in token_set.validated[:1]]
+    context, first = run.model.context_length, [directory.validation for directory in token_set.validated[:1]]
     plan, *_ = check_all(
         lambda: make_plan(run.train, context, world_size, token_set.lengths),
         lambda: check_tokenizers(token_set, run.model.vocab_size, run.train.file.with_name("model.json")),
@@ -99,13 +105,13 @@ def check_tokens(run: Run, given: Path | None, world_size: int) -> PlannedTokens
 
 
 def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
-    """Return the contents of the token files. Raises BadInput when those of one machine differ from the first one's."""
-    for number, other in enumerate(on_machines):
+    """Return the contents of the token files. Raises BadInput if those of a machine differ from the first machine's."""
+    for number, contents in enumerate(on_machines):
         for name, content in on_machines[0].items():
-            if other.get(name) != content:
+            if contents.get(name) != content:
                 raise BadInput(
-                    f"{directory / name}: machine {number + 1} of {len(on_machines)} has another file of this name, or "
-                    "none, than the first; bring the same token files to all machines"
+                    f"{directory / name}: machine {number + 1} of {len(on_machines)} has another file of this name "
+                    "than the first machine, or no such file; copy the same token files to all machines"
                 )
     return on_machines[0]
 
@@ -117,11 +123,14 @@ def _files(directory: TokenDirectory) -> list[TokenFile]:
 def _ranges_to_read(
     directories: list[TokenDirectory], plan: Plan, train: TrainConfig
 ) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
-    """Yield (directory, stream, first token, count) of each range that the run reads."""
+    """Yield (directory, stream, first token, number of tokens) for each range that the run reads."""
     for directory, source in zip(directories, plan.sources, strict=True):
-        if source.windows is None:  # still being prepared: ids are checked when they are read
+        if (
+            source.windows is None
+        ):  # these tokens are still being prepared, and their ids are checked when they are read
             continue
-        windows = source.windows if train.data.shuffle else min(source.windows, source.sequences)  # it may read any
+        # A shuffled run may read any window.
+        windows = source.windows if train.data.shuffle else min(source.windows, source.sequences)
         if source.sequences > 0:
             yield directory, directory.train, train.data.start_train_token, windows * plan.layout.context_length + 1
         if directory.validation is not None:
@@ -133,30 +142,36 @@ def _validation_tokens(plan: Plan) -> int:
 
 
 def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan, ranks: Ranks) -> list[TokenDirectory]:
-    """Return the directories, without further validation streams that are short. Raises BadInput for the first."""
-    wanted, directories = train.validation.start_val_token + _validation_tokens(plan), []
+    """Return the directories, without validation streams that are too short. Wait for one that is being prepared.
+
+    Raises BadInput if the first validation stream is too short.
+    """
+    needed_tokens, directories = train.validation.start_val_token + _validation_tokens(plan), []
     for directory in token_set.directories:
-        growing, stream, kept = directory.growing, directory.validation, directory
+        growing, stream, usable = directory.growing, directory.validation, directory
         if stream is not None and growing is not None:
-            wait = functools.partial(_wait_for_validation, growing, wanted)
-            together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
+            wait = functools.partial(_wait_for_validation, growing, needed_tokens)
+            together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait in gloo
             growing.refresh()
-        elif stream is not None and stream.length < wanted:
+        elif stream is not None and stream.length < needed_tokens:
             if directory is token_set.validated[0]:
                 _check_length(stream, train, plan.layout.context_length)
-            kept = attrs.evolve(directory, validation=None)
-            got = f"got {stream.length:,} tokens, wanted {wanted:,}"
-            show(note(f"{stream.files[0].path}: not validated on: {got}"), once=True)
+            usable = attrs.evolve(directory, validation=None)
+            problem = f"got {stream.length:,} tokens, wanted {needed_tokens:,}"
+            show(note(f"{stream.files[0].path}: not used for validation: {problem}"), once=True)
         elif stream is None and train.validation.validation_interval is not None:
             show(note(_why_not_validated(directory, token_set)), once=True)
-        directories.append(kept)
+        directories.append(usable)
         if growing is None:
-            _tell_missing_shards(kept)
+            _note_missing_shards(usable)
     return directories
 
 
-def _tell_missing_shards(directory: TokenDirectory) -> None:
-    """Print a note about first shards that another program's token files lack; ours number theirs in their names."""
+def _note_missing_shards(directory: TokenDirectory) -> None:
+    """Print a note if the first shards of another program's token files are missing.
+
+    Our own files do not need this, because their names include the number of shards.
+    """
     foreign = [stream for stream in directory.streams if stream.files[0].path.suffix != ".safetensors"]
     if not foreign:
         return
@@ -167,42 +182,43 @@ def _tell_missing_shards(directory: TokenDirectory) -> None:
 
 
 def _why_not_validated(directory: TokenDirectory, token_set: TokenSet) -> str:
-    """Return a line on a dataset of a mixture without a validation stream, and on what decides instead."""
+    """Return a line that explains why a dataset of a mixture is not used for validation, and which dataset is used."""
     growing, first = directory.growing, token_set.validated[0].dataset
     if growing is not None and "validation" in growing.splits:
-        why = f"it is still being prepared, and so is an earlier dataset; validation is on {first}"
+        reason = f"it is still being prepared, and so is an earlier dataset; validation uses {first}"
     else:
-        why = (
-            f"it has no validation tokens; prepare some with --validation-fraction. The best checkpoint goes by {first}"
+        reason = (
+            "it has no validation tokens; prepare some with --validation-fraction. "
+            f"The loss on {first} determines the best checkpoint"
         )
-    return f"{directory.path}: not validated on: {why}"
+    return f"{directory.path}: not used for validation: {reason}"
 
 
 def _check_length(stream: TokenStream, train: TrainConfig, context_length: int) -> None:
     begin, sequences = train.validation.start_val_token, train.validation.validation_sequences
-    wanted = begin + sequences * context_length + 1
-    if stream.length < wanted:
+    needed_tokens = begin + sequences * context_length + 1
+    if stream.length < needed_tokens:
         raise BadInput(
-            f"{stream.files[0].path}: got {stream.length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
+            f"{stream.files[0].path}: got {stream.length:,} tokens, wanted at least {needed_tokens:,} = {begin:,} + "
             f"{sequences:,} sequences x {context_length:,} + 1; hold out more with --validation-fraction, or lower "
             f"validation_sequences in {train.file}"
         )
 
 
-def _wait_for_validation(growing: "GrowingTokens", wanted_tokens: int) -> None:
-    """Wait until a validation stream has enough tokens. Raises BadInput when it ends with fewer."""
+def _wait_for_validation(growing: "GrowingTokens", needed_tokens: int) -> None:
+    """Wait until a validation stream has enough tokens. Raises BadInput if the finished stream has fewer."""
     growing.refresh()
     is_announced = False
-    while (have := growing.committed("validation")) < wanted_tokens:
+    while (available := growing.committed("validation")) < needed_tokens:
         if growing.finished:
             raise BadInput(
-                f"{growing.directory}: its validation ended with {have:,} tokens, wanted at least {wanted_tokens:,}; "
+                f"{growing.directory}: got {available:,} validation tokens, wanted at least {needed_tokens:,}; "
                 "hold out more with --validation-fraction, or lower validation_sequences in train.json"
             )
         if not is_announced:
             is_announced = True
-            where = f"{growing.directory}: {growing.progress()}"
-            show(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", once=True)
+            progress = f"{growing.directory}: {growing.progress()}"
+            show(f"waiting for {needed_tokens:,} validation tokens; {progress}", once=True)
         if (problem := growing.abandoned()) is not None:
             raise BadInput(problem)
         time.sleep(TOKEN_POLL_SECONDS)
@@ -210,41 +226,48 @@ def _wait_for_validation(growing: "GrowingTokens", wanted_tokens: int) -> None:
 
 
 class TokenWatch:
-    """Checks this rank's files and hashes in threads, so that no rank waits for the disk of another."""
+    """Checks during the run whether this rank's files have changed.
+
+    Files are hashed in threads, so that no rank waits for another rank's disk.
+    """
 
     def __init__(self, streams: Sequence[TokenStream], digests: dict[Path, str]):
-        """`digests`: the sha256 of each file before the first step."""
+        """`digests` are the sha256 of the files before the first step."""
         self._versions = {path: version for stream in streams for path, version in stream.versions.items()}
         self._digests = digests
         self._threads = ThreadPoolExecutor(HASHED_AT_ONCE, thread_name_prefix="token hash")
-        self._hashing: dict[Path, tuple[Version, Future[str]]] = {}  # with the version before it was read
+        # Files that are being hashed, with their version before the hash was started
+        self._hashing: dict[Path, tuple[Version, Future[str]]] = {}
 
     def check(self, *, wait: bool) -> list[Path]:
-        """Return files that were touched; `wait`: for every hash. Raises BadInput, on this rank, for a changed one."""
+        """Return the files that were touched, but whose content is the same.
+
+        With `wait`, wait for all hashes. Raises BadInput, on this rank only, if the content of a file has changed.
+        """
         touched = []
         for path, before in self._versions.items():
             now = version_of(path)
-            if now in (before, None):  # a deleted file that is open can be read
+            if now in (before, None):  # None: the file was deleted; it is open, so it can still be read
                 continue
             if before is None or now[0] != before[0] or path not in self._digests:
-                raise _written(path)
+                raise _modified(path)
             if path not in self._hashing:
                 self._hashing[path] = now, self._threads.submit(sha256, path)
             version, digest = self._hashing[path]
             if not wait and not digest.done():
                 continue
             del self._hashing[path]
-            with suppress(OSError):  # unreadable now: reading its tokens raises the error
+            with suppress(OSError):  # if the file cannot be read, reading its tokens will raise the error
                 if digest.result() != self._digests[path]:
-                    raise _written(path)
+                    raise _modified(path)
                 self._versions[path] = version
                 touched.append(path)
         return touched
 
 
-def _written(path: Path) -> BadInput:
+def _modified(path: Path) -> BadInput:
     return BadInput(
-        f"{path}: was written while the run read it; put it back as it was, then rerun the same command, "
+        f"{path}: was modified while the run was reading it; restore it, then rerun the same command, "
         "which continues from the last checkpoint",
         alone=True,
     )

@@ -1,9 +1,10 @@
-"""Attention kernel of a run on a GPU: one fused kernel, tested and timed before the first step.
+"""The attention kernel of a run on a GPU: a fused kernel that is tested and timed before the first step.
 
-By default torch falls back to unfused attention, with T x T matrices and no warning, where no fused kernel supports the
-inputs. The fastest fused kernel depends on the GPU: at training shapes cuDNN's leads on Hopper (1.7 to 2.3 times
-flash-attention 2) and trails on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull request 48163). It is also
-the one with public reports of wrong results (pytorch/pytorch, issues 193893, 196678): flash attention comes first.
+If no fused kernel supports the inputs, torch by default uses unfused attention, with T x T matrices and without a
+warning. The fastest fused kernel depends on the GPU: at training shapes, cuDNN's kernel is the fastest on Hopper (1.7
+to 2.3 times as fast as flash-attention 2) and slower on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull
+request 48163). There are also public reports of its wrong results (pytorch/pytorch, issues 193893, 196678). Flash
+attention is therefore preferred.
 """
 
 import math
@@ -33,36 +34,37 @@ KERNELS = {  # in the order of preference
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-REPEATING = ("flash", "efficient")  # with a deterministic backward pass
+REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
-TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, small beside the run itself
-FASTER_SHARE = 0.03  # a later kernel is chosen only if faster by this share
-# Share of the largest reference output or gradient: bf16 rounds to 0.004. Of values and gradients it counts at least as
-# 1, times the deviation for those of queries and keys, as it is but in a few saturated rows, which rounding fills.
+TIMED_SEQUENCES = 8  # at most; enough to fill a GPU, and small compared with the run itself
+FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
+# Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. The largest
+# value counts as at least 1, and that of the gradients of queries and keys as at least the deviation of the scores.
+# Smaller values occur only in a few saturated rows, which consist mostly of rounding errors.
 TOLERANCE = 0.05
-COMPARED_SCORES = 1 << 30  # of a test, but at least of two heads
-SCORES_AT_ONCE = 1 << 24  # of the formula: 64 MiB in fp32
-SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # fields of the numerics with which a kernel stays as fast
+COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but those of at least two heads
+SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
+SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # if these fields of the numerics are equal, kernels are as fast
 
 T = TypeVar("T")
 
 
 @attrs.frozen
 class ScoreCase:
-    """Random scores of a test: queries and keys have this deviation; a shift lowers all scores alike."""
+    """The random scores of a test. Queries and keys have this deviation; the shift is added to all scores."""
 
     deviation: float
     shift: float = 0.0
 
 
-# The first are those of networks with QK-norm. The last: a head with "massive activations", whose sums of exponentials
-# fp32 cannot invert: the backward pass of a wrong kernel has NaN there.
+# The first case is that of networks with QK-norm. The last one is a head with "massive activations": fp32 cannot invert
+# its sums of exponentials, and the backward pass of a wrong kernel returns NaN.
 CASES = (ScoreCase(1.0), ScoreCase(0.1), ScoreCase(6.0), ScoreCase(0.1, shift=-120.0))
 
 
 @attrs.frozen
 class Shape:
-    """Shape, precision and device of the run's attention."""
+    """The shape, precision and device of the run's attention."""
 
     model: ModelConfig
     microbatch_size: int
@@ -71,9 +73,12 @@ class Shape:
 
     @torch.no_grad()
     def random_inputs(self, sequences: int, scores: ScoreCase = CASES[0]) -> list[Tensor]:
-        """Return queries, keys and values of so many sequences, (B, H, T, D) each, laid out as a block has them."""
+        """Return random queries, keys and values of this many sequences, (B, H, T, D) each.
+
+        Their memory layout is the same as in a block.
+        """
         generator, length = torch.Generator(self.device).manual_seed(CASES.index(scores)), self.model.context_length
-        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # as autocast would have it
+        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # the type to which autocast would cast them
         size = (sequences, length, self.model.qkv_width)
         fused = torch.randn(size, generator=generator, device=self.device, dtype=dtype)
         with self.device:
@@ -88,12 +93,21 @@ class Shape:
 
 
 def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
-    """Enable one attention kernel, on every rank the same. Raises BadInput if none supports the shape."""
+    """Enable one attention kernel, the same on every rank. Raises BadInput if no kernel supports the shape."""
     _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the kernel of a checkpoint where this job timed another as fastest; return the numerics with it."""
+    """Enable the kernel of a checkpoint if only the timings of this job led to another one.
+
+    Return the numerics of this job, with the enabled kernel.
+
+    Arguments:
+        shape: the shape of the run's attention
+        before: the numerics that the checkpoint records
+        now: the numerics of this job
+        ranks: the ranks of the job
+    """
     name = before.get("attention")
     if now["determinism"] != "off" or name == now["attention"] or name not in KERNELS:
         return now
@@ -110,51 +124,58 @@ def _enable(name: str) -> None:
     backends.enable_flash_sdp(name == "flash")
     backends.enable_mem_efficient_sdp(name == "efficient")
     backends.enable_math_sdp(False)
-    # torch.compile's disk caches ignore these switches: they would return a graph with another kernel.
+    # torch.compile's disk caches ignore these switches, and would otherwise return a graph with another kernel.
     torch.compiler.config.cache_key_tag = f"attention {name}"
-    torch.cuda.empty_cache()  # memory of the trials would fragment the run's
+    torch.cuda.empty_cache()  # the memory of the tests would fragment the memory of the run
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
-    """Test a kernel's outputs and gradients against unfused attention; return the problem, or None."""
+    """Compare a kernel's outputs and gradients with unfused attention. Return the problem, or None if it is correct."""
     return _in_memory(shape.microbatch_size, partial(_problem, name, shape))
 
 
 def fastest(names: list[str], shape: Shape) -> str:
-    """Return the fastest kernel, forward and backward; a later one only if faster by FASTER_SHARE."""
-    chosen, least = names[0], math.inf
-    most = min(shape.microbatch_size, TIMED_SEQUENCES)
+    """Return the fastest kernel for a forward and a backward pass.
+
+    A later kernel is chosen only if it is faster by FASTER_SHARE.
+    """
+    fastest_name, least_seconds = names[0], math.inf
+    sequences = min(shape.microbatch_size, TIMED_SEQUENCES)
     for name in names if len(names) > 1 else []:
-        seconds = _in_memory(most, partial(seconds_of, name, shape))
-        if seconds < (1 - FASTER_SHARE) * least:
-            chosen, least = name, seconds
-    return chosen
+        seconds = _in_memory(sequences, partial(seconds_of, name, shape))
+        if seconds < (1 - FASTER_SHARE) * least_seconds:
+            fastest_name, least_seconds = name, seconds
+    return fastest_name
 
 
 def seconds_of(name: str, shape: Shape, sequences: int) -> float:
-    """Return the minimum of several timings, forward and backward."""
+    """Return the seconds of a forward and a backward pass: the minimum of several timings."""
     inputs, timings = shape.random_inputs(sequences), []
     gradient = _random_gradient(inputs)
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         _run(KERNELS[name], inputs, gradient, shape.model.drop_rate)
         if shape.device.type == "cuda":
             torch.cuda.synchronize(shape.device)
-        timings.append(time.perf_counter() - began)
+        timings.append(time.perf_counter() - start_time)
     return min(timings)
 
 
 def formula(inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
-    """Return causal attention of fp32 queries, keys and values (N, T, D), and their gradients: some rows at a time."""
+    """Return the causal attention of fp32 queries, keys and values (N, T, D), and their gradients.
+
+    To save memory, it computes some rows at a time.
+    """
     queries, keys, values = leaves = [part.detach().requires_grad_() for part in inputs]
     outputs, length, scale = [], queries.shape[1], 1 / math.sqrt(queries.shape[2])
     rows = max(1, SCORES_AT_ONCE // (len(queries) * length))
     for first in range(0, length, rows):
-        own, seen = slice(first, first + rows), slice(0, first + rows)  # no row sees a later key
-        scores = scale * queries[:, own] @ keys[:, seen].mT
+        # These rows attend to no later keys.
+        query_rows, key_rows = slice(first, first + rows), slice(0, first + rows)
+        scores = scale * queries[:, query_rows] @ keys[:, key_rows].mT
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(first + 1)
-        outputs.append(scores.masked_fill(later, -math.inf).softmax(-1) @ values[:, seen])
-        outputs[-1].backward(gradient[:, own])
+        outputs.append(scores.masked_fill(later, -math.inf).softmax(-1) @ values[:, key_rows])
+        outputs[-1].backward(gradient[:, query_rows])
     return [torch.cat(outputs, 1).detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
@@ -174,7 +195,10 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
 
 
 def _in_memory(sequences: int, work: Callable[[int], T]) -> T:
-    """Return the work's result on so many sequences, or on fewer where memory ends. Raises where one does not fit."""
+    """Return what `work` returns for this number of sequences, or for fewer if they do not fit in memory.
+
+    The memory error is raised if a single sequence does not fit.
+    """
     while True:
         try:
             return work(sequences)
@@ -190,41 +214,45 @@ def _problem(name: str, shape: Shape, sequences: int) -> str | None:
         inputs = shape.random_inputs(sequences, scores)
         gradient = _random_gradient(inputs)
         try:
-            worst = _difference(KERNELS[name], inputs, gradient, scores)
+            difference = _difference(KERNELS[name], inputs, gradient, scores)
             if shape.model.drop_rate > 0:
                 _run(KERNELS[name], inputs, gradient, shape.model.drop_rate)
-        except RuntimeError as error:  # torch: no available kernel
+        except RuntimeError as error:  # torch reports that no kernel is available
             if is_memory_error(error):
                 raise
             return str(error).partition("\n")[0].rstrip(".")
-        if not worst <= TOLERANCE:
-            return f"differs from unfused attention by {worst:.2g} of its largest value"
+        if not difference <= TOLERANCE:  # also if it is NaN
+            return f"differs from unfused attention by {difference:.2g} of its largest value"
     return None
 
 
 def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, scores: ScoreCase) -> float:
-    """Return the largest difference of outputs and gradients in some heads, as a share; NaN if any is not finite."""
-    found = _run(backend, inputs, gradient)
+    """Return the largest difference of outputs and gradients in some heads, as a share of the largest value.
+
+    Return NaN if any output or gradient is not finite.
+    """
+    tensors = _run(backend, inputs, gradient)
     with torch.no_grad():
-        found.append(_attend(backend, inputs, 0.0))  # as validation runs it
-    worst = [0.0 * torch.linalg.vector_norm(part, math.inf, dtype=torch.float32) for part in found]  # inf: NaN
+        tensors.append(_attend(backend, inputs, 0.0))  # without gradients, as in validation
+    # The first differences are 0, or NaN for a tensor that is not finite.
+    differences = [0.0 * torch.linalg.vector_norm(part, math.inf, dtype=torch.float32) for part in tensors]
     batch, heads, length, width = inputs[0].shape
     gradients = gradient.unflatten(2, (heads, width)).transpose(1, 2)
-    least = (1.0, scores.deviation, scores.deviation, 1.0, 1.0)
-    # A shift lies in the first channel of queries and keys, whose gradients are rounding errors then.
+    smallest_scales = (1.0, scores.deviation, scores.deviation, 1.0, 1.0)
+    # A shift is in the first channel of queries and keys. The gradients of that channel are then rounding errors.
     channels = slice(1 if scores.shift else 0, None)
     pairs = torch.linspace(0, batch * heads - 1, min(batch * heads, max(2, COMPARED_SCORES // length**2))).long()
-    for some in pairs.split(max(1, SCORES_AT_ONCE // length**2)):
-        chosen = (some // heads, some % heads)
-        wanted = formula([part[chosen].float() for part in inputs], gradients[chosen].float())
-        for part, reference, floor in zip(found, [*wanted, wanted[0]], least, strict=True):
-            difference = (part[chosen] - reference)[..., channels].abs().max()
-            worst.append(difference / reference[..., channels].abs().max().clamp(min=floor))
-    return torch.stack(worst).max().item()  # torch's maximum: NaN where one of them is
+    for some_pairs in pairs.split(max(1, SCORES_AT_ONCE // length**2)):
+        indices = (some_pairs // heads, some_pairs % heads)
+        references = formula([part[indices].float() for part in inputs], gradients[indices].float())
+        for part, reference, floor in zip(tensors, [*references, references[0]], smallest_scales, strict=True):
+            difference = (part[indices] - reference)[..., channels].abs().max()
+            differences.append(difference / reference[..., channels].abs().max().clamp(min=floor))
+    return torch.stack(differences).max().item()  # torch's maximum is NaN if any of them is
 
 
 def _random_gradient(inputs: list[Tensor]) -> Tensor:
-    """Return a gradient of the heads' outputs side by side, (B, T, C), as the output matrix gives it."""
+    """Return a gradient of the concatenated outputs of the heads, (B, T, C), as the output matrix would return it."""
     batch, heads, length, width = inputs[0].shape
     generator = torch.Generator(inputs[0].device).manual_seed(0)
     size = (batch, length, heads * width)
@@ -232,7 +260,7 @@ def _random_gradient(inputs: list[Tensor]) -> Tensor:
 
 
 def _run(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, drop_rate: float = 0.0) -> list[Tensor]:
-    """Return the output, and the gradients of queries, keys and values: (B, H, T, D) each."""
+    """Return the output, and the gradients of the queries, keys and values, (B, H, T, D) each."""
     leaves = [part.detach().requires_grad_() for part in inputs]
     output = _attend(backend, leaves, drop_rate)
     gradients = torch.autograd.grad(output.transpose(1, 2).flatten(2), leaves, gradient)

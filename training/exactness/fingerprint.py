@@ -1,10 +1,10 @@
-"""Determinism levels with their switches, and the numerics fingerprint, which each checkpoint records.
+"""Determinism levels and their switches, and the numerics fingerprint, which each checkpoint records.
 
-off       fastest kernels and reductions, reproducible to rounding
-run       bit-identical on the same data-parallel size and wrapper, in as many tensor shards
-elastic   bit-identical on any world size, under DDP or FSDP, in as many tensor shards, resumed or not
+off       the fastest kernels and reductions; runs are equal up to rounding
+run       bit-identical with the same data-parallel size, wrapper and number of tensor shards
+elastic   bit-identical on any world size and under DDP or FSDP, with the same number of tensor shards, resumed or not
 
-The fingerprint has versions, hardware and settings that a run's bits depend on.
+The fingerprint contains the versions, the hardware and the settings on which a run's bits depend.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from training.hardware.environment import cpu_name
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics, resolve
 
-# Settings that change which kernels run or how they add.
+# Variables that change which kernels run, or the order of their additions.
 _ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -34,22 +34,24 @@ _ENVIRONMENT = (
     "ONEDNN_MAX_CPU_ISA",
 )
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
-KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
+# The largest values that glibc accepts for these two. Versions differ in the second one.
+KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)
 
 
 def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
-    wanted = train.execution
+    execution = train.execution
     return Numerics(
-        determinism=_determinism(wanted, device.type),
-        precision=resolve(wanted.precision, device),
-        compiled=_compiled(wanted, device.type),
+        determinism=_determinism(execution, device.type),
+        precision=resolve(execution.precision, device),
+        compiled=_compiled(execution, device.type),
     )
 
 
 def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
-    """Return what a run compiles at its start on a GPU, which needs a C compiler, each with the setting to do without.
+    """Return what a run on a GPU compiles when it starts. Compiling needs a C compiler.
 
-    It asks the functions that choose the code of the run, so that it knows no less than they do. Touches no GPU.
+    The values are the settings with which the run does not compile it. This function calls the functions that also
+    choose the code of the run, so that both always agree. It does not use the GPU.
     """
     execution, work = train.execution, {}
     determinism, sharded = _determinism(execution, "cuda"), execution.shards > 1
@@ -62,23 +64,25 @@ def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
     return work
 
 
-def _determinism(wanted: ExecutionOptions, device: str) -> str:
-    return wanted.determinism or ("off" if device == "cuda" else "elastic")
+def _determinism(options: ExecutionOptions, device: str) -> str:
+    return options.determinism or ("off" if device == "cuda" else "elastic")
 
 
-def _compiled(wanted: ExecutionOptions, device: str) -> bool | str:
-    return device == "cuda" if wanted.compile is None else wanted.compile
+def _compiled(options: ExecutionOptions, device: str) -> bool | str:
+    return device == "cuda" if options.compile is None else options.compile
 
 
 def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
+    """Return the numerics fingerprint of this rank."""
     cuda = ranks.device.type == "cuda"
-    switches = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}  # of attention
-    kernels = [name for name, own in switches.items() if getattr(torch.backends.cuda, f"{own}_sdp_enabled")()]
+    # Our names of attention kernels -> torch's names of their switches
+    switches = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+    kernels = [name for name, switch in switches.items() if getattr(torch.backends.cuda, f"{switch}_sdp_enabled")()]
     values: dict[str, Any] = {
         **attrs.asdict(numerics),
         "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
         "microbatch_size": train.batch.microbatch_size,
-        "loss_chunks": train.memory.loss_chunks,  # this and the next: other orders of additions
+        "loss_chunks": train.memory.loss_chunks,  # this and the next key change the order of additions
         "tensor_shards": train.execution.shards,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
@@ -89,26 +93,30 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
-    if numerics.determinism == "run":  # elastic is independent of these two; ranks that share layers change nothing
+    # With "elastic", the bits do not depend on these two. The number of ranks that share layers never changes them.
+    if numerics.determinism == "run":
         values |= {"data_parallel_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
 
 
 def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
-    """Return rank 0's fingerprint on every rank. Raises BadInput where ranks differ, unless determinism is off."""
-    everywhere = gather(ranks, fingerprint(train, numerics, ranks))
-    for rank, other in enumerate(everywhere):
-        changes = drift(everywhere[0], other)
+    """Return rank 0's fingerprint on every rank. Raises BadInput if ranks differ, unless determinism is off."""
+    fingerprints = gather(ranks, fingerprint(train, numerics, ranks))
+    for rank, rank_fingerprint in enumerate(fingerprints):
+        changes = drift(fingerprints[0], rank_fingerprint)
         if changes and numerics.determinism != "off":
             raise BadInput(
-                f"determinism {numerics.determinism}: rank {rank} computes with other numerics than rank 0 "
+                f"determinism {numerics.determinism}: the numerics of rank {rank} differ from those of rank 0 "
                 f"({'; '.join(changes)}); use equal machines, or set determinism to off"
             )
-    return everywhere[0]
+    return fingerprints[0]
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return "field: old -> new" for each difference between two fingerprints; older ones lack names of today."""
+    """Return "field: old -> new" for each difference between two fingerprints.
+
+    Fingerprints of earlier versions may have other names, or lack fields.
+    """
     before = {name.replace("world_size", "data_parallel_size"): value for name, value in before.items()}
     before, now = ({"loss_chunks": 1, "tensor_shards": 1} | values for values in (before, now))
     fields = sorted(before.keys() | now.keys())
@@ -121,19 +129,22 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
         torch.set_num_threads(cpu_threads)
         _keep_freed_memory()
     if level != "off":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # NaN in every buffer
+        # Otherwise torch would fill every new buffer with NaN.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
-        # It has no deterministic backward: strict mode skips it anyway, and the fingerprint is to say so.
+        # cuDNN's attention has no deterministic backward pass. Strict mode skips it anyway, but the fingerprint must
+        # record this, too.
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc, where it is glibc, keep freed memory for the next step (docs/NOTES.md, new pages)."""
+    """If the C library is glibc, make it keep freed memory for the next step (docs/NOTES.md, new pages)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        for threshold in MAPPED_BYTES:  # smaller blocks come from the heap,
+        for threshold in MAPPED_BYTES:  # blocks that are smaller than this come from the heap
             if mallopt(M_MMAP_THRESHOLD, threshold):
-                mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)  # whose free end returns to the system only beyond this
+                # The free memory at the end of the heap is returned to the system only if it is larger than this.
+                mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
                 break

@@ -1,6 +1,6 @@
-"""Sum of squares of each row, in an order that depends on the row's width alone: the same bits in any shard.
+"""The sum of squares of each row, in an order that depends only on the row's width: the same bits in any shard.
 
-A library's reduction chooses its order by the shape of the whole tensor, and a shard has another shape.
+The order of a library's reduction depends on the shape of the complete tensor, and a shard has another shape.
 """
 
 from functools import cache
@@ -8,60 +8,72 @@ from functools import cache
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 20  # squares that a CPU folds at a time: 4 MiB stay in its cache
+BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; these 4 MiB stay in its cache
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
-    """Return whether a run's gradient norm adds its rows in a fixed order: always in tensor shards.
+    """Return whether a run's gradient norm adds its rows in a fixed order. In tensor shards, it always does.
 
-    On a GPU the exact norm is a Triton kernel: preflight asks this function, too, whether a C compiler is needed.
+    On a GPU the exact norm is a Triton kernel, so preflight also calls this to know whether a C compiler is needed.
     """
     return sharded or determinism != "off"
 
 
 def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of all rows, in order, (rows,) fp32; a vector's are its elements. On a GPU as `in_row_order`."""
+    """Return the sums of squares of all rows of all tensors, (rows,) fp32. A vector's elements count as rows.
+
+    The tensors are in the given order; on a GPU, they are in the order of `in_row_order`.
+    """
     if tensors[0].is_cuda:
         return by_kernel(tensors)
     return torch.cat([folded_rows(tensor) for tensor in tensors])
 
 
 def in_row_order(tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors in the order in which their rows are summed: on a GPU one kernel takes all matrices, first."""
+    """Return tensors in the order in which `row_sums_of_squares` has their rows.
+
+    On a GPU, matrices come first, because a single kernel processes all of them.
+    """
     return sorted(tensors, key=lambda tensor: tensor.dim() == 1) if tensors[0].is_cuda else tensors
 
 
 def folded_rows(tensor: Tensor) -> Tensor:
-    """Return the sums of a tensor's rows by elementwise operators, which add the halves of rows until one is left."""
+    """Return the sums of squares of a tensor's rows.
+
+    Elementwise operators add the second half of each row to its first half until one element is left.
+    """
     rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
     return torch.cat([_fold(block.square()) for block in rows.split(max(1, BLOCK_ELEMENTS // rows.shape[1]))])
 
 
 def _fold(squares: Tensor) -> Tensor:
-    """Return the sums of rows; `squares` is overwritten."""
+    """Return the sums of rows. `squares` is overwritten."""
     while (width := squares.shape[1]) > 1:
         half = width // 2
         squares[:, :half] += squares[:, half : 2 * half]
-        if width % 2 == 1:  # the last column has no partner
+        if width % 2 == 1:  # the last column has no column to be added to
             squares[:, half] = squares[:, -1]
         squares = squares[:, : width - half]
     return squares.squeeze(1)
 
 
 def by_kernel(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of matrices and then vectors by one Triton kernel for all matrices, which reads each once."""
+    """Return the sums of squares of the rows of matrices, and then of vectors.
+
+    One Triton kernel processes all matrices, and reads each of them once.
+    """
     from training.exactness.row_kernel import BLOCK, row_sums_kernel
 
     matrices = [tensor.flatten(1).contiguous() for tensor in tensors if tensor.dim() > 1]
     vectors = [tensor for tensor in tensors if tensor.dim() == 1]
-    assert all(matrix.dtype == torch.float32 for matrix in matrices)  # the kernel sees addresses only
+    assert all(matrix.dtype == torch.float32 for matrix in matrices)  # the kernel gets only addresses
     counts = tuple(len(matrix) for matrix in matrices)
     owners = _owners(counts, tensors[0].device)
     entries, first_row = [], 0
     for matrix in matrices:
         entries += [matrix.data_ptr(), first_row, matrix.shape[1]]
         first_row += len(matrix)
-    # From pinned memory: the host does not wait for the copy.
+    # The memory is pinned, so that the host does not wait for the copy.
     table = torch.tensor(entries, dtype=torch.int64, pin_memory=owners.is_cuda).to(owners.device, non_blocking=True)
     sums = torch.empty(len(owners), device=owners.device)
     if len(owners):

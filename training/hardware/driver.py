@@ -1,6 +1,6 @@
-"""NVIDIA driver: its GPUs, and the newest CUDA that it supports. Needs no installed package.
+"""The NVIDIA driver: its GPUs, and the newest CUDA version that it supports. This module needs no installed package.
 
-python -m training.hardware.driver    compares it with the torch of requirements.txt, before that is downloaded
+python -m training.hardware.driver    compares the driver with the torch in requirements.txt, before torch is downloaded
 """
 
 import ctypes
@@ -10,13 +10,13 @@ from pathlib import Path
 from common.errors import EXIT_DONE, EXIT_ERROR
 from common.output import Notice, Severity, show
 
-CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"  # parts of the driver
-DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU of the kernel's driver
-TORCH_CUDA = "13.0"  # of the torch that requirements.txt names, as the package index has it
+CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"  # libraries of the driver
+DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # the kernel module has a folder here for each GPU
+TORCH_CUDA = "13.0"  # CUDA version of the torch in requirements.txt, in the build of the package index
 
 
 def driver_gpus() -> int:
-    """Return how many GPUs the NVIDIA driver has, whether torch can use them or not; 0 without a driver."""
+    """Return the number of GPUs that the NVIDIA driver has, even if torch cannot use them; 0 without a driver."""
     try:
         nvml = ctypes.CDLL(NVML)
     except OSError:
@@ -24,7 +24,7 @@ def driver_gpus() -> int:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         return count.value
-    return len(list(DRIVER_GPUS.glob("*")))  # as where the library was updated and the kernel's module was not
+    return len(list(DRIVER_GPUS.glob("*")))  # for example, if the library was updated but not the kernel module
 
 
 def driver_cuda() -> str | None:
@@ -39,13 +39,16 @@ def driver_cuda() -> str | None:
 
 
 def main() -> int:
-    """Print an error if the driver is too old; return the exit status. A driver runs all of a major CUDA version."""
+    """Print an error if the driver is too old, and return the exit status.
+
+    A driver can run all releases of a major CUDA version.
+    """
     cuda = driver_cuda()
     if cuda is None or int(cuda.partition(".")[0]) >= int(TORCH_CUDA.partition(".")[0]):
         return EXIT_DONE
     line = (
-        f"the NVIDIA driver is too old: it supports CUDA {cuda}, the torch of requirements.txt is built for CUDA "
-        f"{TORCH_CUDA}; update the driver, or install a torch for its CUDA into .venv"
+        f"the NVIDIA driver is too old: it supports CUDA {cuda}, but the torch in requirements.txt is built for CUDA "
+        f"{TORCH_CUDA}; update the driver, or install a torch build for CUDA {cuda} into .venv"
     )
     show(Notice(line, Severity.ERROR))
     return EXIT_ERROR

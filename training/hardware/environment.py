@@ -1,4 +1,4 @@
-"""Hardware and software environment of a run: names and versions, peak FLOP/s for MFU, peak memory."""
+"""The hardware and software environment of a run: names and versions, peak FLOP/s for MFU, and peak memory."""
 
 import functools
 import platform
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", 
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 peak of one rank's GPU in FLOP/s; None for an unknown GPU, for which no MFU is shown."""
+    """Return the dense bf16 peak of one rank's GPU in FLOP/s; None for an unknown GPU, which has no MFU."""
     if device.type != "cuda":
         return None
     from training.hardware.gpus import named_gpus
@@ -26,7 +26,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return this rank's peak memory: of the GPU's allocator, or of the process on a CPU."""
+    """Return this rank's peak memory: that of torch's GPU allocator or, on a CPU, that of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -34,6 +34,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
+    """Return the names and versions that a run records."""
     cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),
@@ -51,21 +52,21 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name, or its architecture where the system has no name."""
-    information = Path("/proc/cpuinfo")
-    text = information.read_text() if information.is_file() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    """Return the processor's model name, or its architecture if the system does not know the name."""
+    cpu_file = Path("/proc/cpuinfo")
+    text = cpu_file.read_text() if cpu_file.is_file() else ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit of this code, with "-dirty" when tracked files differ from it; None outside git."""
+    """Return the commit of this code, with "-dirty" if tracked files differ from it; None outside a git repository."""
     if shutil.which("git") is None:
         return None
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or None
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout.strip() or None
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,8 @@
-"""Table of GPUs, gpus.json: memory, peak FLOP/s, bandwidth. Users add rows in a price list (--machines).
+"""The table of GPUs in gpus.json: memory, peak FLOP/s and bandwidth. Users add rows in a price list (--machines).
 
-`memory_gib` is the least "total capacity" that published out-of-memory messages of torch name for a card; assumed for
-A10G, A40, A6000, B200, GB200, H100, H200, L4, RTX 3090 Ti and 5090. Peaks and bandwidths: the vendors' datasheets.
+`memory_gib` is the smallest "total capacity" of a card in published out-of-memory messages of torch. It is an
+assumption for A10G, A40, A6000, B200, GB200, H100, H200, L4, RTX 3090 Ti and 5090. Peaks and bandwidths are those of
+the vendors' datasheets.
 """
 
 import functools
@@ -19,60 +20,70 @@ from common.json_files import read_json
 from common.text import nearest, quoted
 
 GPUS = Path(__file__).with_name("gpus.json")
-ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # of a new GPU, to be filled in
+ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # an empty row, as errors show it
 _SIZE = checks.number(0.0, 1e6, above=True)
 
 
 @attrs.frozen(kw_only=True)
 class Gpu:
+    """A row of the table."""
+
     name: str = attrs.field(validator=checks.text())
-    memory_gib: float = attrs.field(validator=_SIZE)  # usable by torch, of one GPU
+    memory_gib: float = attrs.field(validator=_SIZE)  # memory of one GPU that torch can use
     bf16_tflops: float = attrs.field(validator=_SIZE)  # dense peak, without sparsity
-    gb_per_second: float = attrs.field(validator=_SIZE)  # memory bandwidth, 1e9 bytes
-    torch_name: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))  # or words of it
+    gb_per_second: float = attrs.field(validator=_SIZE)  # memory bandwidth in units of 1e9 bytes
+    # torch's name of the GPU, or consecutive words of it
+    torch_name: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
     similar_to: str = attrs.field(default="a100", validator=checks.one_of("a100", "h100"))  # for the roofline
 
     @property
     def peak_flops(self) -> float:
-        """Dense bf16 peak in FLOP/s."""
+        """The dense bf16 peak in FLOP/s."""
         return self.bf16_tflops * 1e12
 
 
 @functools.cache
 def known_gpus() -> dict[str, Gpu]:
+    """Return the GPUs of gpus.json by name."""
     return read_gpus(GPUS, read_json(GPUS))
 
 
 def read_gpus(path: Path, rows: Any) -> dict[str, Gpu]:
-    """Return rows of the table, or those that a price list adds under "gpus", by name. Raises BadInput."""
+    """Return the GPUs of the table, or those that a price list adds under "gpus", by name. Raises BadInput."""
     if not isinstance(rows, dict):
         raise BadInput(f'{path}: gpus: got {quoted(rows)}, wanted {{"NAME": {json.dumps(ROW)}}}')
     return {name: read_entry(Gpu, f"{path}: {name}", row, name=name) for name, row in rows.items()}
 
 
 def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
-    """Return a GPU by its name. Raises BadInput with the nearest names and how to add one, after `where`."""
-    found = gpus.get(name) or gpus.get(name.lower())
-    if found is not None:
-        return found
-    longer = [known for known in sorted(gpus) if name and name in known]
-    meant = f"did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, gpus)
+    """Return a GPU by its name.
+
+    Raises BadInput, which begins with `where`, names similar GPUs and says how to add one.
+    """
+    gpu = gpus.get(name) or gpus.get(name.lower())
+    if gpu is not None:
+        return gpu
+    longer = [known_name for known_name in sorted(gpus) if name and name in known_name]
+    suggestion = f"did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, gpus)
     row = json.dumps({"gpus": {name: ROW}})
-    advice = f"{meant}; to add a GPU, write {row}, with its numbers, into the file given by --machines"
+    advice = f"{suggestion}; to add a GPU, write {row} with its numbers into a file, and pass that as --machines"
     raise BadInput(Problem(where=where, key=name, text=f"unknown GPU '{name}'", advice=advice))
 
 
 def named_gpus(device: str) -> list[Gpu]:
-    """Return the GPUs that a torch device name fits; none for a laptop's, or a slice (MIG), which are slower."""
+    """Return the GPUs whose name matches a torch device name.
+
+    A laptop's GPU and a slice of a GPU (MIG) match none, because they are slower.
+    """
     if re.search(r"\b(Laptop|MIG)\b", device):
         return []
     named = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None]
-    fitting = [gpu for gpu in named if re.search(rf"\b{re.escape(gpu.torch_name or '')}\b", device)]
-    longest = max((len(gpu.torch_name or "") for gpu in fitting), default=0)
-    return [gpu for gpu in fitting if len(gpu.torch_name or "") == longest]
+    matches = [gpu for gpu in named if re.search(rf"\b{re.escape(gpu.torch_name or '')}\b", device)]
+    longest = max((len(gpu.torch_name or "") for gpu in matches), default=0)
+    return [gpu for gpu in matches if len(gpu.torch_name or "") == longest]
 
 
-def read_entry(kind: type[checks.Structured], where: str, values: Any, **given: Any) -> checks.Structured:
-    """Return an attrs class from a JSON object, as `checked`. Raises BadInput."""
+def read_entry(kind: type[checks.Structured], where: str, values: Any, **fields: Any) -> checks.Structured:
+    """Return an attrs class from a JSON object, as `checked` does. Raises BadInput."""
     with refusing(where):
-        return checks.checked(kind, values, **given)
+        return checks.checked(kind, values, **fields)

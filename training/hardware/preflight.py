@@ -1,6 +1,7 @@
-"""Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files; the run's bucket.
+"""Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files, and the run's bucket.
 
-python -m training.hardware.preflight    the checks without a run; train.py RUN --preflight: with its checkpoints
+python -m training.hardware.preflight    makes the checks without a run
+train.py RUN --preflight                 makes them for a run, with the disk space and the bucket of its checkpoints
 """
 
 import os
@@ -28,61 +29,65 @@ from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
 
 SHARED_MEMORY = Path("/dev/shm")
-# GPUs without direct access to each other: NCCL sends through a file in /dev/shm for each channel, at least two, and
-# neighbor in the ring. Docker's default of 64 MiB holds those of two or three ranks, not of four (NVIDIA/nccl issues
-# 342, 525); below it the smaller files of GPUs with direct access did not fit, either (pytorch/torchtitan issue 853).
+# Between GPUs without direct access to each other, NCCL sends through files in /dev/shm: one for each channel, of which
+# there are at least two, and each neighbor in the ring. Docker's default of 64 MiB is enough for two or three ranks but
+# not for four (NVIDIA/nccl issues 342, 525). With less than that, even the smaller files of GPUs with direct access did
+# not fit (pytorch/torchtitan issue 853).
 NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
-# Linux's default limit; one that is raised where the system allows it
+# Linux's default limit, and the limit to which it is raised if the system allows that
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
-# Mounts of object stores, by type or source: they upload a file whole, and rename a folder object by object
+# Mounts of object stores, by their type or source. They upload only complete files, and rename a folder one object at a
+# time.
 OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
 
 
 @attrs.frozen
 class Check:
-    """Outcome of one check: its finding, and for a warning or a problem the next step."""
+    """The outcome of one check: what it found and, for a warning or a problem, the next step."""
 
     name: str
-    found: str
-    level: Literal["ok", "warning", "problem"] = "ok"  # a problem ends a run before it starts
+    finding: str
+    level: Literal["ok", "warning", "problem"] = "ok"  # with a problem, a run does not start
 
     def __str__(self) -> str:
-        return printable(f"{self.name:15}{self.level:9}{self.found}")
+        return printable(f"{self.name:15}{self.level:9}{self.finding}")
 
 
 @attrs.frozen(kw_only=True)
 class DiskNeed:
-    """Bytes to be written into a directory, which may not be there yet."""
+    """What will be written into a directory, which may not exist yet."""
 
     directory: Path
-    what: str
-    least_bytes: float  # below them nothing can be written
+    contents: str
+    least_bytes: float  # with less than this, nothing can be written
     total_bytes: float
     advice: str
-    in_place: bool = False  # written at any offset, then renamed with its folder
+    in_place: bool = False  # files are written at any offset and renamed together with their folder
 
 
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
-    device: str | None = None  # as wanted; None: cuda where there are GPUs
-    # What compiles kernels on a GPU, each with the option to do without; as `compiled_on_gpu` of a run returns it
+    """What a run requires of this machine."""
+
+    device: str | None = None  # the requested device; None: cuda if there are GPUs
+    # Features that compile kernels on a GPU, each with the setting that turns it off, as `compiled_on_gpu` returns them
     compiles: Mapping[str, str] = {"torch.compile": setting(compile=False)}
     disk: DiskNeed | None = None
-    ranks: int | None = None  # on this machine; None: one for each GPU
-    bucket: str | None = None  # where checkpoints go
+    ranks: int | None = None  # ranks on this machine; None: one for each GPU
+    bucket: str | None = None  # the bucket for checkpoints
 
 
 FINEWEB = DiskNeed(
     directory=Path("token_files"),
-    what="the FineWeb tokens of the GPU runs",
+    contents="the FineWeb tokens of the GPU runs",
     least_bytes=0,
-    total_bytes=21e9,  # a token set of runs/8xa100, downloaded
+    total_bytes=21e9,  # the downloaded tokens of runs/8xa100
     advice="rent a larger disk, or train on other tokens",
 )
 
 
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
-    """Return the checks that a training process makes: none of them touches a GPU."""
+    """Return the checks that a training process makes. None of them uses a GPU."""
     gpus, count = _check_gpus(needs.device)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:
@@ -92,7 +97,10 @@ def machine_checks(needs: PreflightRequirements) -> list[Check]:
 
 
 def check_each_gpu() -> Check:
-    """Launch a kernel on every GPU; name them. Not for a training process: it would hold memory on all of them."""
+    """Launch a kernel on every GPU, and return the names of the GPUs.
+
+    A training process must not do this, because it would then occupy memory on all GPUs.
+    """
     names: Counter[str] = Counter()
     for index in range(torch.cuda.device_count()):
         try:
@@ -105,7 +113,7 @@ def check_each_gpu() -> Check:
 
 
 def report(needs: PreflightRequirements) -> int:
-    """Print all checks, a line each; return the exit status, an error where there is a problem."""
+    """Print all checks, a line each, and return the exit status, which is an error if there is a problem."""
     checks = machine_checks(needs)
     if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
         checks.insert(1, check_each_gpu())
@@ -115,59 +123,62 @@ def report(needs: PreflightRequirements) -> int:
 
 
 def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
-    """Print the warnings on rank 0, a line each, unless `quiet`. Raises BadInput with all problems."""
+    """Print the warnings on rank 0, a line each, unless `quiet`. Raises BadInput with all problems if there are any."""
     checks = machine_checks(needs)
-    if problems := [check.found for check in checks if check.level == "problem"]:
+    if problems := [check.finding for check in checks if check.level == "problem"]:
         raise BadInput(*problems)
     if not quiet:
-        show(*[warning(check.found) for check in checks if check.level == "warning"], once=True)
+        show(*[warning(check.finding) for check in checks if check.level == "warning"], once=True)
 
 
 def check_compiler(compiles: Mapping[str, str]) -> Check:
-    """Look for the C compiler and Python.h that Triton needs for GPU kernels, from the first step on."""
+    """Check for the C compiler and Python.h, which Triton needs for GPU kernels from the first step on."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    problem = "gcc is not found"
+    problem = "gcc was not found"
     if compiler is not None:
-        scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does
+        scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Triton does the same
         headers = sysconfig.get_paths(scheme=scheme)["include"]
         command = [*compiler.split(), "-fsyntax-only", f"-I{headers}", "-xc", "-"]
         program = "#include <stdlib.h>\n#include <Python.h>\n"
         try:
-            done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
+            process = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
+            if process.returncode == 0:
                 return Check("compiler", f"{compiler} and Python.h")
-            problem = next((line for line in done.stderr.splitlines() if "error" in line), f"{compiler} fails")
+            problem = next((line for line in process.stderr.splitlines() if "error" in line), f"{compiler} fails")
         except OSError as error:
             problem = f"{compiler}: {error.strerror}"
-    found = (
+    finding = (
         f"GPU kernels of {' and '.join(compiles)} need a C compiler and Python's headers: {problem}; run: sudo apt-get "
-        f"install build-essential python{sysconfig.get_python_version()}-dev; or train without them, more slowly: "
-        f"{' '.join(compiles.values())}"
+        f"install build-essential python{sysconfig.get_python_version()}-dev; or train without these kernels, which is "
+        f"slower: {' '.join(compiles.values())}"
     )
-    return Check("compiler", found, "problem")
+    return Check("compiler", finding, "problem")
 
 
 def check_disk(need: DiskNeed) -> Check:
-    """Compare the free disk with what will be written: a problem below the least, a warning below the total.
+    """Compare the free disk space with what will be written.
 
-    A mount of an object store is a problem for files that are written in place.
+    Less than `least_bytes` is a problem, and less than `total_bytes` a warning. A mount of an object store is a problem
+    if files are written in place.
     """
     existing, free = free_disk(need.directory)
     mount = mounted_as(existing.resolve())
     if need.in_place and mount.startswith("fuse") and OBJECT_STORES.search(mount):
-        found = (
-            f"{need.directory}: got a mount of an object store ({mount}), where files cannot be written in place nor "
-            "folders renamed at once; wanted a disk: use another run directory, and set checkpoints to the bucket's URL"
+        finding = (
+            f"{need.directory}: this is a mount of an object store ({mount}), where files cannot be written in place "
+            "and folders cannot be renamed in one step; use a run directory on a disk, and set checkpoints to the "
+            "bucket's URL"
         )
-        return Check("disk", found, "problem")
-    free_text, wanted_text = distinct_bytes(free, need.total_bytes)
-    found = f"{free_text} free at {existing.absolute()}, wanted {wanted_text} for {need.what}"
+        return Check("disk", finding, "problem")
+    free_text, total_text = distinct_bytes(free, need.total_bytes)
+    finding = f"{free_text} free at {existing.absolute()}, wanted {total_text} for {need.contents}"
     if free >= need.total_bytes:
-        return Check("disk", found)
-    return Check("disk", f"{found}; {need.advice}", "problem" if free < need.least_bytes else "warning")
+        return Check("disk", finding)
+    return Check("disk", f"{finding}; {need.advice}", "problem" if free < need.least_bytes else "warning")
 
 
 def check_bucket(url: str) -> Check:
+    """Check that a bucket is writable, by writing and deleting an object."""
     from common.bucket import Bucket
 
     try:
@@ -180,44 +191,44 @@ def check_bucket(url: str) -> Check:
 
 
 def check_shared_memory(ranks: int) -> Check:
-    """Compare the free shared memory with what NCCL takes of it on GPUs without direct access to each other."""
-    wanted = ranks * NCCL_CHANNELS * NCCL_FILE_BYTES
+    """Compare the free shared memory with what NCCL needs for GPUs without direct access to each other."""
+    needed = ranks * NCCL_CHANNELS * NCCL_FILE_BYTES
     if ranks == 1 or os.environ.get("NCCL_SHM_DISABLE") == "1" or not SHARED_MEMORY.is_dir():
         return Check("shared memory", "not used")
     free = shutil.disk_usage(SHARED_MEMORY).free
-    free_text, wanted_text = (readable_bytes(count, binary=True) for count in (free, wanted))
-    found = f"{free_text} free in {SHARED_MEMORY}; NCCL may take {wanted_text} for {ranks} GPUs"
-    if free >= wanted:
-        return Check("shared memory", found)
-    advice = "in a container, start that with --shm-size=1g; or set NCCL_SHM_DISABLE=1, which is slower"
-    return Check("shared memory", f"{found}; {advice}", "warning")
+    free_text, needed_text = (readable_bytes(count, binary=True) for count in (free, needed))
+    finding = f"{free_text} free in {SHARED_MEMORY}; NCCL may need {needed_text} for {ranks} GPUs"
+    if free >= needed:
+        return Check("shared memory", finding)
+    advice = "if this is a container, start it with --shm-size=1g; or set NCCL_SHM_DISABLE=1, which is slower"
+    return Check("shared memory", f"{finding}; {advice}", "warning")
 
 
 def check_open_files() -> Check:
-    """Raise this process's limit of open files as far as the system allows; a warning where that stays low."""
+    """Raise this process's limit of open files as far as the system allows. A limit that stays low is a warning."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return Check("open files", "no limit")
     before, raised = limit, OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if limit < raised:
-        with suppress(OSError, ValueError):  # macOS has a limit beside the hard one
+        with suppress(OSError, ValueError):  # macOS has another limit in addition to the hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             limit = raised
-    found = f"at most {limit:,}{f', raised from {before:,}' if limit != before else ''}"
+    finding = f"at most {limit:,}{f', raised from {before:,}' if limit != before else ''}"
     if limit >= FEW_FILES:
-        return Check("open files", found)
-    advice = f"wanted {FEW_FILES:,}; raise the hard limit, as root: ulimit -Hn {OPEN_FILES}"
-    return Check("open files", f"{found} open files; {advice}", "warning")
+        return Check("open files", finding)
+    advice = f"wanted {FEW_FILES:,}; raise the hard limit as root: ulimit -Hn {OPEN_FILES}"
+    return Check("open files", f"{finding} open files; {advice}", "warning")
 
 
 def _check_gpus(device: str | None) -> tuple[Check, int]:
-    """Return the check of driver and torch, and how many GPUs a run could use once it is ok."""
+    """Return the check of driver and torch, and the number of GPUs that a run could use once the check is ok."""
     try:
         cuda = choose_device(device) == "cuda"
     except BadInput as error:
         return Check("GPUs", str(error), "problem"), driver_gpus()
     if not cuda:
-        return Check("GPUs", "not used" if device == "cpu" else "none here; training runs on the CPU"), 0
+        return Check("GPUs", "not used" if device == "cpu" else "this machine has none; training uses the CPU"), 0
     count = torch.cuda.device_count()
     driver = driver_cuda() or "of unknown version"
     return Check("GPUs", f"{count} usable; driver for CUDA {driver}, torch built for {torch.version.cuda}"), count

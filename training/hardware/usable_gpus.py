@@ -1,4 +1,4 @@
-"""Usable GPUs: the device of a run, a trial of one GPU, and errors of its memory, or of a CPU's."""
+"""Usable GPUs: choose the device of a run, try a GPU, and explain errors of its memory or of a CPU's."""
 
 import os
 import warnings
@@ -18,58 +18,60 @@ if TYPE_CHECKING:
     from training.config.train_config import Run, TrainConfig
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
-# What plain RuntimeErrors of torch say when memory is missing; only torch's own allocator for CUDA has a type of error.
+# Words in torch's RuntimeErrors about a lack of memory. Only torch's CUDA allocator has a separate type of error.
 CPU_WORDS = ("can't allocate memory",)
-# CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on a slice of a GPU (MIG), where
-# NVML does not tell it whose the memory is (pytorch issue 112377).
+# In this order: CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on a slice of a GPU
+# (MIG), where NVML does not say which process has the memory (pytorch issue 112377).
 GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "NVML_SUCCESS == ")
 
 
-def choose_device(wanted: str | None) -> str:
-    """Return "cuda" or "cpu": what is wanted, else cuda where there are GPUs.
+def choose_device(requested: str | None) -> str:
+    """Return "cuda" or "cpu": the requested device; otherwise "cuda" if a GPU is visible.
 
-    Raises BadInput where the driver has GPUs that torch cannot use, unless "cpu" is wanted: on the CPU of a rented GPU
-    machine a run would cost as much and take weeks.
+    Raises BadInput if the driver has GPUs that torch cannot use, unless "cpu" is requested. On the CPU of a rented GPU
+    machine, a run would be just as expensive per hour and take weeks.
     """
-    if wanted == "cpu":
-        return wanted
+    if requested == "cpu":
+        return requested
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # Not device_count(): until CUDA has started, it counts the driver's GPUs by NVML.
+        # Not device_count(), which uses NVML to count the driver's GPUs until CUDA has started.
         usable = torch._C._cuda_getDeviceCount() if torch.cuda.is_available() else 0
-    visible, there = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_gpus()
+    visible, installed = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_gpus()
     if visible is not None:
-        there = 0 if visible.strip() in NO_GPUS else min(there, 1)
-    if usable < there:
-        raise BadInput(_unusable(usable, there, " ".join(str(warning.message) for warning in caught)))
-    return wanted or ("cuda" if usable else "cpu")
+        installed = 0 if visible.strip() in NO_GPUS else min(installed, 1)
+    if usable < installed:
+        raise BadInput(_describe_unusable(usable, installed, " ".join(str(warning.message) for warning in caught)))
+    return requested or ("cuda" if usable else "cpu")
 
 
 def use_gpu(device: torch.device) -> None:
-    """Make a GPU this process's own and launch a kernel on it. Raises BadInput, for this rank alone."""
+    """Select a GPU for this process and launch a kernel on it. Raises BadInput for this rank alone if that fails."""
     try:
         torch.cuda.set_device(device)
         torch.ones(8, device=device).sum().item()
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].removesuffix(".")
         raise BadInput(
-            f"GPU {device.index} cannot be used: {reason}; see nvidia-smi; to train on the others, set "
+            f"GPU {device.index} cannot be used: {reason}; see nvidia-smi; to train on the other GPUs, set "
             "CUDA_VISIBLE_DEVICES",
             alone=True,
         ) from error
 
 
 def is_memory_error(error: Exception) -> bool:
+    """Return whether an error means that the memory of the GPU or of the machine is exhausted."""
     return is_gpu_memory_error(error) or isinstance(error, MemoryError) or _torch_says(error, CPU_WORDS)
 
 
 def is_gpu_memory_error(error: Exception) -> bool:
+    """Return whether an error means that the memory of the GPU is exhausted."""
     return isinstance(error, torch.OutOfMemoryError) or _torch_says(error, GPU_WORDS)
 
 
 @contextmanager
 def memory_advice(run: "Run") -> Iterator[None]:
-    """Raise an error of memory as BadInput of this rank alone, with the user's remedies in this run."""
+    """Turn a memory error into BadInput of this rank alone, with remedies for this run."""
     try:
         yield
     except Exception as error:
@@ -81,7 +83,7 @@ def memory_advice(run: "Run") -> Iterator[None]:
 
 
 def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ranks: int) -> str:
-    """Return a memory error as one line, with a remedy that this run does not use yet. `ranks`: the world size."""
+    """Return a line about a memory error, with a remedy that this run does not use yet. `ranks` is the world size."""
     gpu, size = is_gpu_memory_error(error), train.batch.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
     advice = f"try {setting(microbatch_size=smaller)}, or find_batch_size.py {run}"
@@ -93,27 +95,30 @@ def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ran
             options.append(setting(parallel="fsdp"))
         larger = "use a larger GPU" if gpu else "use a larger machine, or a smaller model"
         advice = f"try {either(options)}; or {larger}" if options else larger
-    return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
+    return f"{'the GPU' if gpu else 'this machine'}'s memory is too small for microbatch_size {size}; {advice}"
 
 
-def _unusable(usable: int, there: int, warning: str) -> str:
-    """Return why GPUs cannot be used. `warning`: torch's, which says only in words that the driver is too old."""
+def _describe_unusable(usable: int, installed: int, warning: str) -> str:
+    """Return why some GPUs cannot be used.
+
+    `warning` is torch's warning, whose words are the only sign that the driver is too old.
+    """
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
-        reason = f"torch {torch.__version__} is built without CUDA; install the one of requirements.txt"
+        reason = f"torch {torch.__version__} is built without CUDA; install the torch in requirements.txt"
     elif "too old" in warning:
         reason += (
             f", and torch {torch.__version__} is built for CUDA {torch.version.cuda}; update the driver, or install a "
-            "torch for its CUDA"
+            "torch build for the driver's CUDA version"
         )
     elif usable:
-        reason = "see nvidia-smi; to train on those, set CUDA_VISIBLE_DEVICES"
+        reason = "see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES"
     return (
-        f"the NVIDIA driver has {there} GPU{'s' * (there > 1)}, CUDA can use {usable or 'none'}: "
+        f"the NVIDIA driver has {installed} GPU{'s' * (installed > 1)}, but CUDA can use {usable or 'none'}: "
         f"{reason or 'see nvidia-smi'}; --device cpu uses the CPU"
     )
 
 
-def _torch_says(error: Exception, words: tuple[str, ...]) -> bool:
-    """Tell whether an error of torch contains one of these words: it has no field that says what happened."""
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+def _torch_says(error: Exception, phrases: tuple[str, ...]) -> bool:
+    """Return whether an error of torch contains one of these phrases, because it has no field with the cause."""
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)

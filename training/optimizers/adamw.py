@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019): decoupled weight decay on matrices only, fused on GPUs."""
+"""AdamW (Loshchilov and Hutter 2019): decoupled weight decay, only on matrices; fused on GPUs."""
 
 import torch
 from torch import nn
@@ -12,12 +12,14 @@ def _build(
 ) -> torch.optim.Optimizer:
     device = placement.device
     groups = parameter_groups(parameters, options, placement.axes)
-    # On a CPU, one tensor after the other stays in the cache: about half the time of foreach, same bits.
+    # On a CPU, updating one tensor at a time keeps it in the cache. This takes about half the time of foreach and has
+    # the same bits.
     kernel = {"fused": True} if device.type == "cuda" else {"foreach": False}
     adamw = torch.optim.AdamW(
         groups, lr=options.learning_rate, betas=(options.adam_beta1, options.adam_beta2), **kernel
     )
-    for parameter in parameters.values():  # torch begins this at the first update; a checkpoint is loaded before that
+    # torch creates this state in the first update, but a checkpoint is loaded before.
+    for parameter in parameters.values():
         adamw.state[parameter]["step"] = torch.zeros((), device=device if "fused" in kernel else "cpu")
     return adamw
 

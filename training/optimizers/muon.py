@@ -1,8 +1,9 @@
-"""Muon (Jordan 2024) for the matrices of the blocks, AdamW for all other parameters.
+"""Muon (Jordan 2024) for the matrices of the blocks, and AdamW for all other parameters.
 
 Muon makes a matrix's momentum nearly orthogonal by five Newton-Schulz steps in bf16. Its update is scaled to the size
-of AdamW's (Liu et al., arXiv 2502.16982), so that one learning rate and one weight decay can serve both. Ranks share
-the matrices out (training/parallel/matrix_shares.py); momentum and weights each rank updates where it holds them.
+of AdamW's (Liu et al., arXiv 2502.16982), so that both can use the same learning rate and weight decay. The matrices
+are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank then updates the momentum
+and the weights that it holds.
 """
 
 import math
@@ -19,20 +20,23 @@ from model.axes import Axes, plain_name
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import Placement, UpdateRule, parameter_groups, rate_group
-from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
+from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, make_rounds
 from training.parallel.mesh import HeldPiece, Spread
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic with the steepest slope at zero (Jordan 2024)
 NEWTON_SCHULZ_STEPS = 5
 SMALLEST_NORM = 1e-7
-ADAMW_UPDATE_SIZE = 0.2  # root mean square of AdamW's updates over the learning rate (arXiv 2502.16982)
+ADAMW_UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, divided by the learning rate (arXiv 2502.16982)
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return a matrix (m, n) with its singular vectors, and singular values near 1; computed in its own precision."""
+    """Return a matrix (m, n) with the singular vectors of this one, and singular values near 1.
+
+    It is computed in the precision of the given matrix.
+    """
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
-    wide = matrix.T if tall else matrix  # the smaller dimension first
+    wide = matrix.T if tall else matrix  # the smaller dimension comes first
     wide = wide / wide.norm().clamp(min=SMALLEST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = wide @ wide.T
@@ -46,7 +50,10 @@ def orthogonalization_flops(matrix: Matrix) -> int:
 
 
 def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[Matrix]:
-    """Return the matrices of a parameter: of a fused one several, such as queries, keys and values, where `split`."""
+    """Return the matrices of a parameter.
+
+    With `split`, a fused parameter has several, such as those of queries, keys and values.
+    """
     rows, columns = axes.shape
     heights = [axis.size for axis in axes.rows] if split else [rows]
     parts = [range(end - height, end) for height, end in zip(heights, accumulate(heights), strict=True)]
@@ -54,9 +61,12 @@ def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[M
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon on this rank's rows of each parameter, with the bits of torch.optim.Muon where queries are not split."""
+    """Muon for this rank's rows of each parameter.
 
-    found_inf: Tensor | None = None  # on a GPU, a scalar on the device: 1.0 holds the update
+    If queries, keys and values are not split, it has the same bits as torch.optim.Muon.
+    """
+
+    found_inf: Tensor | None = None  # on a GPU, a scalar on the device; 1.0 prevents the update
 
     def __init__(
         self,
@@ -68,62 +78,67 @@ class Muon(torch.optim.Optimizer):
         defaults = {
             "lr": options.learning_rate,
             "momentum": options.muon_momentum,
-            "fused": placement.device.type == "cuda",  # what training/optimizer.py asks: it knows `found_inf`
+            "fused": placement.device.type == "cuda",  # tells training/optimizer.py that `found_inf` is supported
         }
         super().__init__(parameter_groups(parameters, options, placement.axes), defaults)
         names = {parameter: name for name, parameter in parameters.items()}
         self._compute_type, self._spread, self._parameters = compute_type, placement.spread, parameters
         self._group = {names[parameter]: group for group in self.param_groups for parameter in group["params"]}
-        whole = {plain_name(name): placement.axes[name] for name in parameters}
+        plain_axes = {plain_name(name): placement.axes[name] for name in parameters}
         matrices = [
             matrix
-            for name, axes in whole.items()
+            for name, axes in plain_axes.items()
             for matrix in matrices_of(name, axes, self._spread, split=options.muon_split_qkv)
         ]
-        self._rounds = deal(matrices, orthogonalization_flops, self._spread.ranks.size)
+        self._rounds = make_rounds(matrices, orthogonalization_flops, self._spread.ranks.size)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients. Call it on every rank."""
-        held = None if self.found_inf is None else self.found_inf.bool()
+        update_blocked = None if self.found_inf is None else self.found_inf.bool()
         for name, parameter in self._parameters.items():
             assert parameter.grad is not None
-            with _updated(self.state[parameter]["momentum_buffer"], held) as momentum:
+            with _updated(self.state[parameter]["momentum_buffer"], update_blocked) as momentum:
                 momentum.lerp_(parameter.grad, 1 - self._group[name]["momentum"])
         compute = compute_sharded if self._spread.sharded else compute_replicated
-        for dealt in self._rounds:
-            for matrix, piece, direction in compute(dealt, self._spread.ranks, orthogonalize, self._direction):
+        for matrices in self._rounds:
+            for matrix, piece, direction in compute(matrices, self._spread.ranks, orthogonalize, self._direction):
                 group = self._group[piece.parameter]
                 scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
-                with _updated(_rows(piece, self._parameters[piece.parameter]), held) as weights:
+                with _updated(_rows(piece, self._parameters[piece.parameter]), update_blocked) as weights:
                     weights.mul_(1 - group["lr"] * group["weight_decay"])
                     weights.add_(direction, alpha=-scale)
 
     def _direction(self, piece: HeldPiece) -> Tensor:
-        """Return a piece of Nesterov's look-ahead: the gradient's and the momentum's weighted mean."""
+        """Return a piece of Nesterov's look-ahead, which is a weighted mean of the gradient and the momentum."""
         parameter = self._parameters[piece.parameter]
         assert parameter.grad is not None
-        gradient, momentum = (_rows(piece, held) for held in (parameter.grad, self.state[parameter]["momentum_buffer"]))
+        gradient = _rows(piece, parameter.grad)
+        momentum = _rows(piece, self.state[parameter]["momentum_buffer"])
         return gradient.lerp(momentum, self._group[piece.parameter]["momentum"]).to(self._compute_type)
 
 
-def _rows(piece: HeldPiece, held: Tensor) -> Tensor:
-    return held[piece.held.start : piece.held.stop]
+def _rows(piece: HeldPiece, local: Tensor) -> Tensor:
+    return local[piece.local_rows.start : piece.local_rows.stop]
 
 
 @contextmanager
-def _updated(tensor: Tensor, held: Tensor | None) -> Iterator[Tensor]:
-    """Context with a tensor to change in place: with a switch a copy, whose values it gets unless they are held."""
-    if held is None:
+def _updated(tensor: Tensor, update_blocked: Tensor | None) -> Iterator[Tensor]:
+    """Yield a tensor that the block changes in place.
+
+    If there is a switch, `update_blocked`, the block changes a copy; unless the switch is true, the values are then
+    copied to the tensor. The host does not have to read the switch.
+    """
+    if update_blocked is None:
         yield tensor
         return
     updated = tensor.clone()
     yield updated
-    torch.where(held, tensor, updated, out=tensor)
+    torch.where(update_blocked, tensor, updated, out=tensor)
 
 
 def _settings(options: OptimizationOptions, step: int) -> dict[str, float]:
-    """Return the momentum of a step: a line from the first to that of the rest of the run."""
+    """Return the momentum for a step. During its warm-up, it changes linearly from the first to the final value."""
     first, last, warmup_steps = options.first_momentum, options.muon_momentum, options.muon_momentum_warmup_steps
     return {"momentum": last if step >= warmup_steps else first + (last - first) * step / warmup_steps}
 

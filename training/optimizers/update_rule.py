@@ -1,4 +1,4 @@
-"""Update rules: the torch optimizers of an optimizer of train.json, and the state of each per parameter."""
+"""Update rules: the torch optimizers that make up an optimizer of train.json, and their state for each parameter."""
 
 import functools
 import importlib
@@ -14,50 +14,54 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.parallel.mesh import Spread
 
-RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's
+RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate, divided by that of the schedule
 
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Placement of a rule's parameters."""
+    """Where the parameters of a rule are."""
 
     device: torch.device
-    axes: Mapping[str, Axes]  # by the parameter's name on this rank, of the whole one
-    make_spread: Callable[[], Spread]  # may make a process group: all ranks call it, once, or none does
+    axes: Mapping[str, Axes]  # the axes of the complete parameter, by its name on this rank
+    make_spread: Callable[[], Spread]  # may make a process group, so either all ranks call it once, or none does
 
     @functools.cached_property
     def spread(self) -> Spread:
-        """Spread over the ranks that share out an update's work; only a rule that shares it out asks for it."""
+        """How parameters are spread over the ranks that divide the work of an update.
+
+        Only a rule that divides its work uses this.
+        """
         return self.make_spread()
 
 
 @attrs.frozen(kw_only=True)
 class UpdateRule:
-    """One torch optimizer, and the parameters it updates.
+    """One torch optimizer, and the parameters that it updates.
 
-    `build` creates the 0-dimensional tensor `step` of each parameter, where torch's optimizer counts its updates. An
-    optimizer with `defaults["fused"]` blocks updates on the device (`found_inf`); with any other one the host waits for
-    the GPU before each update.
+    `build` also creates the 0-dimensional tensor `step` of each parameter, in which torch's optimizer counts updates.
+    An optimizer with `defaults["fused"]` blocks updates on the device (`found_inf`). With any other optimizer, the host
+    waits for the GPU before each update.
     """
 
     takes: Callable[[Axes], bool] = lambda axes: True
-    # Tensors of a parameter's state, such as moments, of its shape, by torch's names: in checkpoints and predictions.
+    # The tensors of a parameter's state, such as moments, which have its shape. The keys are torch's names; checkpoints
+    # and memory predictions use them.
     state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
-    # What parameter groups have at a step, counted from 0, beside the learning rate.
+    # The values of parameter groups at a step, counted from 0, in addition to the learning rate.
     settings: Callable[[OptimizationOptions, int], dict[str, float]] = lambda options, step: {}
 
 
 def rules_of(optimizer: str) -> tuple[UpdateRule, ...]:
-    """Return the rules of an optimizer of train.json. They share the parameters: exactly one takes each."""
+    """Return the rules of an optimizer of train.json. Exactly one of them takes each parameter."""
     rules: tuple[UpdateRule, ...] = importlib.import_module(f"training.optimizers.{optimizer}").RULES
     return rules
 
 
 def state_bytes(rules: Iterable[UpdateRule], parameters: Iterable[Axes]) -> int:
-    """Return the bytes of all state tensors for parameters of these axes."""
-    taken = [(math.prod(axes.shape), rule.state) for axes in parameters for rule in rules if rule.takes(axes)]
-    return sum(elements * dtype.itemsize for elements, state in taken for dtype in state.values())
+    """Return the bytes of all state tensors for parameters with these axes."""
+    states = [(math.prod(axes.shape), rule.state) for axes in parameters for rule in rules if rule.takes(axes)]
+    return sum(elements * dtype.itemsize for elements, state in states for dtype in state.values())
 
 
 def rate_group(axes: Axes) -> str:
@@ -71,13 +75,17 @@ def rate_group(axes: Axes) -> str:
 def parameter_groups(
     parameters: Mapping[str, nn.Parameter], options: OptimizationOptions, axes: Mapping[str, Axes]
 ) -> list[dict[str, Any]]:
-    """Return torch's groups, by weight decay, of matrices alone, and learning rate, a factor of the schedule's."""
+    """Return torch's parameter groups.
+
+    A group has one weight decay, which is zero except for matrices, and one learning rate, as a factor of that of the
+    schedule.
+    """
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         rate = options.group_learning_rates.get(rate_group(axes[name]), options.learning_rate)
         key = axes[name].columns is not None, rate / options.learning_rate
         groups.setdefault(key, []).append(parameter)
     return [
-        {"params": own, "weight_decay": options.weight_decay if decays else 0.0, RATE_FACTOR: factor}
-        for (decays, factor), own in groups.items()
+        {"params": group, "weight_decay": options.weight_decay if decays else 0.0, RATE_FACTOR: factor}
+        for (decays, factor), group in groups.items()
     ]

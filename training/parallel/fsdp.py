@@ -1,9 +1,10 @@
-"""FSDP2 of one network: groups of blocks, the precision in which they are gathered, and how long they stay gathered.
+"""FSDP2 for one network: groups of blocks, the precision in which they are gathered, and how long they stay gathered.
 
-A group's parameters are gathered in one collective, and its gradients reduced in one. Groups of blocks have the blocks'
-matrices, gathered in the precision that autocast would cast them to. This changes no bit: only matrix products read
-them, and their gradients are rounded to it. All else is one group, gathered in fp32: embeddings, which the lookup reads
-in fp32, norms, and biases, whose gradient Inductor adds up and leaves in fp32 where autocast would round it.
+A group's parameters are gathered in one collective, and its gradients are reduced in one. A group of blocks contains
+the blocks' matrices, which are gathered in the precision that autocast would cast them to. This does not change any
+bit, because only matrix products read them, and their gradients are rounded to that precision anyway. All other
+parameters are one group, gathered in fp32: embeddings, which the lookup reads in fp32; norms; and biases, whose
+gradient Inductor sums and keeps in fp32, although autocast would round it.
 """
 
 import itertools
@@ -26,54 +27,61 @@ from training.parallel.process_group import reduce_scatter_single
 from training.parallel.step_clock import StepClock
 from training.precision import AUTOCAST_DTYPES
 
-# Blocks that are gathered and reduced together: fewer, larger collectives where blocks are small
-GROUP_PARAMETERS = 25_000_000  # at least
-SMALLEST_GROUPS = 4  # for so many blocks: a group moves while another one computes
+# Small blocks are gathered and reduced together, in fewer and larger collectives.
+GROUP_PARAMETERS = 25_000_000  # smallest number of parameters in a group
+SMALLEST_GROUPS = 4  # at least this many groups of blocks, so that one is transferred while another computes
 
 
 def wrap_in_fsdp(
     model: NextTokenLoss, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str, clock: StepClock
 ) -> FSDPModule:
-    """Return a model whose parameters are sharded over the first level; reduced gradients are sums over all ranks.
+    """Shard a model's parameters over the ranks of the first level. Reduced gradients are sums over all ranks.
 
-    Groups that a backward pass leaves gathered have to be resharded before the update.
+    Groups that are still gathered after a backward pass have to be resharded before the update.
     """
     network = model.network
     levels, mesh = levels_of(mesh), mesh[INSIDE]
     matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
-    # Usually inner modules are wrapped first. Then the outer group could not have the vectors of the blocks.
+    # Usually inner modules are wrapped first, but then the outer group could not contain the vectors of the blocks.
     outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
     model.register_forward_pre_hook(lambda *_: clock.begin_waiting(), prepend=True)
-    model.register_forward_pre_hook(lambda *_: clock.end_waiting())  # between both FSDP's own hook gathers weights
-    taken: set[nn.Parameter] = {parameter for parameter in network.parameters() if isinstance(parameter, DTensor)}
+    # FSDP's own hook, which gathers weights, runs between these two.
+    model.register_forward_pre_hook(lambda *_: clock.end_waiting())
+    outer_parameters: set[nn.Parameter] = {value for value in network.parameters() if isinstance(value, DTensor)}
     dtypes = MixedPrecisionPolicy(
         param_dtype=AUTOCAST_DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # In fp32 and with recomputed blocks autocast keeps no cast: blocks are gathered in each forward and backward pass.
-    # Else they stay gathered throughout a step, in the place of casts that would be kept as long.
+    # In fp32, and with recomputed blocks, autocast keeps no casts, so blocks are gathered in each forward and backward
+    # pass. Otherwise they stay gathered for a complete step; autocast's casts would occupy the same memory.
     once = precision != "fp32" and not model.recompute_blocks
     groups = [outer]
     for blocks in block_groups(list(network.blocks)):
-        sharing = fully_shard(blocks, mesh=mesh, mp_policy=dtypes, ignored_params=taken, reshard_after_forward=not once)
-        groups.append(sharing[0])
+        group_blocks = fully_shard(
+            blocks, mesh=mesh, mp_policy=dtypes, ignored_params=outer_parameters, reshard_after_forward=not once
+        )
+        groups.append(group_blocks[0])
     for group in groups:
         group.set_gradient_divide_factor(1.0)
         group.set_force_sum_reduction_for_comms(True)
         group.set_reshard_after_backward(group is not outer and not once, recurse=False)
         reduce = partial(sum_over_ranks, levels) if ordered is None else ordered.shard_reduction()
         group.set_custom_reduce_scatter(TimedReduction(reduce, clock))
-    # Else all-gathers, too, have streams and memory of their own; each is then to be asked for ahead of its use.
+    # Without this, all-gathers would use separate streams with separate memory. With it, every all-gather has to be
+    # requested before its use: see below.
     outer._set_unshard_async_op(True)
-    for group, following in itertools.pairwise(groups):
-        group.set_modules_to_forward_prefetch([following])
+    for group, next_group in itertools.pairwise(groups):
+        group.set_modules_to_forward_prefetch([next_group])
     return outer
 
 
 class TimedReduction(_fsdp_api.ReduceScatter):
-    """Reduction of one FSDP parameter group, timed. Gradients are in memory of the compute stream, which waits."""
+    """The timed reduction of one FSDP parameter group.
+
+    Gradients are in memory of the compute stream, which waits for the reduction.
+    """
 
     def __init__(self, reduce: Callable[[Tensor, Tensor], None], clock: StepClock):
-        """`reduce`: called with this rank's part of the result, and whole gradients."""
+        """`reduce` is called with memory for this rank's part of the result, and the complete gradients."""
         self._reduce, self._clock = reduce, clock
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -89,14 +97,14 @@ class TimedReduction(_fsdp_api.ReduceScatter):
 
 
 def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
-    """Reduce as FSDP does: a reduce-scatter of sums, on two levels followed by an all-reduce across nodes."""
+    """Reduce as FSDP does: a reduce-scatter of sums and, on two levels, an all-reduce across nodes."""
     reduce_scatter_single(output, gradients, group=levels.inside.group)
     if levels.across.size > 1:
         dist.all_reduce(output, group=levels.across.group)
 
 
 def group_length(block_parameters: int, blocks: int) -> int:
-    """Return the blocks of a group; the last one may have fewer."""
+    """Return the number of blocks per group. The last group may have fewer."""
     return min(-(-GROUP_PARAMETERS // block_parameters), -(-blocks // SMALLEST_GROUPS))
 
 

@@ -1,9 +1,9 @@
-"""Device mesh of a job, this process's place in it, and its rows of sharded tensors.
+"""The device mesh of a job, this process's place in it, and its rows of sharded tensors.
 
 Each data-parallel rank (`Ranks.data_parallel`) computes its own part of the global batch. Gradients are added up on one
-level, among all of these, or on two: inside each node, then across nodes, over which less is sent so. Parameters are
-whole on each rank (DDP), or sharded over the ranks of the first level: FSDP2, called HSDP with two levels. Only
-training/parallel/ knows the mesh; everybody else takes a `RankGroup`.
+level, among all of these ranks, or on two levels: first inside each node, then across nodes, which sends less between
+nodes. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of the first level (FSDP2,
+which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code uses a `RankGroup`.
 """
 
 import functools
@@ -19,17 +19,22 @@ from torch.distributed.tensor import DTensor
 
 from common.errors import BadInput
 from model.axes import SHARDS, Axes, ShardCut, shard_cut
-from training.parallel.process_group import ALONE, RankGroup, Ranks, gather, own_group
+from training.parallel.process_group import ALONE, RankGroup, Ranks, gather, make_subgroup
 
-INSIDE, ACROSS = "inside", "across"  # mesh dimensions: ranks of a node, or all; same place on each node
+# Mesh dimensions: INSIDE has the ranks of a node, or all ranks; ACROSS has the ranks with the same place on each node.
+INSIDE, ACROSS = "inside", "across"
 
 
 @attrs.frozen(kw_only=True)
 class Levels:
-    """Ranks that add up gradients: first those of the first level, then, each its part, those across."""
+    """The ranks that add up gradients.
+
+    The ranks `inside` do so first. Each of them then has a part of the sum, and adds that part up with the ranks
+    `across`.
+    """
 
     inside: RankGroup
-    across: RankGroup = ALONE  # only this rank, where one level has all
+    across: RankGroup = ALONE  # only this rank if there is a single level
 
     @property
     def size(self) -> int:
@@ -38,85 +43,96 @@ class Levels:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sharded:
-    """A parameter, or a tensor of its shape, in tensor shards; those of this rank may be sharded by rows under FSDP."""
+    """A parameter, or a tensor of the same shape, in tensor shards.
 
-    own: list[tuple[ShardCut, Tensor]]
-    cuts: list[ShardCut]  # of all shards
-    all_gather: Callable[[Tensor], Tensor]  # of this rank's shards -> all, stacked
-    shape: tuple[int, ...]  # whole
+    Under FSDP, the shards of this rank may also be sharded by rows.
+    """
+
+    local_shards: list[tuple[ShardCut, Tensor]]
+    cuts: list[ShardCut]  # of all shards, in their order
+    all_gather: Callable[[Tensor], Tensor]  # this rank's stacked shards -> all shards, stacked
+    shape: tuple[int, ...]  # of the complete tensor
     dtype: torch.dtype
 
     def full_tensor(self) -> Tensor:
-        every = self.all_gather(torch.stack([full_tensor(part) for _, part in self.own]))
-        whole = every.new_empty(self.shape)
-        for cut, part in zip(self.cuts, every, strict=True):
-            for place, run in cut.whole_rows(0, len(part)):
-                within(whole, run.rows, cut.columns).copy_(part[place])
-        return whole
+        shards = self.all_gather(torch.stack([full_tensor(shard) for _, shard in self.local_shards]))
+        full = shards.new_empty(self.shape)
+        for cut, shard in zip(self.cuts, shards, strict=True):
+            for local_rows, run in cut.whole_rows(0, len(shard)):
+                within(full, run.rows, cut.columns).copy_(shard[local_rows])
+        return full
 
 
 @attrs.frozen
 class HeldPiece:
-    """Piece of consecutive rows of a parameter that a rank holds."""
+    """The part of some consecutive rows of a parameter that a rank holds."""
 
-    parameter: str  # its name on the rank
-    held: range  # rows of the rank's part of it
-    rows: range  # among the consecutive ones
-    columns: range | None  # None: all
+    parameter: str  # the parameter's name on the rank
+    local_rows: range  # the piece's rows in the rank's part of the parameter
+    rows: range  # the piece's rows, counted from the first of the consecutive rows
+    columns: range | None  # None: all columns
 
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """Spread of parameters over the ranks that share out an update's work: whole on each, or in parts."""
+    """How parameters are spread over the ranks that divide the work of an update: complete on each, or in parts."""
 
     ranks: RankGroup = ALONE
-    row_shards: int = 1  # under FSDP, of each tensor shard
+    row_shards: int = 1  # under FSDP, the number of parts of each tensor shard
     tensor_shards: int = 1
-    tensor_size: int = 1  # ranks with tensor shards, neighbors
+    tensor_size: int = 1  # number of ranks, which are neighbors, among which tensor shards are divided
 
     @property
     def sharded(self) -> bool:
         return self.row_shards * self.tensor_size > 1
 
-    @functools.cache  # noqa: B019  # a value without references
+    @functools.cache  # noqa: B019  # the cached objects are small values without references
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """Return the pieces of some rows of a parameter that each rank holds; one without rows where it holds none."""
-        of_ranks = []
-        for place, tensor_rank in itertools.product(range(self.row_shards), range(self.tensor_size)):
-            own, group, local = [], RankGroup(rank=place, size=self.row_shards), self.tensor_shards // self.tensor_size
-            for shard in range(local):
-                cut = shard_cut(axes, self.tensor_shards, tensor_rank * local + shard)
+        """Return, for each rank, the pieces of some rows of a parameter that it holds.
+
+        A rank that holds none of the rows has a single piece without rows.
+        """
+        pieces_of_ranks = []
+        for row_rank, tensor_rank in itertools.product(range(self.row_shards), range(self.tensor_size)):
+            pieces, group = list[HeldPiece](), RankGroup(rank=row_rank, size=self.row_shards)
+            shards_per_rank = self.tensor_shards // self.tensor_size
+            for shard in range(shards_per_rank):
+                cut = shard_cut(axes, self.tensor_shards, tensor_rank * shards_per_rank + shard)
                 parameter = name if self.tensor_shards == 1 else f"{SHARDS}{shard}.{name}"
                 first, chunk = group.first_row(cut.shape[0]), group.chunk(cut.shape[0])
-                for held, run in cut.whole_rows(first, min(chunk, cut.shape[0] - first)):
+                for local_rows, run in cut.whole_rows(first, min(chunk, cut.shape[0] - first)):
                     begin, end = max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)
                     if begin < end:
-                        at = held.start + begin - run.rows.start
+                        local_begin = local_rows.start + begin - run.rows.start
                         part = range(begin - rows.start, end - rows.start)
-                        own.append(HeldPiece(parameter, range(at, at + len(part)), part, cut.columns))
-            of_ranks.append(tuple(own) or (HeldPiece(parameter, range(0), range(0), cut.columns),))
-        return tuple(of_ranks)
+                        local_part = range(local_begin, local_begin + len(part))
+                        pieces.append(HeldPiece(parameter, local_part, part, cut.columns))
+            pieces_of_ranks.append(tuple(pieces) or (HeldPiece(parameter, range(0), range(0), cut.columns),))
+        return tuple(pieces_of_ranks)
 
 
 ON_ONE_RANK = Spread()
 Placed = Tensor | Sharded
 
 
-def within(whole: Tensor, rows: range, columns: range | None) -> Tensor:
-    """Return rows and columns of a tensor; a view."""
-    some = slice(rows.start, rows.stop)
-    return whole[some] if columns is None else whole[some, columns.start : columns.stop]
+def within(tensor: Tensor, rows: range, columns: range | None) -> Tensor:
+    """Return a view of some rows and columns of a tensor; None means all columns."""
+    row_slice = slice(rows.start, rows.stop)
+    return tensor[row_slice] if columns is None else tensor[row_slice, columns.start : columns.stop]
 
 
 def make_mesh(ranks: Ranks, node_size: int | None = None) -> DeviceMesh:
-    """Return the mesh of the data-parallel ranks, on two levels with the size of a node. Call it on every rank."""
+    """Return the mesh of the data-parallel ranks. Call it on every rank.
+
+    With `node_size`, the number of ranks per node, the mesh has two levels.
+    """
     group = ranks.data_parallel.group or dist.group.WORLD
-    assert group is not None  # torch: the process group is not initialized
+    assert group is not None  # torch returns None if the process group is not initialized
     if node_size is None:
         return DeviceMesh.from_group(group, ranks.device.type, mesh_dim_names=(INSIDE,))
     mesh = torch.tensor(dist.get_process_group_ranks(group)).view(-1, node_size)
     places = torch.arange(ranks.world_size).view(-1, node_size, ranks.tensor.size)
-    groups = [own_group(places.permute(order).flatten(0, 1)).group for order in ((1, 2, 0), (0, 2, 1))]
+    groups = [make_subgroup(places.permute(order).flatten(0, 1)).group for order in ((1, 2, 0), (0, 2, 1))]
     return DeviceMesh.from_group(groups, ranks.device.type, mesh=mesh, mesh_dim_names=(ACROSS, INSIDE))
 
 
@@ -126,28 +142,33 @@ def levels_of(mesh: DeviceMesh) -> Levels:
 
 
 def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tuple[str, int | None]:
-    """Return the wrapper, "ddp" or "fsdp", and for two levels the data-parallel ranks of a node; call it on every rank.
+    """Return the wrapper, "ddp" or "fsdp", and the number of data-parallel ranks per node if there are two levels.
 
-    `parallel`: as in train.json. "hsdp" is FSDP on two levels: on one node FSDP, on nodes of one rank DDP. DDP has two
-    levels where nodes have equally many ranks, and more than one, and sums are `ordered`; else NCCL knows of nodes.
-    Raises BadInput for "hsdp" on nodes of different sizes.
+    Call it on every rank. `parallel` is the key in train.json. "hsdp" is FSDP on two levels; on a single node it is the
+    same as FSDP, and with one rank per node the same as DDP. DDP has two levels if sums are `ordered` and all nodes
+    have the same number of ranks, which must be more than one. If sums are not ordered, NCCL itself takes account of
+    nodes. Raises BadInput for "hsdp" on nodes of different sizes.
     """
-    node, tensor_size = ranks.node.size, ranks.world_size // ranks.data_parallel.size  # neighbors share batches
-    if parallel == "fsdp" or node == ranks.world_size or (parallel == "ddp" and not ordered):  # then so on all ranks
+    node_size, tensor_size = ranks.node.size, ranks.world_size // ranks.data_parallel.size  # neighbors share batches
+    # If this condition is true on one rank, it is true on all of them.
+    if parallel == "fsdp" or node_size == ranks.world_size or (parallel == "ddp" and not ordered):
         return "ddp" if parallel == "ddp" else "fsdp", None
-    starts = gather(ranks, (node, ranks.rank - ranks.node.rank))
-    alike = node % tensor_size == 0 and all(other == node and first % node == 0 for other, first in starts)
-    size = node // tensor_size
+    nodes = gather(ranks, (node_size, ranks.rank - ranks.node.rank))
+    equal_nodes = all(size == node_size and first_rank % node_size == 0 for size, first_rank in nodes)
+    equal_nodes = equal_nodes and node_size % tensor_size == 0
+    data_parallel_size = node_size // tensor_size
     if parallel == "hsdp":
-        if not alike:
-            sizes = sorted({other for other, _ in starts})
-            raise BadInput(f'parallel: "hsdp": got nodes of {sizes} ranks, wanted as many on each; or use "fsdp"')
-        return ("ddp", None) if size == 1 else ("fsdp", size)
-    return "ddp", size if alike and size > 1 else None
+        if not equal_nodes:
+            sizes = sorted({size for size, _ in nodes})
+            raise BadInput(
+                f'parallel: "hsdp": got nodes of {sizes} ranks, wanted the same number on each node; or use "fsdp"'
+            )
+        return ("ddp", None) if data_parallel_size == 1 else ("fsdp", data_parallel_size)
+    return "ddp", data_parallel_size if equal_nodes and data_parallel_size > 1 else None
 
 
 def shards_of(value: Tensor) -> RankGroup | None:
-    """Return the ranks that hold a tensor's rows, by its own placements; None where this one holds all of it."""
+    """Return the ranks among which a tensor's rows are divided; None if this rank holds all of them."""
     if not isinstance(value, DTensor):
         return None
     [dimension] = [index for index, placement in enumerate(value.placements) if placement.is_shard(0)]
@@ -156,51 +177,64 @@ def shards_of(value: Tensor) -> RankGroup | None:
 
 
 def full_tensor(value: Placed) -> Tensor:
-    """Return the whole tensor of a possibly sharded one. Collective where it is: call it on every rank."""
+    """Return the complete tensor of a possibly sharded one.
+
+    For a sharded tensor this is collective: call it on every rank.
+    """
     return value.full_tensor().detach() if isinstance(value, DTensor | Sharded) else value.detach()
 
 
 def local_tensor(value: Tensor) -> Tensor:
-    """Return this rank's part of a possibly sharded tensor; the whole of any other."""
-    # Not to_local(): with gradients enabled, as in a training step, it makes a view that autograd records.
+    """Return this rank's part of a sharded tensor; any other tensor is returned unchanged."""
+    # to_local() is not used, because with gradients enabled, as in a training step, autograd would record its view.
     return value._local_tensor if isinstance(value, DTensor) else value
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter of this rank's part of a sharded one, in its memory: operators on DTensors are slow."""
+    """Return a parameter that shares the memory of this rank's part of a sharded one.
+
+    The optimizer updates this parameter instead of the sharded one, because operators on DTensors are slow.
+    """
     return nn.Parameter(local_tensor(parameter).detach()) if isinstance(parameter, DTensor) else parameter
 
 
 def held_rows(value: Tensor) -> tuple[int, Tensor]:
-    """Return the index of this rank's first row in the whole tensor, and the rows in its memory."""
+    """Return the index of this rank's first row in the complete tensor, and the rows in this rank's memory."""
     shards = shards_of(value)
     first = 0 if shards is None else shards.first_row(value.shape[0])
     return first, local_tensor(value).detach()
 
 
 def held_pieces(value: Placed) -> Iterator[tuple[range, range | None, Tensor]]:
-    """Yield rows and columns, None for all, of the whole tensor that this rank holds, and its memory of them."""
+    """Yield the parts of the complete tensor that this rank holds, as (rows, columns, this rank's memory of them).
+
+    The columns are None if the part has all columns.
+    """
     if not isinstance(value, Sharded):
-        first, held = held_rows(value)
-        yield range(first, first + len(held)), None, held
+        first, local = held_rows(value)
+        yield range(first, first + len(local)), None, local
         return
-    for cut, part in value.own:
-        first, held = held_rows(part)
-        for place, run in cut.whole_rows(first, len(held)):
-            yield run.rows, cut.columns, held[place]
+    for cut, shard in value.local_shards:
+        first, local = held_rows(shard)
+        for local_rows, run in cut.whole_rows(first, len(local)):
+            yield run.rows, cut.columns, local[local_rows]
 
 
 def checkpoint_rows(value: Placed, node: RankGroup, *, replica: bool, shard: bool) -> tuple[int, Tensor]:
-    """Return the index of the first row that this rank gives to a checkpoint, and these rows: maybe none.
+    """Return the rows that this rank contributes to a checkpoint, possibly none, and the index of the first one.
 
-    `replica`: whether the ranks of its node divide a tensor that each has whole, as each then gets one in tensor
-    shards; `shard`: whether it gives its shard of a sharded one. Else other nodes do, which have the same.
+    Arguments:
+        value: the tensor. If it is in tensor shards, it is first gathered, so that each rank has it completely.
+        node: the ranks of this rank's node
+        replica: whether this node writes tensors that every rank has completely; its ranks divide the rows
+        shard: whether this rank writes its shard of a sharded tensor. If not, a rank of another node with the same
+            shard writes it.
     """
-    first, held = held_rows(full_tensor(value) if isinstance(value, Sharded) else value)
+    first, local = held_rows(full_tensor(value) if isinstance(value, Sharded) else value)
     if isinstance(value, DTensor):
-        return first, held if shard else held[:0]
-    own = node.first_row(len(held))
-    return first + own, held[own : own + node.chunk(len(held))] if replica else held[:0]
+        return first, local if shard else local[:0]
+    offset = node.first_row(len(local))
+    return first + offset, local[offset : offset + node.chunk(len(local))] if replica else local[:0]
 
 
 def _dimension(mesh: DeviceMesh, name: str) -> RankGroup:

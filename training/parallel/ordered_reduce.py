@@ -1,10 +1,10 @@
 """Ordered reduction of gradients: sums with the same bits on any number of ranks and under any wrapper.
 
-The N micro-batches of a step are the leaves of one fixed tree: runs of `odd` leaves are added in order, where
-N = odd x 2^k, and the 2^k results pairwise, neighbors first. A rank owns a contiguous share of the leaves and holds a
-partial sum of each of its largest complete subtrees: one where the ranks divide 2^k, else a few (sum_tree.py). Ranks
-exchange partial sums as they are and add them in the same tree (exchange.py). IEEE addition commutes, so only the
-tree's shape matters.
+The N micro-batches of a step are the leaves of one fixed tree, where N = odd x 2^k. Each sequence of `odd` leaves is
+added in order, and the 2^k results are added pairwise, neighbors first. A rank owns a contiguous share of the leaves
+and has a partial sum for each of its largest complete subtrees: a single one if the number of ranks divides 2^k,
+otherwise a few (sum_tree.py). Ranks exchange partial sums without changing them and add them in the same tree
+(exchange.py). IEEE addition is commutative, so only the shape of the tree matters.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -20,79 +20,92 @@ from training.parallel.sum_tree import SumTree, leaf
 
 
 class LeafSum:
-    """Partial sums of a rank's leaves. A leaf is a list of tensors that belongs to the sum: nothing is copied."""
+    """The partial sums of a rank's leaves.
+
+    A leaf is a list of tensors. The sum takes possession of them, so that nothing has to be copied.
+    """
 
     def __init__(self, tree: SumTree, leaves: range):
         self._tree = tree
         self._leaves = leaves
-        self._added: list[range] = []
-        self._sums: list[list[Tensor]] = []  # of the ranges above
+        self._added: list[range] = []  # ranges of the leaves that have been added
+        self._sums: list[list[Tensor]] = []  # the partial sum of each of these ranges
 
     def add(self, gradients: list[Tensor]) -> None:
-        """Add the next leaf but the last one, in place."""
+        """Add the next leaf in place. The last leaf is not added here, but by the caller of `take`."""
         for _ in range(self._joined()):
             torch._foreach_add_(gradients, self._sums.pop())
         self._sums.append(gradients)
 
     def take(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Return the partial sums that stay apart, and those to be added to the last leaf, in this order; reset."""
+        """Return the partial sums that stay separate, and those to be added to the last leaf in this order.
+
+        Afterwards there are no sums, and the next leaf is the first one of a new step.
+        """
         joined, sums = self._joined(), self._sums
         assert self._added[-1].stop == self._leaves.stop and len(self._added) + joined == len(sums) + 1
-        apart, self._added, self._sums = len(sums) - joined, [], []
-        return sums[:apart], sums[apart:][::-1]
+        separate, self._added, self._sums = len(sums) - joined, [], []
+        return sums[:separate], sums[separate:][::-1]
 
     def _joined(self) -> int:
-        """Count the next leaf; return how many partial sums it is added to."""
-        following = self._added[-1].stop if self._added else self._leaves.start
-        return self._tree.push(self._added, leaf(following))
+        """Count the next leaf, and return the number of partial sums that are added to it."""
+        next_leaf = self._added[-1].stop if self._added else self._leaves.start
+        return self._tree.push(self._added, leaf(next_leaf))
 
 
 class OrderedGradients:
-    """Gradient sums of a step: collects the gradients of every micro-batch, reduces over ranks in the last one only.
+    """Gradient sums of a step. It collects the gradients of each micro-batch, and reduces over ranks only in the last.
 
-    Under DDP and on one rank, the gradients of all but the last micro-batch are taken out of `parameter.grad`, which is
-    None afterwards. The last micro-batch's are completed in place: in DDP's buckets by its communication hook
-    (`ddp_hook`), on one rank at the end of `microbatch`. Under FSDP all pass its reduce-scatter (`reduce_scatter`).
+    Under DDP and on a single rank, the gradients of every micro-batch except the last are taken from `parameter.grad`,
+    which is None afterwards. The sums are completed in place, in the last micro-batch's gradients: under DDP in its
+    buckets, by the communication hook (`ddp_hook`), and on a single rank at the end of `microbatch`. Under FSDP, all
+    gradients pass through its reduce-scatter (`shard_reduction`).
     """
 
-    def __init__(self, parameters: list[nn.Parameter], tree: SumTree, own: range, levels: tuple[Exchange, ...]):
-        """`own`: this rank's leaves."""
+    def __init__(self, parameters: list[nn.Parameter], tree: SumTree, leaves: range, levels: tuple[Exchange, ...]):
+        """`leaves` are this rank's leaves."""
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._new_sum = partial(LeafSum, tree, own)
+        self._new_sum = partial(LeafSum, tree, leaves)
         self._levels = levels
-        self._alone = len(own) == tree.leaves
+        self._alone = len(leaves) == tree.leaves
         self._sum = self._new_sum()
-        self._apart: list[list[Tensor]] = []  # partial sums that the last micro-batch's gradients do not belong to
-        self._earlier: list[list[Tensor]] = []  # to be added to the gradients of the last micro-batch
+        self._separate: list[list[Tensor]] = []  # partial sums that do not include the last micro-batch's gradients
+        self._earlier: list[list[Tensor]] = []  # partial sums to be added to the last micro-batch's gradients
         self._sharded = False  # under FSDP
-        self._received: Tensor | None = None  # by the latest reduce-scatter of FSDP, which may be under way
+        self._received: Tensor | None = None  # memory of FSDP's latest reduce-scatter, which may still be running
         self._last, self._idle = False, False
         device = parameters[0].device
-        # Prior to the kernels of the backward pass, which are long and many.
+        # The priority is higher than that of the backward pass, whose kernels are long and numerous.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     @contextmanager
     def microbatch(self, parameters: Collection[nn.Parameter], *, last: bool, idle: bool) -> Iterator[None]:
-        """Context of one forward and backward pass, reduced if `last`; an `idle` one's gradients are dropped."""
+        """Collect the gradients of one forward and backward pass, as a context manager.
+
+        If it is the `last` one of a step, gradients are reduced. The gradients of an `idle` pass are dropped.
+        """
         self._last, self._idle = last, idle
-        whole = not self._sharded
-        if last and whole:
-            self._apart, self._earlier = self._sum.take()
+        replicated = not self._sharded
+        if last and replicated:
+            self._separate, self._earlier = self._sum.take()
         yield
-        if whole and not idle and (not last or self._alone):
+        if replicated and not idle and (not last or self._alone):
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             assert len(gradients) == len(self._places) == len(parameters)
             for earlier in self._earlier:
                 torch._foreach_add_(gradients, earlier)
             if not last:
                 self._sum.add(gradients)
-        self._apart, self._earlier, self._received = [], [], None
+        self._separate, self._earlier, self._received = [], [], None
         if not last:
             for parameter in parameters:
                 parameter.grad = None
 
     def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket in place of DDP's all-reduce; on a GPU beside the backward pass, on a stream of its own."""
+        """Reduce a bucket instead of DDP's all-reduce.
+
+        On a GPU, this runs on a separate stream and overlaps the backward pass.
+        """
         if self._stream is None:
             self._reduce(bucket)
             return finished(bucket.buffer())
@@ -105,34 +118,37 @@ class OrderedGradients:
         places = [self._places[id(parameter)] for parameter in bucket.parameters()]
         for earlier in self._earlier:
             torch._foreach_add_(bucket.gradients(), [earlier[place] for place in places])
-        apart = [[part[place] for place in places] for part in self._apart]
-        ordered_all_reduce(bucket.buffer(), apart, self._levels)
+        separate = [[part[place] for place in places] for part in self._separate]
+        ordered_all_reduce(bucket.buffer(), separate, self._levels)
 
     def shard_reduction(self) -> Callable[[Tensor, Tensor], None]:
-        """Return the reduction of one FSDP group: called with this rank's part of the result, and whole gradients."""
+        """Return the reduction of one FSDP group.
+
+        It is called with memory for this rank's part of the result, and the complete gradients.
+        """
         self._sharded = True
         return partial(self._reduce_shards, self._new_sum())
 
     def _reduce_shards(self, total: LeafSum, output: Tensor, gradients: Tensor) -> None:
-        """Add a leaf. Only the last micro-batch has an output; FSDP drops the gradient that it makes of any other."""
+        """Add a leaf. Only the last micro-batch sets the output; FSDP drops the gradient that it gets for any other."""
         if self._idle:
             return
         if not self._last:
             total.add([gradients.clone()])
             return
-        apart, joined = total.take()
+        separate, joined = total.take()
         for [earlier] in joined:
             gradients += earlier
-        self._received = None  # FSDP has made the compute stream wait for the reduce-scatter before
+        self._received = None  # safe: FSDP has made the compute stream wait for the previous reduce-scatter
         with compute_memory(gradients.device):
             elements = self._levels[0].received_elements(len(gradients))
             self._received = torch.empty(elements, dtype=gradients.dtype, device=gradients.device)
-        own = ordered_reduce_scatter([*(part for [part] in apart), gradients], self._received, self._levels)
-        output.copy_(own)
+        parts = [*(part for [part] in separate), gradients]
+        output.copy_(ordered_reduce_scatter(parts, self._received, self._levels))
 
 
 def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
-    """Return the result of a communication hook, for which DDP's stream waits until this one has come so far."""
+    """Return the result of a communication hook. DDP's stream waits until the current stream has reached this point."""
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future
@@ -140,11 +156,12 @@ def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def compute_memory(device: torch.device) -> Iterator[None]:
-    """Context in which new tensors have memory of the compute stream. The current stream waits for earlier users.
+    """Give new tensors memory of the compute stream, as a context manager.
 
-    Torch's allocator never gives a stream's memory to another stream, so a pool of its own would keep FSDP's gradients,
-    which are there after the backward pass, apart from the activations of the time before. Before such a tensor is
-    dropped, the compute stream has to wait for its last use.
+    The current stream waits for earlier users of that memory. Torch's allocator never gives a stream's memory to
+    another stream. With a separate pool, FSDP's gradients, which exist after the backward pass, could not use the
+    memory of the activations, which exist before it. Before such a tensor is dropped, the compute stream has to wait
+    for its last use.
     """
     if device.type != "cuda":
         yield

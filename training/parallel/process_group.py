@@ -1,7 +1,8 @@
 """Process groups, and collectives for Python objects.
 
-The default group moves device tensors (NCCL on GPUs, gloo on CPUs). `control`, a gloo group, carries Python objects and
-stop requests. `download`, another one with a timeout of hours, is where the ranks of a machine wait for its download.
+The default group transfers tensors between devices (NCCL on GPUs, gloo on CPUs). `control`, a gloo group, transfers
+Python objects and stop requests. `download` is another gloo group, with a timeout of hours, in which the ranks of a
+machine wait for its download.
 """
 
 import os
@@ -19,14 +20,15 @@ from common.files import system_error
 from common.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
 from training.hardware.usable_gpus import choose_device, use_gpu
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
-STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
-DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
+CONNECT_TIMEOUT = timedelta(seconds=10)  # for the connection to torchrun, which starts before its ranks
+STORE_TIMEOUT = timedelta(minutes=30)  # torch's default, for ranks that are slow to start
+DOWNLOAD_TIMEOUT = timedelta(hours=6)  # enough for tens of gigabytes on a slow connection
 SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
-# NCCL's own watchdog kills the process without a Python exception: gloo, used in every step as well, times out first.
+# NCCL's watchdog kills the process without a Python exception. NCCL therefore gets a longer timeout than gloo, which is
+# also used in every step and then times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 
-# Names since torch 2.13, or those before it.
+# The first name exists since torch 2.13, the second in earlier versions.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -35,18 +37,18 @@ Value = TypeVar("Value")
 
 @attrs.frozen(kw_only=True)
 class RankGroup:
-    """Ranks that divide the global batch, or the rows of a tensor, and this process's place among them."""
+    """Ranks that divide the global batch, or the rows of a tensor, and this process's position among them."""
 
     rank: int  # 0 .. size - 1
     size: int
     group: Any = None  # dist.ProcessGroup, in the order of these ranks; None: the default group
 
     def chunk(self, rows: int) -> int:
-        """Return the rows of a shard, as torch.chunk divides them; the last ones may have less, or none."""
+        """Return the number of rows of a shard, as torch.chunk divides them. The last shards may have fewer or none."""
         return -(-rows // self.size)
 
     def first_row(self, rows: int) -> int:
-        """Return the place of this rank's first row in the whole tensor."""
+        """Return the index of this rank's first row in the complete tensor."""
         return min(self.rank * self.chunk(rows), rows)
 
 
@@ -57,13 +59,13 @@ ALONE = RankGroup(rank=0, size=1)
 class Ranks:
     rank: int
     world_size: int
-    node: RankGroup = attrs.field()  # ranks of this machine, without a group; the place among them picks the GPU
+    node: RankGroup = attrs.field()  # ranks of this machine, without a process group; the local rank selects the GPU
     data_parallel: RankGroup = attrs.field()  # ranks that divide the global batch
-    tensor: RankGroup = ALONE  # neighbors that share batches, and divide each layer
+    tensor: RankGroup = ALONE  # neighbors that have the same batches, and divide each layer
     device: torch.device
     control: Any  # dist.ProcessGroup
-    download: Any  # likewise
-    generation: str = "0"  # of these processes, in what torchrun restarts
+    download: Any  # dist.ProcessGroup
+    generation: str = "0"  # changes when torchrun restarts the processes
 
     @node.default
     @data_parallel.default
@@ -72,16 +74,22 @@ class Ranks:
 
     @property
     def coordinates(self) -> bool:
-        """True on the rank that writes files and prints."""
+        """Whether this rank writes files and prints for the job."""
         return self.rank == 0
 
 
 def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 1) -> Ranks:
-    """Join torchrun's process group, or make a group of one. `device_kind`: "cuda", "cpu" or None (choose).
+    """Join torchrun's process group or, without torchrun, make a group with this single process.
 
-    Afterwards a collective raises RuntimeError after `timeout_seconds` of waiting.
-    Raises BadInput without a usable GPU for this rank, and where nodes have other `tensor_parallel`, or ranks that it
-    does not divide; dist.DistError if torchrun has ended.
+    Afterwards a collective raises RuntimeError if it has waited for `timeout_seconds`.
+
+    Arguments:
+        device_kind: "cuda", "cpu", or None to choose automatically
+        timeout_seconds: of collectives
+        tensor_parallel: the key in train.json: the number of ranks that divide each layer
+
+    Raises BadInput if this rank has no usable GPU, if nodes have different values of `tensor_parallel`, or if it does
+    not divide the number of ranks of a node. Raises dist.DistError if torchrun has ended.
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -102,18 +110,22 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         from training.parallel.rendezvous import agree_on_generation, choose_interface
 
         generation = agree_on_generation(store, rank, world_size, STORE_TIMEOUT)
-    # After a restart the store may be the same, with stale addresses of the failed group.
+    # After a restart the store may be the same as before, with outdated addresses of the failed group.
     store = dist.PrefixStore(f"start {generation}", store)
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
     store.set(f"layout {rank}", f"{tensor_parallel} {local_world_size}")
-    for text in store.multi_get([f"layout {each}" for each in range(world_size)]):  # all ranks refuse what one has
-        other, ranks_of_node = map(int, text.split())
-        if other != tensor_parallel:
-            raise BadInput(f"tensor_parallel: got {tensor_parallel}, but {other} on another node; bring one train.json")
-        if ranks_of_node % tensor_parallel:
-            divided = f"{ranks_of_node} ranks of a node, which fast links connect"
-            raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted a divisor of the {divided}")
+    # Every rank checks the layouts of all ranks, so that all of them raise the same error.
+    for text in store.multi_get([f"layout {number}" for number in range(world_size)]):
+        other_tensor_parallel, ranks_per_node = map(int, text.split())
+        if other_tensor_parallel != tensor_parallel:
+            raise BadInput(
+                f"tensor_parallel: got {tensor_parallel} on this node and {other_tensor_parallel} on another one; "
+                "copy the same train.json to all nodes"
+            )
+        if ranks_per_node % tensor_parallel:
+            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, which fast links connect"
+            raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted {divisor}")
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),
@@ -128,7 +140,7 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
 
 
 def too_few_gpus(available: int, ranks: int) -> str:
-    """Return the error of a machine with fewer GPUs than ranks, with advice that holds for how the job was started."""
+    """Return the error message for a machine with fewer GPUs than ranks, with advice on how to start the job."""
     problem = f"--device cuda: got {available} GPUs for {ranks} rank{'s' * (ranks > 1)} on this machine"
     if available == 0:
         return f"{problem}; pass --device cpu to train on the CPU, or leave --device out"
@@ -136,26 +148,32 @@ def too_few_gpus(available: int, ranks: int) -> str:
 
 
 def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:
-    """Return the `Ranks.tensor` and `Ranks.data_parallel` of a job whose ranks share layers, else none. Collective."""
+    """Return the values of `Ranks.tensor` and `Ranks.data_parallel` if ranks share layers; otherwise return {}.
+
+    Collective.
+    """
     places = torch.arange(world_size).view(-1, tensor_parallel)
-    return {} if tensor_parallel == 1 else {"tensor": own_group(places), "data_parallel": own_group(places.T)}
+    return {} if tensor_parallel == 1 else {"tensor": make_subgroup(places), "data_parallel": make_subgroup(places.T)}
 
 
-def own_group(places: torch.Tensor) -> RankGroup:
-    """Make a process group of each row of ranks, with the default one's timeout; return this process's. Collective."""
+def make_subgroup(places: torch.Tensor) -> RankGroup:
+    """Make a process group for each row of a matrix of ranks, and return the group that contains this process.
+
+    The groups have the timeout of the default group. Collective.
+    """
     options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
-    timeout = STORE_TIMEOUT if options is None else options._timeout  # None: of a backend that never waits
-    found = [(line, dist.new_group(line, timeout=timeout)) for line in places.tolist()]
-    [(line, group)] = [(line, group) for line, group in found if dist.get_rank() in line]
-    return RankGroup(rank=line.index(dist.get_rank()), size=len(line), group=group)
+    timeout = STORE_TIMEOUT if options is None else options._timeout  # options are None for a backend that never waits
+    groups = [(row, dist.new_group(row, timeout=timeout)) for row in places.tolist()]
+    [(row, group)] = [(row, group) for row, group in groups if dist.get_rank() in row]
+    return RankGroup(rank=row.index(dist.get_rank()), size=len(row), group=group)
 
 
 def meet(device_kind: str | None, timeout_seconds: int) -> Ranks:
-    """Start as `start` does. Raises BadInput, on this rank alone, where torchrun does not answer."""
+    """Join the process group as `start` does, but raise BadInput, on this rank alone, if torchrun does not answer."""
     try:
         return start(device_kind, timeout_seconds)
     except dist.DistError as error:
-        raise not_met() from error
+        raise rendezvous_error() from error
 
 
 def torchrun_store() -> TCPStore:
@@ -166,17 +184,17 @@ def torchrun_store() -> TCPStore:
     return store
 
 
-def not_met() -> BadInput:
-    """Return the user error of a rank that has not met the others."""
-    gone = "another rank" if torchrun_job() is None else "torchrun"
-    problem = f"{gone} is gone, or does not answer; run the same command again"
+def rendezvous_error() -> BadInput:
+    """Return the user error for a rank that could not connect to the other ranks."""
+    partner = "another rank" if torchrun_job() is None else "torchrun"
+    problem = f"{partner} has ended or does not answer; run the same command again"
     return BadInput(problem, alone=True, reason="lost-rank")
 
 
 def collective_failed(error: BaseException | None) -> bool:
-    """Tell whether an error is that of a collective, whose cause is then another rank: it is gone, or has failed.
+    """Return whether a collective raised this error, because another rank has ended or failed.
 
-    Not of the code around it. gloo raises plain RuntimeErrors, which only their words tell from others.
+    Errors of other code return False. gloo raises plain RuntimeErrors, which only their text distinguishes from others.
     """
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
@@ -187,8 +205,11 @@ def stop() -> None:
 
 
 def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
-    """All-gather a Python value: return every rank's, in rank order. `group`: `control` by default."""
-    if ranks.world_size == 1:  # which needs no process group
+    """All-gather a Python value: return the values of all ranks, in the order of ranks.
+
+    The process group is `control`, unless another one is given.
+    """
+    if ranks.world_size == 1:  # no process group is needed
         return [value]
     values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value, group=group or ranks.control)
@@ -196,21 +217,27 @@ def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
 
 
 def gather_parts(ranks: Ranks, value: Value) -> list[Value]:
-    """All-gather a Python value of each data-parallel rank, in their order; ranks that share batches have the same."""
+    """All-gather a Python value of each data-parallel rank, in their order.
+
+    Ranks that share batches must have the same value.
+    """
     parts = dict(gather(ranks, (ranks.data_parallel.rank, value)))
     return [parts[rank] for rank in range(ranks.data_parallel.size)]
 
 
 def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = None) -> Value:
-    """Call `make` on rank 0 and broadcast its value; its BadInput is raised on every rank. `group`: as in `gather`."""
+    """Call `make` on rank 0, and return its value on every rank. BadInput on rank 0 is raised on every rank.
+
+    The process group is that of `gather`.
+    """
     return together(ranks, make, only=ranks.coordinates, group=group)[0]
 
 
 def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
-    """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
+    """Call `work` on the ranks where `only` is true. Return their values, in the order of ranks, on every rank.
 
-    BadInput on any rank is raised on all (that of the lowest rank), so that no rank waits for one that has failed; an
-    OSError that names a file becomes BadInput.
+    BadInput on any rank is raised on all ranks, so that no rank waits for one that has failed. If several ranks raise
+    it, the lowest rank's error is used. An OSError that names a file becomes BadInput.
     """
     value: Any = None
     problem: BadInput | None = None
@@ -220,26 +247,26 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
         except BadInput as error:
             problem = error
         except OSError as error:
-            if error.filename is None:  # a lost connection, for one
+            if error.filename is None:  # for example, a lost connection
                 raise
             problem = BadInput(system_error(error), reason=reason_of_system_error(error))
     outcomes = gather(ranks, (only, value, problem), group)
     for _, _, failure in outcomes:
         if failure is not None:
             raise joined([failure])
-    return [result for took_part, result, _ in outcomes if took_part]
+    return [outcome for took_part, outcome, _ in outcomes if took_part]
 
 
 def once_per_disk(ranks: Ranks, disk: RankGroup, work: Callable[[], Value]) -> list[Value]:
-    """Call `work` on the first rank of each disk; return the values of all disks, as `together`.
+    """Call `work` on the first rank of each disk, and return the values of all disks on every rank.
 
-    `disk`: the ranks that use the same run directory as this one.
+    `disk` has the ranks that use the same run directory as this one. Errors are raised as by `together`.
     """
     return together(ranks, work, only=disk.rank == 0, group=ranks.download)
 
 
 def members(ranks: Ranks, group: RankGroup) -> range:
-    """Return the ranks of a node or a disk, which are consecutive, by their numbers in the job."""
+    """Return the global ranks of a node or a disk. They are consecutive."""
     first = ranks.rank - group.rank
     return range(first, first + group.size)
 
@@ -250,13 +277,13 @@ def _rendezvous() -> tuple[Any, int, int]:
         return dist.HashStore(), 0, 1
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
-    # Another launcher: rank 0 hosts the store, and may start late.
+    # With another launcher, rank 0 hosts the store, and may start late.
     try:
         store, rank, world_size = next(dist.rendezvous("env://"))
     except dist.DistError as error:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         problem = f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}"
         if environment_rank() == 0:
-            problem = f"rank 0 cannot listen on MASTER_PORT {port}, set another for all ranks"
+            problem = f"rank 0 cannot listen on MASTER_PORT {port}; set another port for all ranks"
         raise BadInput(f"{problem}: {str(error).splitlines()[0]}", alone=True) from error
     return store, rank, world_size

@@ -1,12 +1,12 @@
 """Rendezvous of several nodes: the generation of a job's processes, and the network interface between the nodes.
 
-A generation are the processes that torchrun has started together. On one node torchrun counts restarts. On several each
-torchrun counts its own, and none counts that a node has come or gone, while the store, where the processes meet, may be
-the same and keep what earlier ones wrote.
+A generation consists of the processes that torchrun has started together. On one node, torchrun counts restarts. On
+several nodes, each torchrun counts only its own restarts, and none counts that a node has joined or left. The store, in
+which the processes find each other, may be the same as before and still contain what earlier processes have written.
 
-The interface is the one on the route to the first node. Left to themselves, gloo takes the interface of the machine's
-own name, which many systems map to 127.0.1.1, and NCCL the first that is up: connections between nodes then fail, or
-wait until a timeout.
+The interface is the one on the route to the first node. By default, gloo uses the interface of the machine's own name,
+which many systems map to 127.0.1.1, and NCCL uses the first interface that is up. Connections between nodes would then
+fail, or wait until a timeout.
 """
 
 import array
@@ -27,72 +27,77 @@ import torch.distributed as dist
 
 POLL_SECONDS = 0.1
 GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")  # where NCCL reads its variables, too
+NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")  # NCCL also reads its variables from these files
 SIOCGIFADDR = 0x8915  # Linux: address of an interface, netdevice(7)
 IFREQ = struct.Struct("16s2xH4s16x")  # struct ifreq with a sockaddr_in: name, port, address
 
 
 def agree_on_generation(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """Return a name that all ranks of a generation have, and no other. Call it on every rank.
+    """Return a name that all ranks of this generation have, and no other processes. Call it on every rank.
 
-    Each rank writes a name of its own. Rank 0 proposes those that it reads, which may be an earlier process's; every
-    rank votes for a proposal that has its own; rank 0 decides once all have voted for the same.
-    `store`: of the rendezvous (dist.Store). Raises dist.DistError where ranks are missing for so long.
+    Each rank writes a unique process name to the store. Rank 0 proposes the names that it reads, which may still be
+    those of earlier processes. Every rank votes for a proposal that contains its own name. When all ranks have voted
+    for the same proposal, rank 0 decides. `store` is the dist.Store of the rendezvous. Raises dist.DistError if ranks
+    are still missing after the timeout.
     """
-    own = uuid4().hex
-    store.set(f"process {rank}", own)
+    process_name = uuid4().hex
+    store.set(f"process {rank}", process_name)
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
         if rank == 0 and (processes := _read(store, "process", world_size)):
             store.set("proposal", " ".join(processes))
         if proposal := _get(store, "proposal"):
             processes, name = proposal.split(), hashlib.sha256(proposal.encode()).hexdigest()[:16]
-            if len(processes) == world_size and processes[rank] == own:
+            if len(processes) == world_size and processes[rank] == process_name:
                 store.set(f"vote {rank}", name)
                 if rank == 0 and set(_read(store, "vote", world_size)) == {name}:
                     store.set("generation", name)
                 if _get(store, "generation") == name:
                     return name
         time.sleep(POLL_SECONDS)
-    raise dist.DistStoreError(f"not all of {world_size} ranks have met within {timeout}")
+    raise dist.DistStoreError(f"not all of the {world_size} ranks have connected within {timeout}")
 
 
 def choose_interface(store: Any, rank: int, world_size: int) -> None:
-    """Let gloo and NCCL use the interface between several nodes, unless it is configured otherwise.
+    """Make gloo and NCCL use the interface that connects the nodes, unless the user has configured another one.
 
-    A node that knows the first one by a loopback address, as that one itself may, takes the route to another node.
-    Call it on every rank, before the process group connects. `store`: the rendezvous' (dist.Store).
+    If a node resolves the first node's name to a loopback address, which the first node itself may do, it uses the
+    route to another node. Call this on every rank, before the process group connects. `store` is the dist.Store of the
+    rendezvous.
     """
     address = address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address {rank}", address or "")
     if rank == 0:
-        addresses = [store.get(f"address {each}").decode() for each in range(world_size)]
+        addresses = [store.get(f"address {number}").decode() for number in range(world_size)]
         store.set("reachable address", next(filter(None, addresses), ""))
-    reachable = store.get("reachable address").decode()  # none: one machine, or IPv6
+    reachable = store.get("reachable address").decode()  # empty on a single machine, and with IPv6
     name = interface_with(address or address_towards(reachable)) if reachable else None
     if name is None:
         return
     os.environ.setdefault(GLOO_VARIABLE, name)
-    # The environment would outweigh a file of NCCL's variables that names its interface.
+    # A file of NCCL's variables may name an interface. Nothing is set then, because the environment would override it.
     files = [os.environ.get("NCCL_CONF_FILE"), *NCCL_FILES]
     paths = [Path(file).expanduser() for file in files if file]
     if not any(NCCL_VARIABLE in path.read_text(errors="replace") for path in paths if path.is_file()):
-        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # =: that name, and no other that begins so
+        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # without the "=", NCCL would use it as a prefix of names
 
 
 def address_towards(host: str) -> str | None:
-    """Return this machine's IPv4 address on the route to a host; None without a route, or for the machine itself."""
+    """Return this machine's IPv4 address on the route to a host.
+
+    Return None if there is no route, or if the host is this machine.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            udp.connect((host, 9))  # sends nothing; any port
-            own: str = udp.getsockname()[0]
+            udp.connect((host, 9))  # sends nothing, so any port can be used
+            address: str = udp.getsockname()[0]
     except OSError:
         return None
-    return None if ipaddress.ip_address(own).is_loopback else own
+    return None if ipaddress.ip_address(address).is_loopback else address
 
 
 def interface_with(address: str | None) -> str | None:
-    """Return the name of the interface with an IPv4 address; None where it cannot be told."""
+    """Return the name of the interface that has an IPv4 address; None if it cannot be determined."""
     if address is None or sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
@@ -100,7 +105,7 @@ def interface_with(address: str | None) -> str | None:
             request = array.array("B", IFREQ.pack(name.encode(), 0, b""))
             try:
                 ioctl(udp, SIOCGIFADDR, request)
-            except OSError:  # an interface without an IPv4 address
+            except OSError:  # the interface has no IPv4 address
                 continue
             if socket.inet_ntoa(IFREQ.unpack(request)[2]) == address:
                 return name
@@ -108,7 +113,7 @@ def interface_with(address: str | None) -> str | None:
 
 
 def _read(store: Any, key: str, world_size: int) -> list[str]:
-    """Return every rank's value; none where one is missing."""
+    """Return the values of all ranks, or an empty list if any value is missing."""
     keys = [f"{key} {rank}" for rank in range(world_size)]
     return [value.decode() for value in store.multi_get(keys)] if store.check(keys) else []
 

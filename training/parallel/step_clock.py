@@ -1,9 +1,10 @@
-"""Step clock: the seconds of a rank's steps in which it works itself, without those in which it waits for others.
+"""The step clock measures how many seconds of its steps a rank works, without the time in which it waits for others.
 
-Ranks in lockstep have one step time, and of them the slow one waits least. Own work lasts from the begin of a step to
-its last gradient, without what waits for other ranks in between: reductions of gradients and, under FSDP, the first
-weights of a pass. FSDP's later waits for weights are not seen, nor those for ranks that share layers: own work includes
-them. After it come the end of the reduction and the update.
+All ranks have the same step time, because they move in lockstep; a slow rank is the one that waits least. A rank's own
+work lasts from the beginning of a step to its last gradient, except for the times in between when it waits for other
+ranks: during reductions of gradients and, under FSDP, for the first weights of a pass. FSDP's later waits for weights,
+and waits for ranks that share layers, are not measured, so own work includes them. It does not include the end of the
+reduction and the update, which follow.
 """
 
 import time
@@ -17,45 +18,48 @@ import torch
 
 from common.output import advisory
 
-Mark = Any  # a moment: time.perf_counter(), or on a GPU an event in its compute stream
+Mark = Any  # a point in time: time.perf_counter() or, on a GPU, an event in its compute stream
 
 
 @attrs.frozen(kw_only=True)
 class StepSeconds:
     steps: int = 0
-    own: float = 0.0
+    own: float = 0.0  # seconds of own work
 
 
 class StepClock:
-    """Times steps of this rank. The host never waits for a GPU's marks: steps count once their marks have passed."""
+    """Times the steps of this rank.
+
+    The host never waits for a GPU: a step is counted when the GPU has passed all its marks.
+    """
 
     def __init__(self, device: torch.device):
         self.totals = StepSeconds()
         self._device = device
-        self._steps: deque[list[tuple[Mark, Mark]]] = deque()  # own work of steps whose marks have not passed
-        self._since: Mark | None = None  # of own work
-        self._own: list[tuple[Mark, Mark]] = []  # of the current step
+        self._steps: deque[list[tuple[Mark, Mark]]] = deque()  # own work of steps whose marks have not passed yet
+        self._since: Mark | None = None  # start of the present interval of own work; None outside a timed step
+        self._intervals: list[tuple[Mark, Mark]] = []  # own work of the present step
 
     @contextmanager
     def timed(self) -> Iterator[None]:
         with advisory("step clock"):
             while self._steps and _passed(self._steps[0][-1][1]):
-                own = sum(_seconds(begin, end) for begin, end in self._steps.popleft())
-                self.totals = StepSeconds(steps=self.totals.steps + 1, own=self.totals.own + own)
-            self._own, self._since = [], self._mark()
+                seconds = sum(_seconds(begin, end) for begin, end in self._steps.popleft())
+                self.totals = StepSeconds(steps=self.totals.steps + 1, own=self.totals.own + seconds)
+            self._intervals, self._since = [], self._mark()
         yield
         with advisory("step clock"):
             assert self._since is not None
-            self._steps.append(self._own or [(self._since, self._mark())])
+            self._steps.append(self._intervals or [(self._since, self._mark())])
             self._since = None
 
     def begin_waiting(self) -> None:
-        """End own work for now; does nothing outside a timed step."""
+        """Interrupt own work. This does nothing outside a timed step."""
         if self._since is None:
             return
-        if self._own and self._own[-1][0] is self._since:  # it went on beside a reduction
-            self._own.pop()
-        self._own.append((self._since, self._mark()))
+        if self._intervals and self._intervals[-1][0] is self._since:  # own work continued during a reduction
+            self._intervals.pop()
+        self._intervals.append((self._since, self._mark()))
 
     def end_waiting(self) -> None:
         if self._since is not None:
@@ -63,7 +67,7 @@ class StepClock:
 
     @contextmanager
     def reducing(self) -> Iterator[None]:
-        """Context of one reduction of gradients, in a backward pass, which goes on beside it on a GPU."""
+        """Time one reduction of gradients, as a context manager. On a GPU, the backward pass continues meanwhile."""
         self.begin_waiting()
         yield
         if self._device.type != "cuda":

@@ -1,9 +1,10 @@
-"""Sum tree of a step's gradients, as arithmetic on ranges of leaves: partial sums, and the additions that finish them.
+"""The sum tree of a step's gradients, as arithmetic on ranges of leaves: partial sums, and the additions they need.
 
-The micro-batches of a step are the leaves, whatever the number of ranks. Runs of `run` leaves are added in order, then
-the results pairwise, neighbors first; an odd last one joins at the next level. A contiguous range of leaves has one
-partial sum for each of its largest complete subtrees. Of a run that it cuts, a beginning is one partial sum, and other
-leaves are one each, because they are added in order to the sum before them.
+The micro-batches of a step are the leaves, for any number of ranks. Each sequence of `run` leaves (a "run") is added in
+order; then the results are added pairwise, neighbors first. If their number is odd, the last one joins at the next
+level. A contiguous range of leaves has one partial sum for each of its largest complete subtrees. If it cuts a run, the
+leaves at the beginning of the run form one partial sum. Any other leaves of the run are separate partial sums, because
+they are added in order to the sum before them.
 """
 
 import functools
@@ -18,44 +19,47 @@ from tokens.batches.sampling import odd_factor, rank_shares
 @attrs.frozen
 class SumTree:
     leaves: int
-    run: int  # leaves added in order before the pairwise tree begins
+    run: int  # number of leaves that are added in order before the pairwise tree begins
 
-    def push(self, sums: list[range], following: range) -> int:
-        """Add a partial sum to those of the leaves before it; return how many of these it is added to, last first."""
-        joined = 0
-        while sums and self._joins(sums[-1], following):
-            following = range(sums.pop().start, following.stop)
-            joined += 1
-        sums.append(following)
-        return joined
+    def push(self, sums: list[range], part: range) -> int:
+        """Append a partial sum to those of the leaves before it, and join it with as many of these as possible.
+
+        Return the number of joins; the last of the earlier sums is joined first.
+        """
+        joins = 0
+        while sums and self._can_join(sums[-1], part):
+            part = range(sums.pop().start, part.stop)
+            joins += 1
+        sums.append(part)
+        return joins
 
     def partial_sums(self, parts: Iterable[range]) -> list[range]:
-        """Return the partial sums of a range from those of its parts, in order."""
+        """Return the partial sums of a range, from the partial sums of its parts, in order."""
         sums: list[range] = []
         for part in parts:
             self.push(sums, part)
         return sums
 
     def additions(self, parts: Sequence[range]) -> tuple[list[list[tuple[int, int]]], list[int]]:
-        """Return how to make the partial sums of a range from those of its parts, in place.
+        """Return the additions that make the partial sums of a range, in place, from those of its parts.
 
-        First rounds of pairs of places: the second place's is added to the first's, in any order within a round. Then
-        the places of the results.
+        The first list has rounds of pairs (target, source) of indices of parts: the source is added to the target. The
+        additions of a round are independent. The second list has the indices where the results are.
         """
         rounds: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         sums: list[range] = []
-        made: list[tuple[int, int]] = []  # place of each of `sums`, and the rounds that it takes
+        results: list[tuple[int, int]] = []  # for each of `sums`, its index and the number of rounds that it needs
         for number, part in enumerate(parts):
-            place, last = number, 0
+            target, last_round = number, 0
             for _ in range(self.push(sums, part)):
-                added, (place, before) = place, made.pop()
-                last = max(last, before) + 1
-                rounds[last].append((place, added))
-            made.append((place, last))
-        return [rounds[number] for number in sorted(rounds)], [place for place, _ in made]
+                source, (target, earlier_round) = target, results.pop()
+                last_round = max(last_round, earlier_round) + 1
+                rounds[last_round].append((target, source))
+            results.append((target, last_round))
+        return [rounds[number] for number in sorted(rounds)], [index for index, _ in results]
 
-    def _joins(self, left: range, right: range) -> bool:
-        """Tell whether two neighboring partial sums are added to each other."""
+    def _can_join(self, left: range, right: range) -> bool:
+        """Return whether two neighboring partial sums are added to each other."""
         if left.start // self.run == (right.stop - 1) // self.run:
             return left.start % self.run == 0 and len(right) == 1
         pair = range(left.start, min(left.start + 2 * len(left), self.leaves))
@@ -67,13 +71,16 @@ def leaf(number: int) -> range:
 
 
 def step_tree(determinism: str, microbatches: int, ranks: int) -> SumTree:
-    """Return the tree of a step: with `determinism` "run", all leaves of a rank are added in order."""
+    """Return the tree of a step. With `determinism` "run", all leaves of a rank are added in order."""
     return SumTree(microbatches, odd_factor(microbatches) if determinism == "elastic" else microbatches // ranks)
 
 
 @functools.cache
 def most_held_sums(determinism: str, microbatches: int, ranks: int) -> int:
-    """Return the partial sums that a rank holds at most before its last micro-batch, each a copy of all gradients."""
+    """Return the largest number of partial sums that a rank has in memory before its last micro-batch.
+
+    Each of them is a copy of all gradients.
+    """
     if determinism == "off":
         return 0
     tree, most = step_tree(determinism, microbatches, ranks), 0

@@ -1,9 +1,10 @@
-"""Tensor shards of a network on this rank: exchange of activations, parameters by plain names, shared gradients.
+"""The tensor shards of a network on this rank: exchange of activations, parameters by plain names, shared gradients.
 
-Ranks that share layers are neighbors (`Ranks.tensor`); each has as many shards, in their order. They exchange by
-all-gathers and all-to-alls, after which each adds in the order of shards (model/shards.py): the bytes moved are those
-of all-gathers and reduce-scatters. An element that several shards have, such as a norm's gain, gets a part of its
-gradient from each: they are added in order after the reduction over data-parallel ranks, so that copies stay equal.
+Ranks that share layers are neighbors (`Ranks.tensor`), and each has the same number of shards, in their order. They
+exchange activations by all-gathers and all-to-alls, and then each rank adds in the order of shards (model/shards.py).
+This moves the same number of bytes as all-gathers and reduce-scatters. If several shards have the same element, such as
+a norm's gain, each of them computes a part of its gradient. These parts are added in order after the reduction over
+data-parallel ranks, so that the copies stay equal.
 """
 
 import functools
@@ -22,7 +23,7 @@ from model.loss import NextTokenLoss
 from model.sharded_loss import ShardedLoss
 from model.shards import ShardedGPT, ShardExchange, ordered_sum
 from training.parallel.mesh import Sharded, Spread, held_rows, local_tensor
-from training.parallel.process_group import RankGroup, Ranks, all_gather_single, own_group
+from training.parallel.process_group import RankGroup, Ranks, all_gather_single, make_subgroup
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -30,60 +31,72 @@ class TensorShards:
     config: ModelConfig
     exchange: ShardExchange
     ranks: Ranks
-    row_ranks: RankGroup | None  # those of FSDP, which divide the rows
+    row_ranks: RankGroup | None  # the ranks of FSDP, which divide the rows; None without FSDP
 
     @functools.cached_property
     def _cuts(self) -> dict[str, list[ShardCut]]:
-        """Parts of all shards, by the parameter's name in the network."""
+        """The cuts of all shards, by the parameter's name in the network."""
         axes = {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
         shards = range(self.exchange.shards)
-        return {name: [shard_cut(own, len(shards), shard) for shard in shards] for name, own in axes.items()}
+        return {
+            name: [shard_cut(parameter_axes, len(shards), shard) for shard in shards]
+            for name, parameter_axes in axes.items()
+        }
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
-        """Return tensors of this rank's shards by the parameter's name in the network."""
-        held: defaultdict[str, list[Tensor]] = defaultdict(list)
+        """Return the tensors of this rank's shards, by the parameter's name in the network."""
+        local_shards: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, value in values.items():
-            held[plain_name(name)].append(value)
+            local_shards[plain_name(name)].append(value)
         return {
             name: Sharded(
-                own=[(self._cuts[name][shard], part) for shard, part in zip(self.exchange.own, parts, strict=True)],
+                local_shards=[
+                    (self._cuts[name][shard], part)
+                    for shard, part in zip(self.exchange.local_shards, parts, strict=True)
+                ],
                 cuts=self._cuts[name],
                 all_gather=self.exchange.all_gather,
                 shape=axes_of(name, self.config).shape,
                 dtype=parts[0].dtype,
             )
-            for name, parts in held.items()
+            for name, parts in local_shards.items()
         }
 
     def make_spread(self) -> Spread:
-        """Return the spread of the parameters over the ranks that share out an update's work. Collective.
+        """Return how the parameters are spread over the ranks that divide the work of an update. Collective.
 
-        With FSDP these ranks need a process group of their own, which only some optimizers use: call it for those.
+        With FSDP, these ranks need an additional process group. Only some optimizers use it: call this only for those.
         """
         size, rows = self.ranks.tensor.size, 1 if self.row_ranks is None else self.row_ranks.size
         group = self.row_ranks or self.ranks.data_parallel
         if size > 1:  # neighbors
             places = torch.arange(self.ranks.world_size).view(-1, rows * size)
-            group = own_group(places) if rows > 1 else self.ranks.tensor
+            group = make_subgroup(places) if rows > 1 else self.ranks.tensor
         return Spread(ranks=group, row_shards=rows, tensor_shards=self.exchange.shards, tensor_size=size)
 
     def add_shared(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add up, in place, the gradients of elements that several shards have. Collective among tensor ranks."""
         shards = self.by_shard(parameters)
         for holders in sorted({run.holders for _, cut, _ in shards[0] for run in cut.rows} - {1}):
-            copies = [[part for _, cut, value in own for part in _held_by(holders, cut, value)] for own in shards]
-            if not copies[0]:  # under FSDP; then nor have the ranks that share layers with this one
+            copies = [
+                [part for _, cut, value in shard_values for part in _held_by(holders, cut, value)]
+                for shard_values in shards
+            ]
+            if not copies[0]:  # possible under FSDP; then the ranks that share layers with this one have none either
                 continue
-            flat = torch.stack([torch.cat([part.flatten() for part in own]) for own in copies])
-            every = self.exchange.all_gather(flat)
-            for shard, own in zip(self.exchange.own, copies, strict=True):
+            flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
+            gathered = self.exchange.all_gather(flat)
+            for shard, parts in zip(self.exchange.local_shards, copies, strict=True):
                 first = shard // holders * holders
-                totals = ordered_sum(every[first : first + holders]).split([part.numel() for part in own])
-                torch._foreach_copy_(own, [total.view_as(part) for total, part in zip(totals, own, strict=True)])
+                totals = ordered_sum(gathered[first : first + holders]).split([part.numel() for part in parts])
+                torch._foreach_copy_(parts, [total.view_as(part) for total, part in zip(totals, parts, strict=True)])
 
-    @functools.cache  # noqa: B019  # one object a process
-    def counted(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
-        """Return the places of rows that count for a shard, of several the first, among those of all parameters."""
+    @functools.cache  # noqa: B019  # there is one object per process
+    def counted_rows(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
+        """Return the indices of the rows of a shard that count in a sum, among the rows of all these parameters.
+
+        A row that several shards have counts only for the first of them.
+        """
         places, begin = [], 0
         for run in (run for name in names for run in self._cuts[name][shard].rows):
             if shard % run.holders == 0:
@@ -92,29 +105,29 @@ class TensorShards:
         return torch.cat(places).to(device)
 
     def by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
-        """Return the parameters of each of this rank's shards, with their names in the network."""
-        found: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.own]
+        """Return the parameters of each of this rank's shards, with their names in the network and their cuts."""
+        local_shards: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.local_shards]
         for name, parameter in parameters.items():
             plain, place = plain_name(name), int(name.split(".", 2)[1])
-            found[place].append((plain, self._cuts[plain][self.exchange.own[place]], parameter))
-        return found
+            local_shards[place].append((plain, self._cuts[plain][self.exchange.local_shards[place]], parameter))
+        return local_shards
 
 
 def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
-    """Return the network in so many tensor shards, those of this rank, without memory."""
+    """Return this rank's part of a network that is divided into this many tensor shards, without memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
-    def all_gather(own: Tensor) -> Tensor:
-        every = own.new_empty((shards, *own.shape[1:]))
-        all_gather_single(every, own.contiguous(), group=group)
-        return every
+    def all_gather(values: Tensor) -> Tensor:
+        gathered = values.new_empty((shards, *values.shape[1:]))
+        all_gather_single(gathered, values.contiguous(), group=group)
+        return gathered
 
     def all_to_all(parts: Tensor) -> Tensor:
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts, group=group)
         return received
 
-    exchange = ShardExchange(shards=shards, own=range(tensor.rank * local, (tensor.rank + 1) * local))
+    exchange = ShardExchange(shards=shards, local_shards=range(tensor.rank * local, (tensor.rank + 1) * local))
     if size > 1:
         exchange = attrs.evolve(exchange, all_gather=all_gather, all_to_all=all_to_all)
     network = ShardedGPT(model.network.config, exchange)
@@ -122,13 +135,13 @@ def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLo
 
 
 def tensor_shards(network: ShardedGPT, ranks: Ranks, row_ranks: RankGroup | None) -> TensorShards:
-    """Return the shards of this rank; `row_ranks`: those of FSDP, which divide the rows."""
+    """Return the shards of this rank. `row_ranks` are the ranks of FSDP, which divide the rows; None without FSDP."""
     return TensorShards(config=network.config, exchange=network.exchange, ranks=ranks, row_ranks=row_ranks)
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:
-    """Return this rank's rows of a gradient that so many shards have."""
+    """Return this rank's rows of a parameter's gradient that exactly this number of shards have."""
     assert parameter.grad is not None
-    first, held = held_rows(parameter)
+    first, local = held_rows(parameter)
     gradient = local_tensor(parameter.grad)
-    return [gradient[place] for place, run in cut.whole_rows(first, len(held)) if run.holders == holders]
+    return [gradient[local_rows] for local_rows, run in cut.whole_rows(first, len(local)) if run.holders == holders]

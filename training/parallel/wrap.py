@@ -1,6 +1,6 @@
-"""Data parallelism of one network: DDP, FSDP2, or none on a single rank; torch.compile; gradient synchronization.
+"""Data parallelism for one network: DDP, FSDP2, or none on a single rank; torch.compile; gradient synchronization.
 
-Names of parameters are those of the bare network under any wrapper.
+Under any wrapper, parameters have the names that they have in the bare network.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,16 +29,21 @@ from training.precision import Numerics
 if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
-NEVER = (1 << 31) - 1  # steps, the most that DDP takes
-BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fewer reductions than with DDP's own 25
+NEVER = (1 << 31) - 1  # steps; the largest number that DDP accepts
+# Gradients per bucket on GPUs. This is two blocks of the 124M model. DDP's default is 25; with larger buckets, the host
+# starts fewer reductions.
+BUCKET_MIB = 50
 
 
 class BucketSum:
-    """Communication hook of DDP: adds each bucket in place. DDP's own divides each gradient by a kernel of its own."""
+    """A communication hook for DDP that sums each bucket in place.
+
+    DDP's own hook would also divide each gradient, with one kernel per gradient.
+    """
 
     def __init__(self, group: Any):
         self._group = group
-        self.reducing = True  # False: a backward pass only moves its gradients into the buckets
+        self.reducing = True  # False: a backward pass only copies its gradients into the buckets
         self._first = True  # DDP replaces its buckets after the first pass
 
     def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -46,7 +51,8 @@ class BucketSum:
             return finished(bucket.buffer())
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
         assert work is not None
-        if self._first:  # what nobody waits for, NCCL's watchdog holds for another step: a copy of all gradients
+        # If nothing waits for the work, NCCL's watchdog keeps its memory, a copy of all gradients, for another step.
+        if self._first:
             work.wait()
             self._first = not bucket.is_last()
         return work.get_future().then(lambda done: done.value()[0])
@@ -56,14 +62,14 @@ class BucketSum:
 class Parallel:
     """A network wrapped for training on all ranks."""
 
-    network: GPT  # bare: plain names
-    model: Any  # wrapped: what to call
+    network: GPT  # the bare network, whose parameters have plain names
+    model: Any  # the wrapped network, to be called
     levels: Levels
     data_parallel: RankGroup
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
     shards: "TensorShards | None" = None
-    # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
+    # Read only once, because between a forward and its backward pass, FSDP has gathered weights under the same names.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
 
@@ -73,18 +79,19 @@ class Parallel:
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool, idle: bool = False) -> Iterator[None]:
-        """Context of one forward and backward pass: reduce gradients over ranks only when enabled.
+        """Surround one forward and backward pass, as a context manager. Gradients are reduced over ranks if enabled.
 
         An idle pass only takes part in the collectives of other ranks' passes; its loss has to be multiplied by zero.
-        Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
+        Both passes must be inside, because DDP decides in the forward pass whether the backward pass will reduce.
         """
         with ExitStack() as stack:
             skipping = isinstance(self.model, DistributedDataParallel) and not enabled
-            if isinstance(self.reduction, OrderedGradients):  # every micro-batch's gradient passes it
+            if isinstance(self.reduction, OrderedGradients):  # it needs the gradients of every micro-batch
                 stack.enter_context(self.reduction.microbatch(self._parameters.values(), last=enabled, idle=idle))
             elif isinstance(self.reduction, BucketSum):
                 self.reduction.reducing = enabled
-                skipping = skipping and bool(self.gradients())  # the first ones pass DDP, which gives them their place
+                # The first gradients are not skipped, so that DDP moves them into its buckets.
+                skipping = skipping and bool(self.gradients())
             else:
                 for module in self._sharded:
                     module.set_requires_gradient_sync(enabled, recurse=False)
@@ -93,21 +100,24 @@ class Parallel:
             yield
         if enabled:
             for module in self._sharded:
-                module.reshard()  # what is gathered once a step
+                module.reshard()  # frees the parameters that are gathered once per step
             if self.shards is not None:
                 self.shards.add_shared(self._parameters)
 
     def zero_grad(self) -> None:
-        """Clear gradients. DDP copies the next ones into its buckets, which moves fewer bytes than adding to zeros."""
+        """Remove all gradients.
+
+        DDP copies the next ones into its buckets, which moves fewer bytes than adding them to zeros.
+        """
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""
+        """Return the parameters that the optimizer updates. Under FSDP, these are this rank's shards."""
         return self._parameters
 
     def make_spread(self) -> Spread:
-        """Return the spread of the parameters over the ranks that share out an update's work. Collective."""
+        """Return how the parameters are spread over the ranks that divide the work of an update. Collective."""
         if self.shards is not None:
             return self.shards.make_spread()
         if self._sharded:
@@ -115,7 +125,10 @@ class Parallel:
         return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
-        """Return tensors of the parameters' names by those of the network, which tensor shards share."""
+        """Return tensors by the parameter's name in the network; `values` has them by the name on this rank.
+
+        The names differ only for tensor shards: several shards belong to one parameter of the network.
+        """
         return values if self.shards is None else self.shards.by_plain_name(values)
 
     def gradients(self) -> list[Tensor]:
@@ -124,16 +137,24 @@ class Parallel:
 
 
 def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microbatches: int, ranks: Ranks) -> Parallel:
-    """Compile and wrap a model; `parallel` as in train.json. Call it on every rank.
+    """Compile and wrap a model. Call it on every rank.
 
-    A model on the meta device gets memory without values: a rank never holds more than it keeps. `microbatches`: of a
-    step, on all ranks together. Raises BadInput for "hsdp" on nodes of different sizes.
+    A model on the meta device gets memory without values, so that a rank never allocates more than it needs.
+
+    Arguments:
+        model: the network with its loss
+        parallel: the key in train.json
+        numerics: determinism, precision, and what is compiled
+        microbatches: number of micro-batches per step, on all ranks together
+        ranks: the ranks of the job
+
+    Raises BadInput for "hsdp" on nodes of different sizes.
     """
     kind, node_size = wrapper_and_node_size(parallel, ranks, ordered=numerics.determinism != "off")
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
-    if type(model.network) is not GPT:  # but in tensor shards, whose module only those runs import
+    if type(model.network) is not GPT:  # it is in tensor shards; other runs do not import their module
         from training.parallel.tensor_shards import tensor_shards
 
         network: Any = model.network
@@ -143,8 +164,8 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     if numerics.determinism != "off":
         tree = step_tree(numerics.determinism, microbatches, data_parallel.size)
         shares = rank_shares(microbatches, data_parallel.size)
-        own = shares[data_parallel.rank]
-        ordered = OrderedGradients(list(model.parameters()), tree, own, exchanges(tree, shares, levels))
+        leaves = shares[data_parallel.rank]
+        ordered = OrderedGradients(list(model.parameters()), tree, leaves, exchanges(tree, shares, levels))
     compile_model(model, numerics.compiled)
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
@@ -155,7 +176,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
         allocate(model, device)
     elif levels.size > 1:
-        reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself
+        reduction = ordered or BucketSum(data_parallel.group)  # NCCL itself takes account of nodes
         wrapped = wrap_in_ddp(model, reduction, clock, data_parallel.group)
     return Parallel(
         network=model.network,
@@ -169,7 +190,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Move a model to a device in place; tensors on the meta device get memory there, without values."""
+    """Move a model to a device in place. Tensors on the meta device get memory without values."""
     model._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value.to(device))
 
 
@@ -177,11 +198,13 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
     """Compile a model in place: blocks, head and loss (True), as one graph ("model"), or not at all (False)."""
     if not how:
         return
-    # Blocks are graphs of their own, so DDP's hooks run between them: splitting graphs at buckets gains nothing.
+    # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
     torch._dynamo.config.optimize_ddp = False
-    torch._dynamo.config.recompile_limit = 32  # of the loss: by mode, whole or last chunk, a shard's rows with ids
+    # The loss is compiled for each mode, for complete and last chunks, and for each number of a shard's rows with ids.
+    torch._dynamo.config.recompile_limit = 32
     if how == "model":
-        model.compile(fullgraph=True, dynamic=False)  # gradients arrive all at once: no overlap with their reduction
+        # The gradients of a single graph become available at the same time, so their reduction overlaps nothing.
+        model.compile(fullgraph=True, dynamic=False)
         return
     for block in model.network.blocks:
         block.compile(fullgraph=True, dynamic=False)
@@ -191,7 +214,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
 def wrap_in_ddp(
     model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock, group: Any
 ) -> DistributedDataParallel:
-    """Return a model whose replicas on all ranks of a group share gradients."""
+    """Wrap a model in DDP, with this reduction of gradients. All ranks of the process group have a replica."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,
@@ -200,7 +223,9 @@ def wrap_in_ddp(
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
-    wrapped.broadcast_buffers = False  # before every forward pass: they are constants; torch renamed the argument
+    # Buffers are constants, so they need not be broadcast before every forward pass. It is set here, because torch has
+    # renamed the argument.
+    wrapped.broadcast_buffers = False
 
     def timed_hook(
         _: Any,
@@ -210,5 +235,6 @@ def wrap_in_ddp(
             return reduction.ddp_hook(bucket)
 
     wrapped.register_comm_hook(None, timed_hook)
-    wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # statistics of a step, for which the host waits for the GPU
+    # DDP's statistics of a step would make the host wait for the GPU.
+    wrapped._set_ddp_runtime_logging_sample_rate(NEVER)
     return wrapped

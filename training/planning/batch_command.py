@@ -1,4 +1,4 @@
-"""find_batch_size.py: a search on this machine, a prediction for other GPUs, or one rank of a search."""
+"""The command of find_batch_size.py: search on this machine, predict for other GPUs, or be one rank of a search."""
 
 import json
 
@@ -10,7 +10,7 @@ from training.config.train_config import Run, load_run
 
 
 def run(command: FindCommand) -> None:
-    """Search, predict, or take part in a search. Raises BadInput."""
+    """Search for the largest micro-batch, predict it, or take part in a search as one rank. Raises BadInput."""
     check_environment()
     run = load_run(command.run, command.overrides)
     if command.predict is not None:
@@ -18,8 +18,8 @@ def run(command: FindCommand) -> None:
         from training.planning.batch_search import prediction_table
         from training.planning.price_list import gpus_of
 
-        known, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
-        gpus, problems = accepted(command.predict.split(","), lambda name: find_gpu(name.strip(), known))
+        table, ranks = gpus_of(command.machines), command.world_size or run.train.execution.tensor_parallel
+        gpus, problems = accepted(command.predict.split(","), lambda name: find_gpu(name.strip(), table))
         if gpus:
             show(*prediction_table(run.model, run.train, gpus, ranks))
         if problems:
@@ -35,7 +35,7 @@ def run(command: FindCommand) -> None:
 
 
 def find_for_training(run: Run, command: TrainCommand, _: object) -> None:
-    """Search on the ranks of train.py. Raises BadInput."""
+    """Search for the largest micro-batch on the ranks of train.py. Raises BadInput."""
     from training.planning.batch_finder import report_largest
 
     report_largest(run, command.overrides, command.options.device, None, command.write)

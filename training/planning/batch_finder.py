@@ -1,6 +1,6 @@
-"""Batch-size search: the largest micro-batch of a run on this machine, by prediction and probes of full steps.
+"""Batch-size search: find the largest micro-batch of a run on this machine, by predictions and probes of full steps.
 
-With --write the result is edited into train.json in place; every other character stays.
+With --write, the result is edited into train.json in place. All other characters of the file stay as they are.
 """
 
 import math
@@ -24,26 +24,28 @@ from training.config.train_config import Run, TrainConfig, spellings
 from training.exactness.fingerprint import compiled_on_gpu
 from training.hardware.preflight import PreflightRequirements, enforce
 from training.hardware.usable_gpus import choose_device
-from training.parallel.process_group import not_met
+from training.parallel.process_group import rendezvous_error
 from training.planning.batch_probe import Prober, Report, Verdict
-from training.planning.batch_search import candidates, keeping, next_candidate
+from training.planning.batch_search import candidates, largest_unchanged, next_candidate
 from training.planning.memory_model import MemoryModel, outside_bytes
 
-PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the program of a probe's processes, with --probe
-SEARCH_SECONDS = 300.0  # then the largest that fitted is taken
+PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # with --probe, this program is a process of a probe
+SEARCH_SECONDS = 300.0  # after this time, the search ends with the largest size that has fitted so far
 _MICROBATCH_KEYS = spellings("microbatch_size")
 _MICROBATCH = re.compile(rf'("(?:{"|".join(_MICROBATCH_KEYS)})"\s*:\s*)\d+')
 
 
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
-    """Find the largest micro-batch that fits on every rank; print it, and write it into train.json with `write`.
+    """Find the largest micro-batch that fits on every rank, and print it. With `write`, write it into train.json.
 
-    `overrides`: those of `run`. `processes`: ranks to start here, None: one for each GPU; under torchrun each rank
-    starts its own. Raises BadInput when not even one sequence fits, or a probe fails.
+    `overrides` are those with which `run` was loaded. `processes` is the number of ranks to start on this machine; None
+    means one for each GPU. Under torchrun, each rank starts only its own process. Raises BadInput if not even one
+    sequence fits, or if a probe fails.
     """
     if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):
         raise BadInput(
-            "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"
+            "this machine has no GPU; --predict a100-40gb predicts the size for one, and --device cpu runs the search "
+            "on the CPU"
         )
     enforce(PreflightRequirements(device=device, compiles=compiled_on_gpu(run.train), ranks=processes))
     if write:
@@ -60,7 +62,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
                 prober.probe(next_size)
             return
         try:
-            size, all_known = gallop(run, prober, time.monotonic() + SEARCH_SECONDS)
+            size, complete = gallop(run, prober, time.monotonic() + SEARCH_SECONDS)
         finally:
             prober.agree(None)
         if size is None:
@@ -70,21 +72,21 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
             )
         if device == "cpu":
             show(note("a CPU's memory is not measured, so this is the largest size that ran, not a limit"))
-        if not all_known:
-            show("time was up: a larger one may fit")
+        if not complete:
+            show("the search ran out of time; a larger size may fit")
         show(_summary(run, prober.world_size, size))
         if write:
-            changed = "written" if write_microbatch(run.train.file, size) else "unchanged"
-            show(f"{run.train.file}: {changed}")
+            state = "written" if write_microbatch(run.train.file, size) else "unchanged"
+            show(f"{run.train.file}: {state}")
     except dist.DistError as error:
-        raise not_met() from error
+        raise rendezvous_error() from error
 
 
 def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]:
-    """Probe micro-batches until all is known, or until the deadline, of time.monotonic(), once something fits.
+    """Probe micro-batch sizes. Return the largest one that fits, and whether the search is complete.
 
-    The first is the smallest: its measurement corrects the prediction for this machine. Returns the largest that fits,
-    and whether all is known.
+    The smallest size comes first, because its measurement corrects the prediction for this machine. The search stops
+    early at the deadline, in time.monotonic(), if at least one size fits.
     """
     sizes, fits, fails, guess = candidates(run.train, prober.world_size), 0, math.inf, None
     memory = MemoryModel.of(run.model, run.train, prober.world_size)
@@ -106,44 +108,46 @@ def predicted_largest(memory: MemoryModel, reports: list[Report], size: int) -> 
     usable = min(report.usable for report in reports)
     if not usable:
         return None
-    accumulation = 2 if memory.determinism != "elastic" else max(2, memory.accumulation_at(size))  # a probe's
+    # The accumulation of a probe, as in batch_probe.py
+    accumulation = 2 if memory.determinism != "elastic" else max(2, memory.accumulation_at(size))
     probed = attrs.evolve(memory, accumulation=accumulation, global_batch_size=None)
     scale = max(report.allocated for report in reports) / probed.predict(size).allocated
-    # What is outside torch's allocator is held already where memory was measured.
+    # `usable` already excludes memory outside torch's allocator, so it must not be subtracted a second time.
     return memory.largest_microbatch(int(usable / scale) + outside_bytes(memory.world_size)) or 1
 
 
 def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
-    """Raise BadInput where editing the micro-batch would change other settings, or cannot be written."""
+    """Raise BadInput if a new micro-batch would change other settings, or cannot be written into train.json."""
     path, file = train.file, train.file.resolve()
     text = read_regular(path).decode()
     keys = parse_json(text)
     if not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)):
-        raise BadInput(f"{path}: --write: this file and its folder must be writable; or leave out --write")
+        raise BadInput(f"{path}: --write: this file or its folder is not writable; change that, or leave out --write")
     if not _MICROBATCH.search(text):
-        raise BadInput(f'{path}: --write: wanted the key spelt "microbatch_size", without escapes')
+        raise BadInput(f'{path}: --write: the key must be spelled "microbatch_size", without escapes')
     if overrides:
         raise BadInput(f"--write: got --set {overrides[0]} as well; put it into {path}, or leave out --write")
     if train.batch.global_batch_size is None:
         raise BadInput(
-            f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
-            "the micro-batch: set it first"
+            f"{path}: --write must not change the global batch, which depends on the micro-batch unless "
+            "global_batch_size is set; set it first"
         )
-    other = f"validation_sequences {train.validation.validation_sequences} in its place"
-    _, *older = spellings("validation_sequences")  # which count micro-batches
-    counted = {"gradient_accumulation_steps": "global_batch_size alone"} | dict.fromkeys(older, other)
-    for key, wanted in counted.items():
+    replacement = f"use validation_sequences {train.validation.validation_sequences} instead"
+    _, *older = spellings("validation_sequences")  # these count micro-batches
+    advice_by_key = {"gradient_accumulation_steps": "remove it, because global_batch_size determines it"}
+    advice_by_key |= dict.fromkeys(older, replacement)
+    for key, advice in advice_by_key.items():
         if key in keys:
-            raise BadInput(f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; wanted {wanted}")
+            raise BadInput(f"{path}: --write: got {key} {keys[key]}, which counts micro-batches; {advice}")
 
 
 def write_microbatch(path: Path, size: int) -> bool:
-    """Write the micro-batch into train.json, atomically; return whether that changed it.
+    """Write the micro-batch into train.json atomically, and return whether the file has changed.
 
-    A symbolic link, the file's mode and its line ends are kept. Raises BadInput when it cannot be written.
+    A symbolic link, the file's mode and its line ends are preserved. Raises BadInput if the file cannot be written.
     """
     file = path.resolve()
-    before = read_regular(file).decode()  # not as text, which would lose \r
+    before = read_regular(file).decode()  # reading in text mode would lose \r
     keys = parse_json(before)
     after = _MICROBATCH.sub(rf"\g<1>{size}", before)
     assert parse_json(after) == keys | {key: size for key in _MICROBATCH_KEYS if key in keys}
@@ -162,18 +166,21 @@ def _summary(run: Run, world_size: int, size: int) -> str:
         layout = derive_layout(run.train.replace(microbatch_size=size), run.model.context_length, world_size)
         product = factors(layout, run.train.execution.tensor_parallel).removeprefix("micro-batch ")
         return f"largest micro-batch that fits and keeps the global batch: {size} ({batch} = {product})"
-    keeps = keeping(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
-    advice = f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"
-    return f"largest micro-batch that fits: {size}" + ("" if keeps is None else f"\n{advice}")
+    unchanged = largest_unchanged(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
+    advice = (
+        "train.json has no global_batch_size, so the micro-batch changes the global batch; "
+        f"{unchanged} keeps the present one"
+    )
+    return f"largest micro-batch that fits: {size}" + ("" if unchanged is None else f"\n{advice}")
 
 
 def _describe(verdict: Verdict, reports: list[Report]) -> str:
     if verdict.outcome == "late":
-        return f"{verdict.reason}; no larger one is tried"
+        return f"{verdict.reason}; no larger size is tried"
     if not reports:
         return f"does not fit on {verdict.reason}"
     rank, report = max(enumerate(reports), key=lambda pair: pair[1].allocated)
     if not report.allocated:
         return "fits"
     allocated, reserved, usable = (readable_bytes(size, binary=True) for size in attrs.astuple(report))
-    return f"fits, at its peak {allocated} allocated, {reserved} reserved of {usable} (rank {rank})"
+    return f"fits; peak memory {allocated} allocated, {reserved} reserved of {usable} (rank {rank})"

@@ -1,8 +1,9 @@
-"""Probe of a micro-batch: full steps on random tokens, in a fresh process for each rank of the job.
+"""Probe a micro-batch: run full steps on random tokens, in a fresh process for each rank of the job.
 
-A rank that runs out of memory leaves its peers inside a collective, where nothing can reach them. So the searching
-process takes part in none, and kills all ranks of a probe as soon as there is a verdict. Under torchrun each rank of
-the search starts one rank of the probe, otherwise the search starts all; its store connects them.
+A rank that runs out of memory leaves its peers inside a collective, where nothing can reach them. So the process that
+searches does not take part in any collective, and kills all ranks of a probe as soon as there is a verdict. Under
+torchrun, each rank of the search starts one rank of the probe; otherwise the search starts all of them. Its store
+connects them.
 """
 
 import json
@@ -38,8 +39,8 @@ from training.state import StepSettings, TrainState
 from training.step import train_step
 from training.supervision.heartbeat import SPEAKER_SECONDS
 
-PROBE_STEPS = 5  # DDP's final buckets come with the second
-PROBE_SECONDS = 300.0  # a longer probe hangs, or the machine is slow: compilation takes half a minute
+PROBE_STEPS = 5  # DDP has its final buckets only from the second step on
+PROBE_SECONDS = 300.0  # a probe that takes longer hangs, or the machine is slow: compilation takes half a minute
 STORE_POLL_SECONDS = 0.05
 
 
@@ -48,70 +49,79 @@ Outcome = Literal["fits", "memory", "late", "error"]
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """Memory of one rank in a probe, in bytes; 0 on a CPU, where it is not measured."""
+    """The memory of one rank in a probe, in bytes. All numbers are 0 on a CPU, where memory is not measured."""
 
     allocated: int = 0  # peak
-    reserved: int = 0  # peak, the allocator's cache included
-    usable: int = 0  # by torch's allocator: less headroom and the memory of other processes
+    reserved: int = 0  # peak, including the allocator's cache
+    usable: int = 0  # what torch's allocator may use, without headroom and the memory of other processes
 
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """Outcome of a probe, one for all ranks: the first that was proposed."""
+    """The outcome of a probe, which is the same for all ranks: the first one that a rank proposed."""
 
     outcome: Outcome
     reason: str  # begins with the rank that failed
 
 
 class Prober:
-    """This process's ranks of the probes, and the store that connects them with the rest of the job."""
+    """The ranks of probes that this process starts, and the store that connects them with the rest of the job."""
 
     def __init__(self, command: list[str], processes: int):
-        # `command` starts a rank; `processes`: how many, unless torchrun started this process. Raises BadInput under a
-        # launcher other than torchrun.
+        """`command` starts a rank. Without torchrun, `processes` ranks are started, all by this process.
+
+        Raises BadInput under any other launcher.
+        """
         if "RANK" in os.environ:
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
                 raise BadInput(
-                    "the search needs torchrun, or no launcher: RANK is set, but torchrun's store is not there"
+                    "the search works with torchrun or without a launcher, but RANK is set and torchrun's store is "
+                    "missing"
                 )
-            store, self._places = torchrun_store(), {environment_rank(): dict[str, str]()}
+            store, self._environments = torchrun_store(), {environment_rank(): dict[str, str]()}
         else:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
-            self._places = _places(store.port, processes)
+            self._environments = _rank_environments(store.port, processes)
         self.leads = environment_rank() == 0
-        self.world_size = max(environment_world_size(), len(self._places))
+        self.world_size = max(environment_world_size(), len(self._environments))
         self._command, self._store = command, store
-        self._number = 0  # of probes
+        self._number = 0  # of the present probe
         self._processes: list[Any] = []
 
     def agree(self, size: int | None) -> int | None:
-        """Return the leader's choice of the next micro-batch on every rank; None: there is none."""
+        """Return the leader's choice of the next micro-batch on every rank, or None at the end of the search.
+
+        `size` is this choice; it matters only on the leader.
+        """
         key = f"finder {restarts()}: size {self._number}"
         if self.leads:
             self._store.set(key, json.dumps(size))
         while not self._store.check([key]):
             time.sleep(STORE_POLL_SECONDS)
-        chosen: int | None = json.loads(self._store.get(key))
-        return chosen
+        leaders_size: int | None = json.loads(self._store.get(key))
+        return leaders_size
 
     def probe(self, size: int) -> tuple[Verdict, list[Report]]:
-        """Try a micro-batch on all ranks: verdict, and reports if it fits. Raises BadInput but for memory and time."""
+        """Try a micro-batch on all ranks. Return the verdict and, if it fits, the report of each rank.
+
+        Raises BadInput for errors other than a lack of memory or time.
+        """
         prefix = f"finder {restarts()}: probe {self._number}"
         store = PrefixStore(prefix, self._store)
         try:
             self._start(prefix, size)
             verdict = self._wait(store)
-            reports = range(self.world_size) if verdict.outcome == "fits" else ()
-            found = [Report(**json.loads(store.get(f"report {rank}"))) for rank in reports]
+            ranks = range(self.world_size) if verdict.outcome == "fits" else ()
+            reports = [Report(**json.loads(store.get(f"report {rank}"))) for rank in ranks]
         finally:
             self.kill()
         self._number += 1
         if verdict.outcome == "error":
             raise BadInput(f"micro-batch {size}: {verdict.reason}")
-        return verdict, found
+        return verdict, reports
 
     def kill(self) -> None:
-        """Kill the ranks of the probe, wherever they are, and wait until their memory is free."""
+        """Kill the ranks of the probe, whatever they are doing, and wait until their memory is free."""
         for process in self._processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with torch.compile's helpers
@@ -122,68 +132,75 @@ class Prober:
     def _start(self, prefix: str, size: int) -> None:
         settings = {"prefix": prefix, "microbatch_size": size, "parent_pid": os.getpid()}
         command = [sys.executable, *self._command, "--probe", json.dumps(settings)]
-        # The ranks meet under a number of their own, as those that torchrun has started anew; not under its watch.
+        # A separate restart count gives the ranks of each probe their own keys in the store, as after a restart by
+        # torchrun. Without a run id, they are not supervised.
         environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + self._number)}
         environment.pop("TORCHELASTIC_RUN_ID", None)
-        for place in self._places.values():
-            self._processes.append(subprocess.Popen(command, env=environment | place, start_new_session=True))
+        for variables in self._environments.values():
+            self._processes.append(subprocess.Popen(command, env=environment | variables, start_new_session=True))
 
     def _wait(self, store: Any) -> Verdict:
         deadline = time.monotonic() + PROBE_SECONDS
         while not store.check(["verdict"]):
-            for rank, process in zip(self._places, self._processes, strict=True):
+            for rank, process in zip(self._environments, self._processes, strict=True):
                 if process.poll() is not None:
-                    _vote(store, "error", f"rank {rank}: its process ended with status {process.returncode}")
+                    _propose(store, "error", f"rank {rank}: its process ended with status {process.returncode}")
             if time.monotonic() > deadline:
-                _vote(store, "late", f"not all ranks have answered within {PROBE_SECONDS:.0f} s")
+                _propose(store, "late", f"not all ranks have answered within {PROBE_SECONDS:.0f} s")
             time.sleep(STORE_POLL_SECONDS)
         return Verdict(**json.loads(store.get("verdict")))
 
 
 def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, parent_pid: int) -> NoReturn:
-    """Take a probe's steps as one of its ranks, report under `prefix` in the store, and wait to be killed."""
+    """Run the steps of a probe as one of its ranks, report under `prefix` in the store, and wait to be killed."""
     threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
     store = PrefixStore(prefix, torchrun_store())
-    with suppress(dist.DistError):  # the store's owner was killed, and so will be this process
+    with suppress(dist.DistError):  # the process with the store was killed, and this one will be killed, too
         try:
             ranks = start(device, run.train.timeout_seconds, run.train.execution.tensor_parallel)
             report = _measure(*_prepare(run, microbatch_size, ranks), ranks)
             store.set(f"report {ranks.rank}", json.dumps(attrs.asdict(report)))
             if store.add("fitting", 1) == ranks.world_size:
-                _vote(store, "fits")
-        except Exception as error:  # noqa: BLE001  # whatever it was, the others must be told
+                _propose(store, "fits")
+        except Exception as error:  # noqa: BLE001  # other ranks must learn of any failure
             _report_error(store, error)
     while True:
         time.sleep(1.0)
 
 
 def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: int) -> None:
+    """Train for some steps on random tokens."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     for step in range(steps):
         train_step(state, settings, step, next_batch)
 
 
 def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSettings]:
-    """Return a run's state and settings, for steps that hold as much as the run's do."""
+    """Return a run's state and settings for steps that need as much memory as those of the run."""
     train = run.train.replace(
         microbatch_size=size, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1
     )
     plan = make_plan(train, run.model.context_length, ranks.world_size)
     numerics = resolve_numerics(run.train, ranks.device)
-    # Two, so that gradients are held while activations are computed; elastic sums grow with all of a step's.
+    # With two micro-batches, gradients are in memory while activations are computed. Under elastic, the number of
+    # partial sums grows with the number of micro-batches in a step, so the real number is needed.
     microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, ranks.world_size).microbatches_at(size))
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     state = make_state(run.model, train, plan, numerics, ranks)
-    for parameter in state.parallel.named_parameters().values():  # any weights will do, and a GPU draws them in no time
+    # Any weights will do, and a GPU draws these in no time.
+    for parameter in state.parallel.named_parameters().values():
         nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
     return state, make_settings(train, plan, numerics)
 
 
 def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
-    """Take the steps. Raises allocation errors, and torch.OutOfMemoryError for a micro-batch that barely fits."""
+    """Run the steps, and return their peak memory.
+
+    Raises the error of an allocation that fails, and torch.OutOfMemoryError if the micro-batch fits only barely.
+    """
     device = ranks.device
     if device.type != "cuda":
         take_steps(state, settings, ranks, PROBE_STEPS)
@@ -193,38 +210,39 @@ def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     take_steps(state, settings, ranks, PROBE_STEPS)
     torch.cuda.synchronize(device)
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0:
-        raise torch.OutOfMemoryError("the allocator had to empty its cache: slow, and close to failing")
+        raise torch.OutOfMemoryError("the allocator had to empty its cache, which is slow and close to failing")
     reserved = torch.cuda.max_memory_reserved(device)
-    usable = usable_bytes(device)  # again: libraries load, and take memory, with their first use
+    usable = usable_bytes(device)  # measured again, because libraries take memory when they are first used
     if reserved > usable:
         raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU would be left")
     return Report(allocated=torch.cuda.max_memory_allocated(device), reserved=reserved, usable=usable)
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Return the bytes that torch's allocator may hold: held and free memory, less headroom."""
+    """Return the bytes that torch's allocator may use: what it has reserved and what is free, without headroom."""
     free, total = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - int(HEADROOM * total)
 
 
 def _report_error(store: Any, error: Exception) -> None:
-    """Report an error to all ranks, with a traceback unless it is a user error or one of memory."""
+    """Report an error to all ranks. Print a traceback unless it is a user error or a lack of memory."""
     memory, reason = is_memory_error(error), str(error).partition("\n")[0] or type(error).__name__
     if not memory:
-        time.sleep(SPEAKER_SECONDS)  # perhaps only a collective that lost its peer: the peer's parent reports the cause
+        # A collective may have failed only because a peer has ended. Then the peer's parent reports the cause first.
+        time.sleep(SPEAKER_SECONDS)
         if not isinstance(error, BadInput) and not store.check(["verdict"]):
             traceback.print_exception(error)
-    _vote(store, "memory" if memory else "error", f"rank {environment_rank()}: {reason}")
+    _propose(store, "memory" if memory else "error", f"rank {environment_rank()}: {reason}")
 
 
-def _vote(store: Any, outcome: Outcome, reason: str = "") -> None:
-    """Propose a verdict; the first one counts, for all ranks."""
+def _propose(store: Any, outcome: Outcome, reason: str = "") -> None:
+    """Propose a verdict. The first proposal is the verdict of all ranks."""
     store.compare_set("verdict", "", json.dumps({"outcome": outcome, "reason": reason}))
 
 
 def _end_with(parent_pid: int) -> None:
-    """End this process when the search has ended, wherever the main thread waits."""
-    parent = os.getppid()  # changes even where the dead parent's exit status has not been collected
+    """End this process when the process of the search has ended, whatever the main thread is waiting for."""
+    parent = os.getppid()  # changes even if nobody has collected the exit status of the dead parent
     with suppress(ProcessLookupError):
         while os.getppid() == parent:
             os.kill(parent_pid, 0)
@@ -232,8 +250,8 @@ def _end_with(parent_pid: int) -> None:
     os._exit(EXIT_ERROR)
 
 
-def _places(port: int, processes: int) -> dict[int, dict[str, str]]:
-    """Return the environment of each of so many ranks on this machine, as torchrun sets it."""
+def _rank_environments(port: int, processes: int) -> dict[int, dict[str, str]]:
+    """Return the environment variables of each rank on this machine, as torchrun sets them."""
     job = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -1,4 +1,4 @@
-"""Candidates of a search for the largest micro-batch, the next one to try, and a table of predictions without a GPU."""
+"""Search for the largest micro-batch: the candidates, the next one to try, and a table of predictions without a GPU."""
 
 import math
 
@@ -13,15 +13,16 @@ from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
 from training.planning.memory_model import CALIBRATION, GIB, MemoryModel, gpu_bytes
 
-LARGEST = 4096  # sequences; of candidates without a global batch to keep
-FINENESS = 32  # their neighbors differ by 1/32 at most, or by 1
+LARGEST = 4096  # sequences of the largest candidate, if there is no global batch that must not change
+FINENESS = 32  # neighboring candidates then differ by 1/32 at most, or by 1
 
 
 def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None) -> int | None:
-    """Return the next of ascending candidates to try; None when all is known.
+    """Return the next candidate to try, of `sizes` in ascending order; None if the largest that fits is known.
 
-    It is the guess while that is undecided; then steps of 1, 2, 4 ... candidates beyond it while all has fit; else the
-    one half-way. `fits`, `fails`: the largest known to fit, 0 before; the smallest known not to, infinite before.
+    `fits` is the largest size that has fitted so far, or 0; `fails` the smallest that has not, or infinity. The guess
+    is tried first. While everything fits, the next candidates are 1, 2, 4 ... places beyond it; after a failure, it is
+    the one half-way between.
     """
     undecided = [size for size in sizes if fits < size < fails]
     if not undecided:
@@ -36,13 +37,17 @@ def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None)
 
 
 def check_world_size(train: TrainConfig, world_size: int) -> None:
-    """Raise BadInput when no micro-batch spreads the run's global batch over so many ranks."""
+    """Raise BadInput if no micro-batch can distribute the run's global batch over this number of ranks."""
     finest = train.replace(microbatch_size=1, gradient_accumulation_steps=None)
-    derive_layout(finest, 1, world_size)  # at whatever context length
+    derive_layout(finest, 1, world_size)  # the context length does not matter
 
 
 def candidates(train: TrainConfig, world_size: int) -> list[int]:
-    """Return the micro-batches that keep the global batch; without one, all sizes, thinned out. Raises BadInput."""
+    """Return the micro-batches that do not change the global batch, ascending.
+
+    If train.json sets no global batch, all sizes up to LARGEST are possible, and a selection of them is returned.
+    Raises BadInput if the global batch cannot be distributed.
+    """
     check_world_size(train, world_size)
     if train.batch.global_batch_size is not None:
         return microbatch_sizes(train.batch.global_batch_size, world_size // train.execution.tensor_parallel)
@@ -52,37 +57,47 @@ def candidates(train: TrainConfig, world_size: int) -> list[int]:
     return sizes
 
 
-def keeping(batch: BatchOptions, ranks: int, largest: int) -> int | None:
-    """Return the largest micro-batch up to `largest` that keeps the run's global batch, given or as derived now."""
+def largest_unchanged(batch: BatchOptions, ranks: int, largest: int) -> int | None:
+    """Return the largest micro-batch up to `largest` that does not change the run's global batch; None without one.
+
+    Without `global_batch_size`, this is the global batch that follows from the present settings.
+    """
     derived = batch.microbatch_size * (batch.gradient_accumulation_steps or 1) * ranks
     return max(microbatch_sizes(batch.global_batch_size or derived, ranks, largest), default=None)
 
 
 def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], world_size: int) -> list[str]:
-    """Return the table as lines, with remedies for GPUs that are too small. Raises BadInput for the world size."""
+    """Return a table of predictions as lines, with remedies for GPUs that are too small.
+
+    Raises BadInput if the global batch cannot be distributed over the world size.
+    """
     check_world_size(train, world_size)
-    own, size, rows, notes = MemoryModel.of(model, train, world_size), train.batch.microbatch_size, [], []
+    run_memory, size, rows, notes = MemoryModel.of(model, train, world_size), train.batch.microbatch_size, [], []
+    kinds = ["ddp"]
+    if run_memory.data_parallel > 1:
+        kinds.append(run_memory.parallel if run_memory.sharded else "fsdp")
     for gpu in gpus:
         name, usable = printable(gpu.name), gpu_bytes(gpu)
-        for kind in ("ddp", own.parallel if own.sharded else "fsdp") if own.data_parallel > 1 else ("ddp",):
-            memory = attrs.evolve(own, parallel=kind)
+        for kind in kinds:
+            memory = attrs.evolve(run_memory, parallel=kind)
             largest = memory.largest_microbatch(usable)
             peak = f"{memory.predict(size).total / GIB:.2f} GiB"
-            keeps = keeping(train.batch, own.data_parallel, largest or 0) or "none"
-            rows.append([name, f"{usable / GIB:.1f}", kind, peak, f"{largest or 'none'}", f"{keeps}"])
+            unchanged = largest_unchanged(train.batch, run_memory.data_parallel, largest or 0) or "none"
+            rows.append([name, f"{usable / GIB:.1f}", kind, peak, f"{largest or 'none'}", f"{unchanged}"])
             if largest is None:
                 notes.append(f"{name}, {kind}: not even one sequence fits; {memory.remedies(usable)}")
     if train.execution.precision == "fp32" or train.execution.compile is False:
-        notes.append(f"{train.file}: precision fp32 and compile false take more than predicted here")
-    parts = own.predict(size).parts.items()
-    unit, unit_name = (GIB, "GiB") if own.predict(size).allocated >= GIB else (1 << 20, "MiB")
-    listed = ", ".join(f"{name} {size_bytes / unit:.2f}" for name, size_bytes in parts)
-    heads = ["GPU", "GiB", "parallel", f"peak at {size}", "largest", "keeps the global batch"]
+        notes.append(f"{train.file}: precision fp32 and compile false need more memory than this prediction")
+    prediction = run_memory.predict(size)
+    unit, unit_name = (GIB, "GiB") if prediction.allocated >= GIB else (1 << 20, "MiB")
+    parts = ", ".join(f"{name} {part_bytes / unit:.2f}" for name, part_bytes in prediction.parts.items())
+    headings = ["GPU", "GiB", "parallel", f"peak at {size}", "largest", "keeps the global batch"]
     columns = ("left", "right", "left", "right", "right", "left")
+    assumptions = f"determinism {run_memory.determinism}, accumulation {run_memory.accumulation_at(size)}"
     return [
-        f"{train.file.parent}: on each of {world_size} ranks, at micro-batch {size}, {own.parallel}, "
-        f"{unit_name}: {listed}",
-        *tabulate(rows, heads, tablefmt="plain", disable_numparse=True, colalign=columns).splitlines(),
+        f"{train.file.parent}: on each of {world_size} ranks, at micro-batch {size}, {run_memory.parallel}, "
+        f"{unit_name}: {parts}",
+        *tabulate(rows, headings, tablefmt="plain", disable_numparse=True, colalign=columns).splitlines(),
         *notes,
-        f"{CALIBRATION}; bf16, compiled, determinism {own.determinism}, accumulation {own.accumulation_at(size)}",
+        f"{CALIBRATION}; bf16, compiled, {assumptions}",
     ]

@@ -1,4 +1,4 @@
-"""Dry run of train.py: the arithmetic of a run, or with --plan its hours and dollars on machines for rent."""
+"""The dry run of train.py: the arithmetic of a run or, with --plan, its hours and dollars on machines for rent."""
 
 import math
 
@@ -30,12 +30,15 @@ from training.planning.throughput import Network
 
 
 def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> None:
-    """Print what a run would do; needs no GPU. Raises BadInput, also where --init-from could not begin it or go on."""
+    """Print what a run would do, without a GPU.
+
+    Raises BadInput if the run could not start, including problems with the weights or checkpoint of --init-from.
+    """
     if initial is not None:
-        wanted = command.options.resume
-        found = None if wanted == "never" else find_to_resume(checkpoints_of(run.directory), wanted)
-        if found is not None:
-            check_origin(initial, read_state(found).config.initial_weights, found)
+        resume = command.options.resume
+        checkpoint = None if resume == "never" else find_to_resume(checkpoints_of(run.directory), resume)
+        if checkpoint is not None:
+            check_origin(initial, read_state(checkpoint).config.initial_weights, checkpoint)
         else:
             token_set = tokens_at_hand(run.train, command.options.token_files)
             tokenizer = token_set.tokenizer[1] if token_set and token_set.tokenizer else None
@@ -59,19 +62,19 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
 
 
 def describe_shards(memory: MemoryModel) -> list[str]:
-    """Return the parameters of a rank in tensor shards, those of all layers as one."""
+    """Return a table of the parameters of a rank in tensor shards. The same parameter of all layers is one row."""
     (shards, tensor_size), layers, rows = memory.tensor, memory.model.n_layers, {}
     sizes, ranks = network_sizes(memory.model, shards, tensor_size), RankGroup(rank=0, size=memory.shards)
     for name, part in {**sizes.outer, **sizes.block}.items():
         axes, plain = axes_of(name, memory.model), plain_name(name).replace(".0.", ".*.")
         columns = [axes.columns] if axes.columns else []
-        cut = [axis for axis in (*axes.rows, *columns) if axis.name in TENSOR_AXES]
-        parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in cut]
+        divided_axes = [axis for axis in (*axes.rows, *columns) if axis.name in TENSOR_AXES]
+        parts = [f"{axis.name} {min(shards, axis.parts or shards)}" for axis in divided_axes]
         size = STATE_BYTES * (shards // tensor_size) * ranks.chunk(part.shape[0]) * math.prod(part.shape[1:])
-        shown = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
+        axis_names = " x ".join([" ".join(axes.row_names), *(axis.name for axis in columns)])
         size *= layers if "*" in plain else 1
-        rows[plain] = [plain, shown, ", ".join(dict.fromkeys(parts)) or "whole", f"{size:,}"]
-    divided = f", {memory.parallel} on {memory.shards}" * memory.sharded
-    heads, sides = ["parameter", "axes", "shards", "bytes a rank"], ("left", "left", "left", "right")
-    table = tabulate([*rows.values()], heads, disable_numparse=True, colalign=sides)
-    return [f"shards       {shards}, {shards // tensor_size} on each rank{divided}", *table.splitlines()]
+        rows[plain] = [plain, axis_names, ", ".join(dict.fromkeys(parts)) or "whole", f"{size:,}"]
+    wrapper = f", {memory.parallel} on {memory.shards}" * memory.sharded
+    headings, sides = ["parameter", "axes", "shards", "bytes per rank"], ("left", "left", "left", "right")
+    table = tabulate([*rows.values()], headings, disable_numparse=True, colalign=sides)
+    return [f"shards       {shards}, {shards // tensor_size} on each rank{wrapper}", *table.splitlines()]

@@ -1,4 +1,4 @@
-"""Estimate of a run on machines for rent: memory, hours, dollars; and with other layouts, of data and tensor ranks."""
+"""Estimate a run on machines for rent: memory, hours and dollars, also with other layouts of data and tensor ranks."""
 
 import math
 import re
@@ -28,19 +28,22 @@ from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import Detail, Metric, RunEvent, event_of, last_price, read_counted
 
 ONE_NODE = Network()
-ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
+# To download and read 20 GB of tokens and to compile, without the boot of the machine
+ASSUMED_START_UP_SECONDS = 120.0
 
 
 @attrs.frozen(kw_only=True)
 class Offer:
+    """What a run needs and costs on one machine."""
+
     machine: Machine
-    plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
+    plan: Plan | None  # with the run's micro-batch or a smaller one; None: `problem` says why there is none
     problem: str | None
-    largest: int | None  # micro-batch that fits, sequences; None: not even one
-    bytes: int  # needed per GPU at the run's own micro-batch
-    throughputs: list[Throughput]  # those known, the slowest first
+    largest: int | None  # largest micro-batch that fits, in sequences; None: not even one sequence fits
+    bytes: int  # needed per GPU at the micro-batch in train.json
+    throughputs: list[Throughput]  # all that are known, the slowest first
     start_up_seconds: float
-    token_equivalents: float  # those of training, and as many as take as long as idle times and validations
+    token_equivalents: float  # tokens of training, plus those that could be trained in idle times and validations
     preemptions: Preemptions | None = None  # of a spot machine
 
     @property
@@ -48,7 +51,10 @@ class Offer:
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
     def seconds(self, tokens_per_second: float | None = None) -> float:
-        """Return the wall clock of the whole run, saves overlapping; at the fastest throughput unless one is given."""
+        """Return the wall-clock time of the whole run, at the given throughput or else at the fastest known one.
+
+        Saving a checkpoint is assumed to overlap with training.
+        """
         work = self.token_equivalents / (tokens_per_second or self.throughputs[-1].tokens_per_second)
         if self.preemptions is not None:
             return self.preemptions.seconds(self.start_up_seconds, work)
@@ -59,24 +65,25 @@ class Offer:
         return self.seconds(tokens_per_second) / 3600
 
     def usd(self) -> float:
-        """Return the least price of the whole run, of those by its throughputs; infinite where there are none."""
+        """Return the cost of the whole run at the fastest known throughput; infinite if no throughput is known."""
         usd = time_cost(self.seconds(), self.machine.usd_per_hour) if self.throughputs else None
         return math.inf if usd is None else usd
 
 
 @attrs.frozen(kw_only=True)
 class RunEstimate:
-    """A run on each machine of a price list; at least one of them can do it."""
+    """A run on each machine of a price list, of which at least one can train it."""
 
     run: Run
     prices: PriceList
-    start_up: tuple[float, int]  # seconds from launch to the first ordinary step; as `start_up_of`
+    start_up: tuple[float, int]  # seconds from launch to the first ordinary step, as `start_up_of` returns them
     network: Network
-    asked: int | None  # GPUs by the run directory's name, on all nodes
-    own: Plan | None  # the run on them, else on one
-    last_job: tuple[float, float, float | None] | None  # tokens/s that it logged, hours of the run, USD an hour
-    offers: tuple[Offer, ...]  # those with the GPUs that are asked for first, then the cheapest
-    layouts: list[dict[str, Offer]]  # that fit, by parallel/tensor_parallel, of each machine of 8 GPUs; cheapest first
+    requested_gpus: int | None  # number of GPUs in the run directory's name, times the number of nodes
+    named_plan: Plan | None  # the plan for these GPUs or, if the name has no number, for one data-parallel rank
+    last_job: tuple[float, float, float | None] | None  # logged tokens/s, hours of the run, USD per hour
+    offers: tuple[Offer, ...]  # machines with the requested GPUs come first, then the cheapest
+    # For each machine of 8 GPUs, the layouts that fit, by "parallel/tensor_parallel", the cheapest first
+    layouts: list[dict[str, Offer]]
 
 
 def make_estimate(
@@ -86,15 +93,23 @@ def make_estimate(
     network: Network = ONE_NODE,
     usd: float | None = None,
 ) -> RunEstimate:
-    """Estimate the run on each machine; `lengths` as for make_plan; `usd`: an hour of the last job. Raises BadInput."""
+    """Estimate a run on each machine.
+
+    `lengths` are those of make_plan, and `usd` is the price per hour of the run's last job. Raises BadInput if no
+    machine can train the run, or if the tokens/s in the price list are impossible.
+    """
     start_up = start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(run.model, prices.path, machine)
     offers = [_offer(run, machine, network, lengths, start_up[0]) for machine in prices.machines]
-    eights = [machine for machine in prices.machines if machine.gpus == NODE_GPUS]
-    layouts = [known for one in eights if (known := _layouts(run, one, network, lengths, start_up[0]))]
+    full_nodes = [machine for machine in prices.machines if machine.gpus == NODE_GPUS]
+    layouts = [
+        machine_layouts
+        for machine in full_nodes
+        if (machine_layouts := _layouts(run, machine, network, lengths, start_up[0]))
+    ]
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(run.model, run.train, offers, layouts))
+        raise BadInput(_describe_too_big(run.model, run.train, offers, layouts))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
     rate = prices.preemptions_per_hour * network.nodes
@@ -102,20 +117,20 @@ def make_estimate(
     gpus, kind = gpus_by_name(run.directory) or (None, "")
 
     def order(offer: Offer) -> tuple[bool, bool, float]:
-        asked = gpus is not None and offer.machine.gpus == gpus * network.nodes
-        return not (asked and offer.machine.gpu.name.startswith(kind)), not asked, offer.usd()
+        requested = gpus is not None and offer.machine.gpus == gpus * network.nodes
+        return not (requested and offer.machine.gpu.name.startswith(kind)), not requested, offer.usd()
 
-    own = None
-    with suppress(BadInput):  # too few micro-batches for them: the table has other machines
+    named_plan = None
+    with suppress(BadInput):  # there are too few micro-batches for these GPUs; the table has other machines
         ranks = (gpus or run.train.execution.tensor_parallel) * network.nodes
-        own = make_plan(run.train, run.model.context_length, ranks, lengths)
+        named_plan = make_plan(run.train, run.model.context_length, ranks, lengths)
     return RunEstimate(
         run=run,
         prices=prices,
         start_up=start_up,
         network=network,
-        asked=gpus and gpus * network.nodes,
-        own=own,
+        requested_gpus=gpus and gpus * network.nodes,
+        named_plan=named_plan,
         last_job=_last_job(run, lengths, start_up[0], usd),
         offers=tuple(sorted(offers, key=order)),
         layouts=layouts,
@@ -123,13 +138,13 @@ def make_estimate(
 
 
 def gpus_by_name(run_directory: Path) -> tuple[int, str] | None:
-    """Return number and kind of the GPUs that a run directory is named after: 8, "a100" for 8xa100; else None."""
-    found = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))([a-z]+\d*)", run_directory.resolve().name)
-    return (int(found[1]), found[2]) if found and int(found[1]) else None
+    """Return the number and the kind of GPUs in a run directory's name: (8, "a100") for 8xa100; None without them."""
+    match = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))([a-z]+\d*)", run_directory.resolve().name)
+    return (int(match[1]), match[2]) if match and int(match[1]) else None
 
 
 def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
-    """Return an offer at its machine's spot price. Saves are taken to stop training: an upper bound."""
+    """Return an offer at its machine's spot price. It assumes that saves stop training, which is an upper bound."""
     assert offer.plan is not None
     optimizer = network_sizes(run.model).state_bytes(run.train.optimization.optimizer, run.model.n_layers)
     preemptions = Preemptions(
@@ -143,13 +158,14 @@ def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
 def _last_job(
     run: Run, lengths: Mapping[str, int | None], start_up_seconds: float, usd: float | None
 ) -> tuple[float, float, float | None] | None:
-    """Return speed and cost by the newest job; None where it logged no speed, or trained other settings than now.
+    """Return the newest job's tokens/s, and the hours and price per hour of the run at this speed.
 
-    A job that wrote no record of its settings counts, as it is of an older version.
+    The result is None if that job logged no speed, or if its settings differ from the present ones. A job without a
+    record of its settings was trained by an older version, and is accepted.
     """
     try:
         record = read_record(run.directory)
-    except BadInput:  # it is damaged, so that the job's settings are unknown
+    except BadInput:  # the record is damaged, so the job's settings are unknown
         return None
     if record is not None and (
         record.unknown.get("model")
@@ -169,7 +185,7 @@ def _last_job(
 
 
 def _speed_settings(model: ModelConfig, train: TrainConfig) -> list[Any]:
-    """Return the settings on which a run's tokens/s depend: its network, batch, optimizer and execution."""
+    """Return the settings that determine a run's tokens/s: its network, batch, optimizer and execution."""
     groups = (BatchOptions, ExecutionOptions, MemoryOptions)
     keys = ["optimizer", *(key for group in groups for key in attrs.fields_dict(group))]
     network = {key: value for key, value in attrs.asdict(model).items() if key not in SAME_SPEED}
@@ -178,7 +194,10 @@ def _speed_settings(model: ModelConfig, train: TrainConfig) -> list[Any]:
 
 
 def start_up_of(run_directory: Path) -> tuple[float, int]:
-    """Return the seconds of start-up and compilation, the median of so many jobs of a run; an assumption for 0 jobs."""
+    """Return the seconds of start-up and compilation, and the number of jobs of the run of which they are the median.
+
+    Without any jobs, the seconds are an assumption.
+    """
     ledgers = [record[Metric.LEDGER] for record in read_counted(run_directory).records if Metric.LEDGER in record]
     if not ledgers:
         return ASSUMED_START_UP_SECONDS, 0
@@ -186,33 +205,37 @@ def start_up_of(run_directory: Path) -> tuple[float, int]:
 
 
 def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
-    """Raise BadInput for tokens/s that the machine's GPUs cannot reach: of another model, or mistyped."""
-    most = machine.gpus * machine.gpu.peak_flops / (6 * matmul_parameter_count(model))  # matrix products alone
-    if machine.tokens_per_second is not None and machine.tokens_per_second > most:
+    """Raise BadInput if the price list has tokens/s that the machine's GPUs cannot reach.
+
+    They were measured with another model, or mistyped.
+    """
+    # Matrix products alone, at the peak of the GPUs
+    limit = machine.gpus * machine.gpu.peak_flops / (6 * matmul_parameter_count(model))
+    if machine.tokens_per_second is not None and machine.tokens_per_second > limit:
         raise BadInput(
-            f"{path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the {most:,.0f} "
-            f"that the peak of {machine.gpus} x {machine.gpu.name} allows for this model; enter this run's measured "
-            "tokens/s, or leave it out"
+            f"{path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, but the peak of "
+            f"{machine.gpus} x {machine.gpu.name} allows at most {limit:,.0f} for this model; enter this run's "
+            "measured tokens/s, or leave the key out"
         )
 
 
 def _offer(
-    run: Run, one: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
+    run: Run, node: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
-    """Return the run's offer of one machine, or of as many as the network has."""
+    """Return the offer for a run on this machine, or on several of them if the network has several nodes."""
     model, train, tensor_size = run.model, run.train, run.train.execution.tensor_parallel
-    machine = one if network.nodes == 1 else one.times(network.nodes)
+    machine = node if network.nodes == 1 else node.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)
     largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
     try:
-        if one.gpus % tensor_size:
-            raise BadInput(f"tensor_parallel: got {tensor_size}, wanted a divisor of the machine's {one.gpus} GPUs")
+        if node.gpus % tensor_size:
+            raise BadInput(f"tensor_parallel: got {tensor_size}, wanted a divisor of the machine's {node.gpus} GPUs")
         smaller = train.replace(microbatch_size=_microbatch(train, machine, largest))
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
-    speeds = [] if plan is None else throughputs(model, one, plan.tokens_per_step, train)
+    speeds = [] if plan is None else throughputs(model, node, plan.tokens_per_step, train)
     if network.nodes > 1 and plan is not None:
         speeds = [on_network(speed, network, model, plan, train) for speed in speeds]
     return Offer(
@@ -227,24 +250,25 @@ def _offer(
     )
 
 
-def _layouts(run: Run, one: Machine, network: Network, *more: Any) -> dict[str, Offer]:
-    """Return a machine's offers under each layout that fits, by estimates, the cheapest first."""
-    found, estimated, own = {}, attrs.evolve(one, tokens_per_second=None), run.train.execution
-    kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else own.parallel})  # hsdp: on one node as fsdp
-    for tensor_size in sorted({1, 2, 4, NODE_GPUS, own.tensor_parallel}):
+def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any) -> dict[str, Offer]:
+    """Return a machine's offers for all layouts that fit, according to estimates, the cheapest first."""
+    offers, unmeasured, execution = {}, attrs.evolve(machine, tokens_per_second=None), run.train.execution
+    # On one node, hsdp is the same as fsdp.
+    kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else execution.parallel})
+    for tensor_size in sorted({1, 2, 4, NODE_GPUS, execution.tensor_parallel}):
         for kind in kinds if tensor_size in shard_counts(run.model) else ():
             train = run.train.replace(parallel=kind, tensor_parallel=tensor_size, tensor_shards=None)
-            offer = _offer(attrs.evolve(run, train=train), estimated, network, *more)
+            offer = _offer(attrs.evolve(run, train=train), unmeasured, network, *offer_arguments)
             if offer.throughputs:
-                found[f"{kind}/{tensor_size}"] = offer
-    return dict(sorted(found.items(), key=lambda each: each[1].usd()))
+                offers[f"{kind}/{tensor_size}"] = offer
+    return dict(sorted(offers.items(), key=lambda layout: layout[1].usd()))
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
-    """Return the tokens that all GPUs together could train on in the run's time, validations included.
+    """Return the tokens that all GPUs together could train on in the time of the run, including validations.
 
-    Those are at intervals, and before the first step; each is on all datasets of a mixture: at most, as one may have no
-    validation tokens.
+    Validations happen at intervals and before the first step. Each is assumed to use all datasets of a mixture, which
+    is an upper bound, because a dataset may have no validation tokens.
     """
     trained = plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
     interval = train.validation.validation_interval
@@ -256,10 +280,13 @@ def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
 
 
 def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> int:
-    """Return the run's micro-batch, or the largest smaller one that fits and keeps the batch. Raises BadInput."""
+    """Return the run's micro-batch, or the largest smaller one that fits and does not change the global batch.
+
+    Raises BadInput if there is none.
+    """
     size, batch = train.batch.microbatch_size, train.batch.global_batch_size
     if largest is None or (batch is None and size > largest):
-        raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
+        raise BadInput(f"micro-batch {size} does not fit; the largest that fits: {largest or 'none'}")
     if batch is None:
         return size
     ranks = machine.gpus // train.execution.tensor_parallel
@@ -277,8 +304,12 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     return sizes[-1]
 
 
-def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], layouts: list[dict[str, Offer]]) -> str:
-    size, batch, least = train.batch.microbatch_size, train.batch.global_batch_size, min(each.bytes for each in offers)
+def _describe_too_big(
+    model: ModelConfig, train: TrainConfig, offers: list[Offer], layouts: list[dict[str, Offer]]
+) -> str:
+    """Return the error of a run whose micro-batch fits on no machine of the price list."""
+    size, batch = train.batch.microbatch_size, train.batch.global_batch_size
+    least_bytes = min(offer.bytes for offer in offers)
     roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))
     best = max(offers, key=lambda offer: offer.largest or 0)
     if best.largest is None:
@@ -289,11 +320,11 @@ def _too_big(model: ModelConfig, train: TrainConfig, offers: list[Offer], layout
         largest = max(fitting, default=best.largest)
         advice = f"{best.largest} is the largest that fits, on {best.machine.name}: set microbatch_size={largest}"
         advice += "" if fitting or batch is None else ", and a larger global_batch_size"
-    cheapest = [next(iter(each.items())) for each in layouts]
-    other = ", ".join(f"{name} on {offer.machine.name} for ${rough_number(offer.usd())}" for name, offer in cheapest)
-    advice += f"; cheapest parallel/tensor_parallel: {other}" if other else ""
+    cheapest = [next(iter(machine_layouts.items())) for machine_layouts in layouts]
+    texts = ", ".join(f"{name} on {offer.machine.name} for ${rough_number(offer.usd())}" for name, offer in cheapest)
+    advice += f"; cheapest parallel/tensor_parallel: {texts}" if texts else ""
     return (
         f"{train.file}: microbatch_size: got {size}, too big for every machine: under {train.execution.parallel} it "
-        f"needs {least / GIB:.1f} GiB of a GPU, more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of "
-        f"{roomiest.name}; {advice}"
+        f"needs {least_bytes / GIB:.1f} GiB per GPU, but {roomiest.name} has only "
+        f"{gpu_bytes(roomiest.gpu) / GIB:.1f} GiB; {advice}"
     )

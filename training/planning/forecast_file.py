@@ -1,4 +1,4 @@
-"""Forecast of a run's final loss: forecast.json in its directory, written by experiment.py ladder."""
+"""Read the forecast of a run's final loss: forecast.json in its directory, which experiment.py ladder writes."""
 
 import json
 from typing import Any
@@ -13,13 +13,13 @@ from model.config import ModelConfig
 from training.config.train_config import Run, TrainConfig, recipe
 
 FORECAST = "forecast.json"
-WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
-_AGAIN = "run experiment.py ladder again"
+WINDOWS = ("validation_sequences", "start_val_token")  # these keys determine the tokens on which the loss is measured
+_RUN_AGAIN = "run experiment.py ladder again"
 
 
 @attrs.frozen(kw_only=True)
 class ForecastPoint:
-    """A run of the ladder, by which the law was fitted."""
+    """A run of the ladder, to which the law was fitted."""
 
     parameters: int = attrs.field(validator=integer(1))
     tokens: int = attrs.field(validator=integer(1))
@@ -28,6 +28,8 @@ class ForecastPoint:
 
 @attrs.frozen(kw_only=True)
 class ForecastTarget:
+    """The forecast loss of the target, and its interval."""
+
     loss: float = attrs.field(validator=number(0, above=True))
     low: float = attrs.field(validator=number(0))
     high: float = attrs.field(validator=number(0))
@@ -40,12 +42,14 @@ class ForecastTarget:
 
 @attrs.frozen(kw_only=True)
 class ForecastMiss:
-    error: float = attrs.field(validator=number(0))  # relative, of the largest size
+    """The error of the forecast for the ladder's largest size, when that was left out of the fit."""
+
+    error: float = attrs.field(validator=number(0))  # relative
 
 
 @attrs.frozen(kw_only=True)
 class ForecastRecord:
-    """The part of a target's forecast.json that is shown; experiment.py ladder writes the file."""
+    """The part of a target's forecast.json that is shown."""
 
     date: str = attrs.field(validator=text())
     commit: str | None
@@ -56,7 +60,10 @@ class ForecastRecord:
 
 
 def forecast_recipe(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the keys that determine the final loss, as JSON would give them back: a forecast is valid for these."""
+    """Return the keys that determine the final loss, in the form in which JSON stores them.
+
+    A forecast is valid only for runs with the same values.
+    """
     train = run.train.flat()
     keys = recipe(run.model, run.train)
     keys["train"] |= {key: train[key] for key in WINDOWS}
@@ -65,32 +72,37 @@ def forecast_recipe(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def describe_forecast_file(run: Run) -> list[str]:
-    """Return a run's forecast as lines; none without a file. Raises BadInput for a damaged one."""
+    """Return a run's forecast as lines, or no lines if it has none. Raises BadInput if the file is damaged."""
     path = run.directory / FORECAST
     if not path.exists():
         return []
-    advice = f"move it away, or {_AGAIN}"
+    advice = f"move it away, or {_RUN_AGAIN}"
     kinds = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
     with refusing(f"{path}: not a ladder's forecast", advice, kinds):
         record = structured(read_json(path, advice=advice), ForecastRecord, unknown_keys=True)
         if changed := _changed_key(forecast_recipe(run), record.recipe):
-            return [f"forecast     not for this run: {changed}; {_AGAIN}"]
-        target, points, missed = record.target, len(record.points), 100 * record.held_out.error
+            return [f"forecast     not for this run: {changed}; {_RUN_AGAIN}"]
+        target, points, error_percent = record.target, len(record.points), 100 * record.held_out.error
         return [
-            f"forecast     loss {target.loss:.4f} [{target.low:.4f}, {target.high:.4f}], 90 % interval of one "
-            f"run, at {target.extrapolation:.3g} x the compute of its ladder's largest run",
-            f"             ladder of {points} runs, {record.date}, commit {record.commit}: its largest size, "
-            f"held out, was missed by {missed:.1f} % on average",
+            f"forecast     loss {target.loss:.4f} [{target.low:.4f}, {target.high:.4f}], 90% interval for a single "
+            f"run, at {target.extrapolation:.3g} x the compute of the ladder's largest run",
+            f"             ladder of {points} runs, {record.date}, commit {record.commit}: the error for its largest "
+            f"size, left out of the fit, was {error_percent:.1f}% on average",
         ]
 
 
-def _changed_key(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
-    """Return the first key that differs from the forecast's, where one that is absent has its default."""
+def _changed_key(present: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
+    """Return a text about the first key whose value differs from the forecast's; None if all are the same.
+
+    A key that is missing in the record has its default.
+    """
     model = structured(recorded["model"], ModelConfig, unknown_keys=True)
     before = recipe(model, TrainConfig.from_record({"microbatch_size": 1} | recorded["train"]))
-    before["train"] |= {key: recorded["train"].get(key, now["train"][key]) for key in WINDOWS}
-    for section, values in now.items():
+    before["train"] |= {key: recorded["train"].get(key, present["train"][key]) for key in WINDOWS}
+    for section, values in present.items():
         for key, value in values.items():
-            if value != (was := before[section][key]):
-                return f"{section}.json: {key} is {quoted(value)}, and was {quoted(was)} when it was made"
+            if value != (old_value := before[section][key]):
+                return (
+                    f"{section}.json: {key} is {quoted(value)}, but was {quoted(old_value)} when the forecast was made"
+                )
     return None

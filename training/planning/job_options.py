@@ -1,4 +1,4 @@
-"""Effects of the options of a command line, one line each, for `train.py --dry-run`."""
+"""Describe the effects of command-line options, one line each, for `train.py --dry-run`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from common.redaction import redacted
 from common.text import dollars, time_cost
 from training.build import make_intervals
-from training.checkpoints.directory import check_wanted, checkpoints_of
+from training.checkpoints.directory import check_resume_name, checkpoints_of
 from training.checkpoints.lookup import find_to_resume
 from training.checkpoints.saved_state import read_state
 from training.command import TrainCommand
@@ -20,62 +20,69 @@ LABEL = "options"
 
 
 def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
-    """Return a line for each option whose effect the arithmetic of the run does not show; `plan`: of the run.
+    """Return a line for each option whose effect the arithmetic of the run does not show.
 
-    Raises BadInput if --resume names a checkpoint that does not exist.
+    `plan` is the plan of the run. Raises BadInput if --resume names a checkpoint that does not exist.
     """
     local, resume = run.train.checkpoints.checkpoints is None, command.options.resume
-    check_wanted(run.directory, resume, is_here=local)
+    check_resume_name(run.directory, resume, is_here=local)
     checkpoint = None if resume == "never" else find_to_resume(checkpoints_of(run.directory), resume)
     lines = [*_start(command, checkpoint, local=local), *_job(command), *_end(run, command, plan, checkpoint)]
     return [f"{LABEL if number == 0 else '':<13}{line}" for number, line in enumerate(lines)]
 
 
 def _start(command: TrainCommand, checkpoint: Path | None, *, local: bool) -> Iterator[str]:
-    """Yield what decides how the run begins or resumes; `local`: it has checkpoints on this disk alone."""
+    """Yield the options that decide how the run starts or resumes.
+
+    `local` says that the run has checkpoints only on this disk, not in a bucket.
+    """
     options = command.options
-    elsewhere = "" if local else " of this disk or a newer one of its bucket"
-    begins = "begins with step 1" if checkpoint is None else f"resumes from {checkpoint}{elsewhere}"
+    alternative = "" if local else " on this disk, or from a newer one in its bucket"
+    start = "starts with step 1" if checkpoint is None else f"resumes from {checkpoint}{alternative}"
     if options.resume == "never":
-        yield "--resume never: archives earlier results and begins with step 1"
+        yield "--resume never: archives earlier results and starts with step 1"
     elif options.resume != "auto":
-        yield f"--resume {options.resume}: {begins}"
+        yield f"--resume {options.resume}: {start}"
     if options.init_from is not None:
-        uses = begins if checkpoint is not None else "begins with the weights of this model"
-        yield f"--init-from {options.init_from}: {uses}"
+        effect = start if checkpoint is not None else "starts with the weights of this model"
+        yield f"--init-from {options.init_from}: {effect}"
     if options.allow_numerics_drift:
         yield "--allow-numerics-drift: resumes even if torch, the hardware or the micro-batch has changed"
 
 
 def _job(command: TrainCommand) -> Iterator[str]:
-    """Yield what changes how the job trains."""
+    """Yield the options that change how the job trains."""
     options = command.options
     if options.follow:
-        yield "--follow: trains on token files that are still being written, as they come"
+        yield "--follow: trains on token files while they are still being written"
     if options.device is not None:
         where = "the CPU" if options.device == "cpu" else "GPUs, which --preflight checks"
         yield f"--device {options.device}: trains on {where}"
     if options.hash_every is not None:
-        often = "after every step" if options.hash_every == 1 else f"every {options.hash_every:,} steps"
-        yield f"--hash-every {options.hash_every}: writes the hash of weights and moments to the metrics {often}"
+        interval = "after every step" if options.hash_every == 1 else f"every {options.hash_every:,} steps"
+        yield f"--hash-every {options.hash_every}: writes the hash of weights and moments to the metrics {interval}"
     if options.price_per_hour is not None:
-        yield f"--price-per-hour {options.price_per_hour:g}: shows dollars spent and expected"
+        yield f"--price-per-hour {options.price_per_hour:g}: shows the dollars spent so far and expected in total"
 
 
 def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -> Iterator[str]:
-    """Yield what ends the job, and what follows; `checkpoint`: from which it resumes."""
+    """Yield the options that end the job, and the command that follows it.
+
+    `checkpoint` is the one from which the job resumes, or None.
+    """
     options, budget = command.options, command.options.budget
     position = Position() if checkpoint is None else read_state(checkpoint).position
     if options.max_steps is not None:
         intervals = make_intervals(run.train, plan, options)
-        ends = f"stops after step {options.max_steps:,} of {plan.steps:,} with a checkpoint"
+        effect = f"stops after step {options.max_steps:,} of {plan.steps:,} with a checkpoint"
         if options.max_steps >= plan.steps:
-            ends = f"changes nothing, because the run ends after step {plan.steps:,}"
+            effect = f"changes nothing, because the run ends after step {plan.steps:,}"
         elif intervals.is_done(position):
-            settled = intervals.out_of_patience(position)
-            ends = f"trains nothing: {nothing_to_do(run.directory, plan.steps, position, settled=settled)}"
-        yield f"--max-steps {options.max_steps}: {ends}"
-    # --resume never archives the metrics, so that the job counts time and cost from zero
+            out_of_patience = intervals.out_of_patience(position)
+            reason = nothing_to_do(run.directory, plan.steps, position, out_of_patience=out_of_patience)
+            effect = f"trains nothing: {reason}"
+        yield f"--max-steps {options.max_steps}: {effect}"
+    # --resume never archives the metrics, so the job counts time and cost from zero.
     earlier = Earlier() if options.resume == "never" else read_earlier(run.directory, position.elapsed_seconds)
     if budget.max_hours is not None:
         hours = earlier.seconds / 3600
@@ -84,8 +91,8 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
         usd = earlier.usd + (time_cost(earlier.unpriced_seconds, options.price_per_hour) or 0.0)
         yield f"--max-usd {budget.max_usd:g}: {_limit(usd, budget.max_usd)}; {dollars(usd)} spent so far"
     if options.then is not None:
-        yield f"--then: runs {redacted(options.then)} once the job is done or stopped, saved and uploaded"
+        yield f"--then: runs {redacted(options.then)} after the last checkpoint is saved and uploaded"
 
 
 def _limit(used: float, limit: float) -> str:
-    return "stops with a checkpoint before that" if used < limit else "leaves nothing to train with"
+    return "stops with a checkpoint before this limit" if used < limit else "trains nothing, because it is used up"

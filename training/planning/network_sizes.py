@@ -1,4 +1,4 @@
-"""Sizes of a network: parameters, bytes saved for the backward pass, bytes moved, counted on torch's meta device."""
+"""Count the sizes of a network on torch's meta device: parameters, bytes saved for the backward pass, bytes moved."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ import attrs
 from common.errors import BadInput
 from model.axes import Axes, axes_of, plain_name, shard_cut
 from model.config import ModelConfig
-from model.counts import like_blocks, meta_network
+from model.counts import meta_network, with_few_blocks
 from model.shards import ShardedGPT, ShardExchange
 from training.optimizers.update_rule import rules_of, state_bytes
 from training.planning.kernel_count import count_kernels
@@ -16,17 +16,18 @@ from training.planning.kernel_count import count_kernels
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
-    """Sizes on a rank that add up over layers: of one block, and of all outside the blocks."""
+    """Sizes on one rank: those of one block, which multiply with the number of blocks, and those outside the blocks."""
 
-    outer: dict[str, Axes]  # parameters
-    block: dict[str, Axes]
-    outer_copies: int  # saved for the backward pass, bytes whatever the micro-batch: weights in bf16
+    outer: dict[str, Axes]  # parameters outside the blocks
+    block: dict[str, Axes]  # parameters of one block
+    outer_copies: int  # bytes of weights in bf16 that are saved for the backward pass, whatever the micro-batch
     block_copies: int
-    outer_bytes: int  # saved for the backward pass, per sequence
+    outer_bytes: int  # bytes of activations that are saved for the backward pass, per sequence
     block_bytes: int
-    fused_bytes: float  # that a block's kernels move per token, products and attention aside, were all fused
-    separate_bytes: float  # the same with a kernel for each operator
-    attention_width: int  # H D of a block's attention, or their sum where it has several
+    # Bytes per token that a block's kernels would move if they were all fused, without products and attention
+    fused_bytes: float
+    separate_bytes: float  # the same with a kernel for every operator
+    attention_width: int  # H D of a block's attention; the sum, if a block has several
 
     @functools.cached_property
     def outer_parameters(self) -> int:
@@ -46,13 +47,20 @@ class NetworkSizes:
 
 @functools.cache
 def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compiled: bool = True) -> NetworkSizes:
-    """Return the sizes, from one block and one sequence. Raises BadInput for networks that cannot be so counted."""
-    few, parameters, local = like_blocks(config), dict[str, Axes](), shards // ranks
-    network = meta_network(few) if shards == 1 else ShardedGPT(few, ShardExchange(shards=shards, own=range(local)))
+    """Return the sizes of a network, which are counted with one block and one sequence.
+
+    Raises BadInput if the network cannot be counted this way.
+    """
+    few, parameters, local = with_few_blocks(config), dict[str, Axes](), shards // ranks
+    exchange = ShardExchange(shards=shards, local_shards=range(local))
+    network = meta_network(few) if shards == 1 else ShardedGPT(few, exchange)
     for name, value in network.named_parameters():
         axes, shape = axes_of(name, config), tuple(value.shape)
-        if shape != (wanted := shard_cut(axes, shards, 0).shape):
-            raise BadInput(f"model.json: {name}: got {shape} elements, wanted {wanted}, those of its axes")
+        if shape != (expected_shape := shard_cut(axes, shards, 0).shape):
+            raise BadInput(
+                f"model.json: {name}: got shape {shape}, wanted {expected_shape}, according to its axes in "
+                "model/axes.py"
+            )
         columns = axes.columns and axes.columns._replace(size=shape[1])
         parameters[name] = attrs.evolve(axes, rows=(axes.rows[0]._replace(size=shape[0]),), columns=columns)
     kernels = count_kernels(attrs.evolve(config, n_layers=1), shards, local, compiled=compiled)

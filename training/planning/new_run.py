@@ -1,4 +1,4 @@
-"""New run directory: the keys of another one, or the network of a model, fitted to token files (train.py --like)."""
+"""Write a new run directory for train.py --like: another run, or the network of a model, fitted to token files."""
 
 import json
 from collections.abc import Callable, Collection, Iterator
@@ -24,57 +24,64 @@ from training.data.locate_tokens import ROOT
 from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 
-RECIPE = Path("runs", "1xrtx3090")  # of which a model gets train.json
+RECIPE = Path("runs", "1xrtx3090")  # its train.json is used with the network of a model
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264
 
 
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
-    """Return the run of --like, written unless planned; `network` reads a model's configuration. Raises BadInput."""
-    directory, like, given = command.run, command.like or "", command.options.token_files
+    """Return the run of --like, and write its directory unless the command only plans.
+
+    `network` reads the configuration of a model by its name or folder. Raises BadInput.
+    """
+    directory, like, token_files = command.run, command.like or "", command.options.token_files
     writes, model = not (command.dry_run or command.plan), like.startswith(HUB)
-    named = RECIPE if model else Path(like)
-    source = named if is_folder(named) else ROOT / named
+    template = RECIPE if model else Path(like)
+    source = template if is_folder(template) else ROOT / template
     if not is_folder(source):
         if "/" not in like:
             near = nearest_folder(like, [Path("runs")], _is_run)
-            meant = "" if near is None else f"did you mean {near}? "
-            wanted = f"wanted a run directory, such as runs/quickstart, or {HUB}DIR or {HUB}OWNER/NAME of a model"
-            raise BadInput(f"--like {like}: no such folder; {meant}{wanted}")
+            suggestion = "" if near is None else f"did you mean {near}? "
+            accepted = f"wanted a run directory, such as runs/quickstart, or a model: {HUB}DIR or {HUB}OWNER/NAME"
+            raise BadInput(f"--like {like}: no such folder; {suggestion}{accepted}")
         with refusing("--like", kinds=(BadInput,)):
             hub_name(like, MODEL, [Path("runs")], _is_run)
-        model, named = True, RECIPE
-        source = named if is_folder(named) else ROOT / named
+        model, template = True, RECIPE
+        source = template if is_folder(template) else ROOT / template
     lines: list[str | Notice] = [
-        f"{directory}: {'written' if writes else 'not written'}, like {like}{f', {RECIPE}' if model else ''}"
+        f"{directory}: {'written' if writes else 'not written'}, like {like}{f' and {RECIPE}' if model else ''}"
     ]
-    begins, values = not (directory / "train.json").exists(), read_files(source)
+    is_new, values = not (directory / "train.json").exists(), read_files(source)
     if model:
-        local = like.removeprefix(HUB)  # hf:DIR has the network of the model in a folder
+        local = like.removeprefix(HUB)  # hf:DIR means the network of the model in a folder
         if is_folder(Path(local)) and not is_own_export(Path(local)):
             note_local(local, MODEL, f"run `hf download {local} --local-dir DIR`, and write --like {HUB}DIR")
         keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}
     values["train"].pop("checkpoints", None)  # the bucket of another run
-    values["train"] |= {} if given is None else {"dataset": str(given)}
-    chosen = override(command.overrides, values)
-    run = make_run(directory, source, values, chosen)
+    values["train"] |= {} if token_files is None else {"dataset": str(token_files)}
+    overridden = override(command.overrides, values)
+    run = make_run(directory, source, values, overridden)
     world_size = command.world_size or max(environment_world_size(), run.train.execution.tensor_parallel)
-    train = TrainConfig.from_keys(run.train.flat() | {"validation_interval": None}, directory / "train.json", chosen)
+    train = TrainConfig.from_keys(
+        run.train.flat() | {"validation_interval": None}, directory / "train.json", overridden
+    )
     token_set = tokens_at_hand(train, None)
     if token_set is None:
-        lines.append(note("its tokens are not all here: vocabulary, validation and epochs are not fitted to them"))
-    for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, chosen):
+        lines.append(
+            note("some of its tokens are not on this disk, so vocabulary, validation and epochs are not fitted to them")
+        )
+    for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, overridden):
         old = values[section].get(key, KEYS[section][key].default)
         if key == "vocab_size" and command.options.init_from is not None and value < old:
-            continue  # ids are added to a model, not taken away
-        if key not in chosen and value != old and old is not None and not (model and section == "model"):
+            continue  # a model can get more ids, but not fewer
+        if key not in overridden and value != old and old is not None and not (model and section == "model"):
             values[section][key] = value
             lines.append(f"{section}.json: {key} {json.dumps(old)} -> {json.dumps(value)}: {reason}")
-    run = make_run(directory, directory, values, chosen)
+    run = make_run(directory, directory, values, overridden)
     check_tokens(run, None, world_size)
     for section in KEYS:
         _write(directory / f"{section}.json", values[section], like, writes=writes)
-    if begins:
+    if is_new:
         show(*lines, once=True)
     return run
 
@@ -84,56 +91,62 @@ def _is_run(path: Path) -> bool:
 
 
 def _fit(
-    run: Run, token_set: TokenSet, world_size: int, chosen: Collection[str]
+    run: Run, token_set: TokenSet, world_size: int, overridden: Collection[str]
 ) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield section, key, value and reason of each value with which the tokens suffice."""
+    """Yield the section, key and value of each setting that suits the tokens, with the reason."""
     options, context = run.train.validation, run.model.context_length
-    places = [(each.path, "validation", each.manifest) for each in token_set.directories]
-    validation = next((open_listed(*place) for place in places if has_split(*place)), None)
+    splits = [(directory.path, "validation", directory.manifest) for directory in token_set.directories]
+    validation = next((open_listed(*split) for split in splits if has_split(*split)), None)
     if token_set.tokenizer is not None:
         path, tokenizer = token_set.tokenizer
         yield "model", "vocab_size", tokenizer.vocabulary_size, f"tokenizer {tokenizer.name} of {path}"
     else:
         streams = [*token_set.streams, *([] if validation is None else [validation])]
         largest = max(read_content(file).max_id for stream in streams for file in stream.files)
-        yield "model", "vocab_size", max(2, largest + 1), f"the largest id is {largest:,}; no tokenizer is named"
+        yield "model", "vocab_size", max(2, largest + 1), f"the largest id is {largest:,}; the tokenizer is unknown"
     weighted = next((stream for stream in token_set.streams if stream.weighted), None)
-    said = "none of its tokens have weights" if weighted is None else f"{weighted.files[0].path.parent} has weights"
-    yield "train", "objective", "text" if weighted is None else "answers", said
+    reason = "its tokens have no weights" if weighted is None else f"{weighted.files[0].path.parent} has weights"
+    yield "train", "objective", "text" if weighted is None else "answers", reason
     held_out = 0 if validation is None else max(0, validation.length - 1 - options.start_val_token) // context
     if held_out == 0:
-        yield "train", "validation_interval", None, f"no {context + 1} validation tokens are here"
+        yield "train", "validation_interval", None, f"there are fewer than {context + 1} validation tokens"
     elif held_out < options.validation_sequences:
-        reason = f"half of {held_out * context:,} held-out tokens"  # evaluate.py loss measures on the rest
+        reason = f"half of {held_out * context:,} held-out tokens"  # evaluate.py loss measures on the other half
         yield "train", "validation_sequences", max(1, held_out // 2), reason
     windows = window_count(token_set.streams[0].length, run.train.data.start_train_token, context)
     if windows and isinstance(run.train.data.dataset, str):
-        yield from _fit_steps(run.train, windows, derive_layout(run.train, context, world_size), chosen)
+        yield from _fit_steps(run.train, windows, derive_layout(run.train, context, world_size), overridden)
 
 
-def _fit_steps(train: TrainConfig, windows: int, layout: Layout, chosen: Collection[str]) -> Iterator[Any]:
-    """Yield as many epochs as needed, up to MOST_EPOCHS; beyond, fewer tokens."""
-    most, tokens, batch = train.data.max_epochs, train.data.min_train_tokens, layout.global_batch_size
-    step, limit = batch * layout.context_length, most if "max_epochs" in chosen else max(most, MOST_EPOCHS)
-    steps = windows * most // batch if tokens is None else -(-tokens // step)
-    if tokens is not None and steps * batch > limit * windows and "min_train_tokens" not in chosen:
+def _fit_steps(train: TrainConfig, windows: int, layout: Layout, overridden: Collection[str]) -> Iterator[Any]:
+    """Yield a number of epochs that is large enough, up to MOST_EPOCHS; if even these do not suffice, fewer tokens."""
+    max_epochs, tokens, batch = train.data.max_epochs, train.data.min_train_tokens, layout.global_batch_size
+    step_tokens = batch * layout.context_length
+    limit = max_epochs if "max_epochs" in overridden else max(max_epochs, MOST_EPOCHS)
+    steps = windows * max_epochs // batch if tokens is None else -(-tokens // step_tokens)
+    if tokens is not None and steps * batch > limit * windows and "min_train_tokens" not in overridden:
         steps = limit * windows // batch
         reason = f"{limit} epochs of {windows * layout.context_length:,}; more repeats add little"
-        yield "train", "min_train_tokens", max(1, steps) * step, reason
+        yield "train", "min_train_tokens", max(1, steps) * step_tokens, reason
     steps = max(1, steps)
-    yield "train", "max_epochs", max(most, -(-steps * batch // windows)), f"{steps * step:,} tokens are so many"
+    epochs = -(-steps * batch // windows)
+    yield "train", "max_epochs", max(max_epochs, epochs), f"{steps * step_tokens:,} tokens take {epochs} epochs"
 
 
 def _write(path: Path, values: dict[str, Any], like: str, *, writes: bool) -> None:
-    """Write a file that is not there, on one rank of a machine. Raises BadInput where it has other keys."""
+    """Write a file that does not exist yet, on one rank of a machine.
+
+    Raises BadInput if the file exists and has other values.
+    """
     if writes and is_first_on_machine():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep=True)
-    there = read_json(path) if path.exists() else values
-    for key in [key for key in {**there, **values} if there.get(key, attrs.NOTHING) != values.get(key, attrs.NOTHING)]:
-        got, wanted = (quoted(each[key]) if key in each else "absent" for each in (there, values))
-        raise BadInput(
-            f"{path}: is there, and {key} in it is {got}, not {wanted} as --like {like} would write it; leave --like "
-            "out to train what is there, or name a new RUN"
-        )
+            replace_file(path, json.dumps(values, indent=4) + "\n", durable=True, keep_existing=True)
+    stored = read_json(path) if path.exists() else values
+    for key in {**stored, **values}:
+        if stored.get(key, attrs.NOTHING) != values.get(key, attrs.NOTHING):
+            stored_text, new_text = (quoted(keys[key]) if key in keys else "absent" for keys in (stored, values))
+            raise BadInput(
+                f"{path}: already exists, and its {key} is {stored_text}, but --like {like} would write {new_text}; "
+                "leave out --like to train the existing run, or name a new RUN"
+            )

@@ -1,6 +1,6 @@
-"""Table of --plan: memory, hours and dollars of a run on machines for rent, and the assumptions.
+"""The table of --plan: memory, hours and dollars of a run on machines for rent, and the assumptions behind them.
 
-Machines with the GPUs that the run directory is named after come first, then the cheapest.
+Machines with the GPUs in the run directory's name come first, followed by the others from the cheapest on.
 """
 
 import re
@@ -17,114 +17,122 @@ from training.planning.memory_model import CALIBRATION, GIB, NODE_GPUS
 from training.planning.price_list import shown
 from training.planning.throughput import ESTIMATE, EXCHANGES, MEASURED, OTHERS, ROUGH, SIMULATION, Throughput
 
-_HEADS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
+_HEADINGS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
-WIDTH = 80  # of a terminal
+WIDTH = 80  # columns of a terminal
 _UNKNOWN = (
-    "tokens/s of so small a network are measured, not estimated: train.py RUN --max-steps 100 does so on this machine, "
-    "and its row comes first; --price-per-hour gives it dollars"
+    "tokens/s of such a small network must be measured: train.py RUN --max-steps 100 measures them on this machine and "
+    "adds a first row; --price-per-hour gives it dollars"
 )
 ESTIMATE_CAUTION = (
-    "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
-    "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; it leaves out the cost of recompute_blocks, "
-    "loss_chunks and FSDP's gathers, and that products of tensor shards are smaller; expect less"
+    "estimate: a roofline of the bytes that Lockstep's kernels move, with matrix products and attention as fast as in "
+    "llm.c on 8 x A100 and H100, and with micro-batches that fill the GPU; it ignores the cost of recompute_blocks, "
+    "loss_chunks, FSDP's gathers and the smaller products of tensor shards; expect fewer tokens/s"
 )
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """Return lines of a terminal's width; those that follow are indented as far as the text after a label."""
-    wraps = []
+    """Return lines that fit into a terminal. Continuation lines are indented like the text after a label."""
+    wrapped_lines = []
     for line in lines:
         label = re.match(r"[a-z]* {2,}", line)
         indent = " " * (len(label[0]) if label else 2)
-        wraps += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [line]
-    return wraps
+        wrapped_lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [line]
+    return wrapped_lines
 
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
+    """Return the output of --plan: the arithmetic of the run, the table of machines, and notes on the assumptions."""
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     ranks = estimate.run.train.execution.tensor_parallel
-    plan, machine = estimate.own, f"{ranks} process{'es' * (ranks > 1)}; the directory's name has no number of GPUs"
+    plan = estimate.named_plan
+    machine = f"{ranks} process{'es' * (ranks > 1)}; the directory's name has no number of GPUs"
     if plan is None:
         plan, machine = possible[0].plan, possible[0].machine.name
-    elif (gpus := estimate.asked) is not None:
-        machine = f"{gpus} GPU{'s' * (gpus > 1)}, by the directory's name"
+    elif (gpus := estimate.requested_gpus) is not None:
+        machine = f"{gpus} GPU{'s' * (gpus > 1)}, as in the directory's name"
     assert plan is not None
-    known = [offer for offer in possible if offer.throughputs]
+    priced = [offer for offer in possible if offer.throughputs]  # those whose hours and dollars can be calculated
     rows = []
     if estimate.last_job is not None:
         speed, hours, price = estimate.last_job
         rows.append(_row("its last job", price, [hours], [Throughput(speed, MEASURED)]))
-    for offer in known:
-        each = [offer.hours(speed.tokens_per_second) for speed in reversed(offer.throughputs)]
-        rows.append(_row(offer.machine.name, offer.machine.usd_per_hour, each, offer.throughputs))
+    for offer in priced:
+        hours_by_speed = [offer.hours(speed.tokens_per_second) for speed in reversed(offer.throughputs)]
+        rows.append(_row(offer.machine.name, offer.machine.usd_per_hour, hours_by_speed, offer.throughputs))
     return [
         f"machine      {machine}",
         *describe(estimate.run.model, estimate.run.train, plan),
         "",
         *([*_table(rows), ""] if rows else []),
         *_layouts(estimate),
-        *(_basis(known) if len(known) > 1 else []),
-        *_spot(estimate, known),
-        *([] if len(known) == len(possible) else [_UNKNOWN]),
-        *_notes(estimate, known),
+        *(_basis(priced) if len(priced) > 1 else []),
+        *_spot(estimate, priced),
+        *([] if len(priced) == len(possible) else [_UNKNOWN]),
+        *_notes(estimate, priced),
         *_changes(estimate),
     ]
 
 
 def _layouts(estimate: RunEstimate) -> list[str]:
-    """Return the cheapest layout of each machine where it is not the run's own, and the least ones of each kind."""
+    """Return a table of machines for which another layout is cheaper than the run's, and a note on layouts.
+
+    A row has the cheapest layout, the next one in price, and the smallest tensor_parallel that fits with each value of
+    parallel.
+    """
     rows, execution = [], estimate.run.train.execution
-    own, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
+    run_layout, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
     for layouts in estimate.layouts:
-        (cheapest, first), *others = layouts.items()
+        (cheapest, first), *remaining = layouts.items()
         usd = first.usd()
-        if own not in layouts or layouts[own].usd() > usd:
-            more = next((f"{name} +{offer.usd() / usd - 1:.0%}" for name, offer in others if offer.usd() > usd), "")
-            least = {name.partition("/")[0]: name for name in sorted(layouts, reverse=True)}
+        if run_layout not in layouts or layouts[run_layout].usd() > usd:
+            pricier = (f"{name} +{offer.usd() / usd - 1:.0%}" for name, offer in remaining if offer.usd() > usd)
+            smallest = {name.partition("/")[0]: name for name in sorted(layouts, reverse=True)}
             name = first.machine.name.rpartition(" x ")[2]
             _, _, speed, *_ = _row(name, None, [first.hours()], first.throughputs[-1:])
-            rows.append([name, cheapest, f"{first.largest}", speed, rough_number(usd), more, " ".join(least.values())])
-    heads = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
-    table = [*_table(rows, heads, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
-    divisors = (f"{each}" for each in shard_counts(model) if each <= NODE_GPUS)
+            cells = [name, cheapest, f"{first.largest}", speed, rough_number(usd)]
+            rows.append([*cells, next(pricier, ""), " ".join(smallest.values())])
+    headings = ["machine", "layout", "batch", "tokens/s", "$", "next", "fits from"]
+    table = [*_table(rows, headings, ("left", "left", *["right"] * 3, "left", "left")), ""] if rows else []
+    divisors = (f"{count}" for count in shard_counts(model) if count <= NODE_GPUS)
+    legend = "the table above shows parallel/tensor_parallel and the largest micro-batch; on other machines, "
     note = (
-        f"layouts: {'above, parallel/tensor_parallel, and the largest micro-batch; else ' * bool(rows)}{own} is the "
-        f"cheapest by the estimate, at {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
+        f"layouts: {legend * bool(rows)}{run_layout} is the cheapest according to the estimate, at {EXCHANGES}; "
+        f"tensor_parallel may be {', '.join(divisors)}"
     )
     return [*table, note] if estimate.layouts else []
 
 
-def _table(rows: list[list[str]], heads: list[str] = _HEADS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
-    """Return the rows as lines of a terminal's width: long names of machines are wrapped."""
-    others = tabulate([row[1:] for row in rows], heads[1:], disable_numparse=True).splitlines()[1]
-    widths = [max(8, WIDTH - 2 - len(others))]
-    return tabulate(rows, heads, disable_numparse=True, colalign=columns, maxcolwidths=widths).splitlines()
+def _table(rows: list[list[str]], headings: list[str] = _HEADINGS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
+    """Return the rows as lines that fit into a terminal. Long names of machines are wrapped."""
+    rule = tabulate([row[1:] for row in rows], headings[1:], disable_numparse=True).splitlines()[1]
+    widths = [max(8, WIDTH - 2 - len(rule))]
+    return tabulate(rows, headings, disable_numparse=True, colalign=columns, maxcolwidths=widths).splitlines()
 
 
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
-    """Return the row of a machine: a range, where an estimate and another trainer's measurement disagree."""
+    """Return the row of a machine. Cells are ranges if an estimate and another trainer's measurement disagree."""
     rates = [speed.tokens_per_second for speed in speeds]
-    costs = [time_cost(3600 * each, price) for each in hours]
+    costs = [time_cost(3600 * run_hours, price) for run_hours in hours]
     return [
         printable(name),
         "" if price is None else f"{price:,.2f}",
-        _range([f"{each / 1e6:.2f}M" if each >= 1e6 else f"{each / 1e3:.{int(each < 1e5)}f}K" for each in rates]),
-        _range([rough_number(each) for each in hours]),
+        _range([f"{rate / 1e6:.2f}M" if rate >= 1e6 else f"{rate / 1e3:.{int(rate < 1e5)}f}K" for rate in rates]),
+        _range([rough_number(run_hours) for run_hours in hours]),
         _range(["" if usd is None else rough_number(usd) for usd in costs]),
         ", ".join(dict.fromkeys(speed.kind for speed in reversed(speeds))),
     ]
 
 
 def _range(texts: list[str]) -> str:
-    """Return the first and the last of texts, or the one that all are."""
+    """Return the first and the last text as a range, or a single text if they are the same."""
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
 
 
-def _basis(known: list[Offer]) -> list[str]:
-    """Return the cheapest and the fastest machine, and the cheapest by measurements."""
-    best = {"cheapest": min(known, key=Offer.usd), "fastest": min(known, key=Offer.hours)}
-    if measured := [offer for offer in known if offer.throughputs[-1].measured]:
+def _basis(priced: list[Offer]) -> list[str]:
+    """Return lines about the cheapest machine, the fastest, and the cheapest of those that were measured."""
+    best = {"cheapest": min(priced, key=Offer.usd), "fastest": min(priced, key=Offer.hours)}
+    if measured := [offer for offer in priced if offer.throughputs[-1].measured]:
         best["cheapest of the measured"] = min(measured, key=Offer.usd)
     return [
         f"{word}: {offer.machine.name}, ${rough_number(offer.usd())} in {rough_number(offer.hours())} hours "
@@ -133,66 +141,67 @@ def _basis(known: list[Offer]) -> list[str]:
     ]
 
 
-def _spot(estimate: RunEstimate, known: list[Offer]) -> list[str]:
-    """Return the assumptions of spot machines, and the checkpoint interval that suits the cheapest."""
-    offer = min((offer for offer in known if offer.preemptions), key=Offer.usd, default=None)
+def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
+    """Return a note on the assumptions about spot machines, and on the best checkpoint interval for the cheapest."""
+    offer = min((offer for offer in priced if offer.preemptions), key=Offer.usd, default=None)
     if offer is None or offer.plan is None or offer.preemptions is None:
         return []
     train, plan, speed = estimate.run.train, offer.plan, offer.throughputs[-1].tokens_per_second
-    validated = len(plan.sources) * plan.validation_sequences * plan.layout.context_length  # with each checkpoint
-    seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated / speed)
+    # Tokens that are validated with every checkpoint
+    validated_tokens = len(plan.sources) * plan.validation_sequences * plan.layout.context_length
+    seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated_tokens / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [
-        f"spot: expected, with {estimate.prices.preemptions_per_hour:g} preemptions an hour of each machine "
-        f"(--preemptions), without notice, checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
-        f"{offer.machine.name}: --set checkpoint_interval={steps}; without the wait for another machine"
+        f"spot: expected values with {estimate.prices.preemptions_per_hour:g} preemptions per hour of each machine "
+        f"(--preemptions), without notice, and checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
+        f"{offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not included"
     ]
 
 
-def _notes(estimate: RunEstimate, known: list[Offer]) -> list[str]:
-    """Return the meaning of the columns, the assumptions behind them, and settings that they leave out."""
+def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
+    """Return notes on the columns, the assumptions behind them, and settings that they ignore."""
     prices, (seconds, jobs), train = estimate.prices, estimate.start_up, estimate.run.train
-    measured = f"measured, median of this run's {jobs} earlier jobs" if jobs else "an assumption"
+    basis = f"measured, median of this run's {jobs} earlier jobs" if jobs else "an assumption"
     dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
     gib = sorted(offer.bytes / GIB for offer in estimate.offers)
     lines = [
         f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}: {shown(prices.path)}; the machine's time "
         "before and after the run is not included",
-        f"hours: training, validation, and {seconds:.0f} s of start-up ({measured})",
-        f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB of each GPU at micro-batch "
+        f"hours: training, validation, and {seconds:.0f} s of start-up ({basis})",
+        f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB per GPU at micro-batch "
         f"{train.batch.microbatch_size}; {CALIBRATION}",
     ]
     if train.batch.global_batch_size is None and len({offer.machine.gpus for offer in estimate.offers}) > 1:
-        lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
-    speeds = [speed for offer in known for speed in offer.throughputs]
+        lines.append("without global_batch_size, the batch and the number of steps depend on the machine")
+    speeds = [speed for offer in priced for speed in offer.throughputs]
     kinds = {speed.kind for speed in speeds}
     if kinds & {ESTIMATE, ROUGH, SIMULATION}:
         lines.append(ESTIMATE_CAUTION)
     if ROUGH in kinds:
-        lines.append(f"{ROUGH}: an estimate for a GPU that the roofline is not fitted to, but to a similar one")
+        lines.append(f"{ROUGH}: an estimate with a roofline that was fitted to a similar GPU, not to this one")
     if estimate.network.nodes > 1:
         lines.append(
-            f"simulation: computation as on one node, {estimate.network.link:g} GB/s between nodes, less what the last "
-            "micro-batch's backward pass hides; nothing of it is measured (docs/nodes.md)"
+            f"simulation: computation as on one node, and {estimate.network.link:g} GB/s between nodes, without the "
+            "time that the last micro-batch's backward pass hides; none of this is measured (docs/nodes.md)"
         )
-    if others := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
+    if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(
-            f"{OTHERS}: measured for a network of this shape by the author of another trainer: {', '.join(others)}"
+            f"{OTHERS}: measured for a network of this shape by the author of another trainer: {', '.join(trainers)}"
         )
     if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
-        lines.append("memory, tokens/s: for bf16, compiled; this run is not: it takes more memory and time")
+        lines.append("memory and tokens/s are those of bf16 with compiled blocks; this run needs more memory and time")
     return lines
 
 
 def _changes(estimate: RunEstimate) -> list[str]:
-    """Return the machines that need another micro-batch, and those that cannot do the run, with the reason."""
-    wanted, changes = estimate.run.train.batch, dict[str, list[str]]()
-    own, batch = wanted.microbatch_size, wanted.global_batch_size
+    """Return lines about machines that need another micro-batch, and about those that cannot train the run."""
+    settings, changes = estimate.run.train.batch, dict[str, list[str]]()
+    run_size, batch = settings.microbatch_size, settings.global_batch_size
     for offer in estimate.offers:
         change = offer.problem
-        if offer.plan is not None and (size := offer.plan.layout.microbatch_size) != own and offer.throughputs:
-            idle = f"a batch of {batch} in micro-batches of {own} leaves some of {offer.machine.gpus} GPUs idle"
-            change = f"{idle if offer.fits else f'{own} does not fit'}; start with --set microbatch_size={size}"
-        if change is not None and offer.preemptions is None:  # else its machine is there
+        if offer.plan is not None and (size := offer.plan.layout.microbatch_size) != run_size and offer.throughputs:
+            idle = f"a batch of {batch} in micro-batches of {run_size} leaves some of {offer.machine.gpus} GPUs idle"
+            change = f"{idle if offer.fits else f'{run_size} does not fit'}; start with --set microbatch_size={size}"
+        if change is not None and offer.preemptions is None:  # a spot offer repeats the change of its machine
             changes.setdefault(change, []).append(offer.machine.name)
     return [f"{', '.join(names)}: {change}" for change, names in changes.items()]

@@ -1,4 +1,4 @@
-"""Price list: machines for rent, a dated JSON file that users edit; expected time on those that are preempted."""
+"""Price list: machines for rent in a dated JSON file that users edit, and the expected time on preemptible ones."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from common.text import nearest
 from training.hardware.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")
-# 202 preemptions in the 431 hours that one V100 ran in four zones of AWS, 22 to 29 April 2023:
+# One V100 in four zones of AWS had 202 preemptions in 431 hours of running, 22 to 29 April 2023:
 # github.com/skypilot-org/spot-traces, preemption/1-node/aws-04-22-2023 (NSDI 24, Can't Be Late).
 PREEMPTIONS_PER_HOUR = 0.47
 
@@ -28,41 +28,44 @@ def _is_date(value: Any) -> bool:
 
 
 _PRICE = checks.number(0.0, 1e6, above=True)
-_DATE = checks.ValueCheck(_is_date, "the day of the prices, as in 2025-12-06")
+_DATE = checks.ValueCheck(_is_date, "the day of the prices, such as 2025-12-06")
 
 
 @attrs.frozen(kw_only=True)
 class Machine:
-    """A machine of the list; prices in US dollars."""
+    """A machine of the list. Prices are in US dollars, for the whole machine."""
 
     name: str = attrs.field(validator=checks.text())
     gpu: Gpu = attrs.field(validator=checks.ValueCheck(lambda value: isinstance(value, Gpu), "the name of a GPU"))
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
-    usd_per_hour: float = attrs.field(validator=_PRICE)  # of the whole machine
-    spot_usd_per_hour: float | None = attrs.field(default=None, validator=checks.optional(_PRICE))  # may be preempted
-    # of the whole machine, as the user has measured this run
+    usd_per_hour: float = attrs.field(validator=_PRICE)
+    # The price if the machine may be preempted
+    spot_usd_per_hour: float | None = attrs.field(default=None, validator=checks.optional(_PRICE))
+    # Speed of this run on the whole machine, as measured by the user
     tokens_per_second: float | None = attrs.field(default=None, validator=checks.optional(checks.number(1.0)))
-    date: str | None = attrs.field(default=None, validator=checks.optional(_DATE))  # of its price; None: the list's
-    source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))  # of it; None: the list's
+    # Date and source of the price; None: those of the list
+    date: str | None = attrs.field(default=None, validator=checks.optional(_DATE))
+    source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
 
     def times(self, nodes: int) -> "Machine":
-        """Return so many of this machine as one, of unknown tokens/s."""
+        """Return several of this machine as one machine, without tokens/s, which are unknown."""
         name, spot = f"{nodes} x {self.name}", self.spot_usd_per_hour and nodes * self.spot_usd_per_hour
-        named = attrs.evolve(self, name=name, gpus=nodes * self.gpus, tokens_per_second=None)
-        return attrs.evolve(named, usd_per_hour=nodes * self.usd_per_hour, spot_usd_per_hour=spot)
+        nodes_as_one = attrs.evolve(self, name=name, gpus=nodes * self.gpus, tokens_per_second=None)
+        return attrs.evolve(nodes_as_one, usd_per_hour=nodes * self.usd_per_hour, spot_usd_per_hour=spot)
 
     @property
     def spot(self) -> "Machine | None":
-        """This machine at its spot price; None where the list has none."""
+        """This machine at its spot price; None if the list has no spot price."""
         price, name = self.spot_usd_per_hour, f"{self.name} spot"
         return None if price is None else attrs.evolve(self, name=name, usd_per_hour=price, spot_usd_per_hour=None)
 
 
 @attrs.frozen(kw_only=True)
 class PriceList:
+    """A price list that has been read and checked."""
+
     path: Path
-    # when the prices were read
-    date: str = attrs.field(validator=_DATE)
+    date: str = attrs.field(validator=_DATE)  # the day on which the prices were looked up
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
     preemptions_per_hour: float = attrs.field(default=PREEMPTIONS_PER_HOUR, validator=checks.number(0, 60, above=True))
     machines: tuple[Machine, ...]
@@ -72,19 +75,20 @@ class PriceList:
 class Preemptions:
     """Preemptions of a machine, at random moments and without notice.
 
-    J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006); J. W.
-    Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974). Simulated:
-    benchmarks/preempted_runs.py.
+    The formulas are from J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS
+    22 (2006), and J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974).
+    benchmarks/preempted_runs.py simulates them.
     """
 
     per_hour: float
-    checkpoint_seconds: float  # that training is taken to stand still for a checkpoint
-    segments: float  # of the run, each of which ends in a checkpoint
+    checkpoint_seconds: float  # time for which training is assumed to stop for each checkpoint
+    segments: float  # number of parts of the run that end with a checkpoint
 
     def seconds(self, start_up: float, work: float) -> float:
-        """Return the expected paid time of a run, of so many seconds without preemptions; infinite beyond reason.
+        """Return the expected paid seconds of a run that would need `work` seconds without preemptions.
 
-        A segment begins anew with each preemption, after another start-up, which may be preempted as well.
+        After a preemption, a segment starts again from its beginning, after another start-up, which may be preempted as
+        well. The result is infinite if it is too large for a float.
         """
         rate, segment = self.per_hour / 3600, work / self.segments + self.checkpoint_seconds
         try:
@@ -95,22 +99,25 @@ class Preemptions:
             return math.inf
 
     def best_interval_seconds(self, validation_seconds: float = 0.0) -> float:
-        """Return Young's interval between checkpoints, each with a validation, in seconds of training."""
+        """Return Young's interval between checkpoints in seconds of training. A validation adds to each checkpoint."""
         return math.sqrt(2 * (self.checkpoint_seconds + validation_seconds) * 3600 / self.per_hour)
 
 
 def shown(path: Path) -> str:
-    """Return a path for people: relative where it lies below the working directory."""
+    """Return a path as messages show it: relative if it is inside the working directory."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def gpus_of(path: Path | None) -> dict[str, Gpu]:
-    """Return the known GPUs, with those that a price list adds. Raises BadInput."""
+    """Return all known GPUs, including those that a price list adds. Raises BadInput if the list is invalid."""
     return known_gpus() if path is None else known_gpus() | read_gpus(path, _read(path).get("gpus", {}))
 
 
 def read_machines(path: Path, only: Sequence[str]) -> PriceList:
-    """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
+    """Read a price list with the machines that `only` names, or with all of them if it is empty.
+
+    Raises BadInput, which names the file and the machine.
+    """
     values = _read(path)
     entries, gpus = values.pop("machines", None), known_gpus() | read_gpus(path, values.pop("gpus", {}))
     if not isinstance(entries, dict) or not entries:

@@ -1,4 +1,4 @@
-"""Newest CORE that evaluate.py has stored of a run, as a line of --plan."""
+"""Show the newest CORE score that evaluate.py has stored for a run, as a line of --plan."""
 
 from typing import Any
 
@@ -9,34 +9,35 @@ from training.checkpoints.saved_state import weights_digest
 from training.config.train_config import Run
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER, WEIGHTS_FILE
 
-_CORE = number(-100, 1)  # centered on chance: 1 is all right, and below 0 is worse than chance
+_CORE = number(-100, 1)  # centered on chance: 1 means all answers are right, and below 0 is worse than chance
 
 
 def describe_core(run: Run) -> list[str]:
-    """Return the newest CORE, of all tasks or some, that evaluate.py stored of a run, as a line; none without one.
+    """Return a line with the newest CORE score, of all tasks or some, that evaluate.py has stored for a run.
 
-    A score of other weights than the checkpoint of its name has now is left out; one without their hash says so.
+    The list is empty if there is no score. A score is skipped if the checkpoint of its name has different weights now;
+    if the score has no hash of its weights, the line says so.
     """
     for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
         if record.get("evaluation") == "core" and _CORE.holds(core := record.get("core")):
             title = str(record.get("model"))
             measured = record.get(WEIGHTS_FILE)
-            now = weights_digest(checkpoint_titled(run.directory, title))
-            if measured is not None and now is not None and measured != now:
+            present = weights_digest(checkpoint_titled(run.directory, title))
+            if measured is not None and present is not None and measured != present:
                 continue
             unknown = "" if measured is not None else ", weights unknown"
-            shown = f"{core:.4f}" + (f" ± {error:.4f}" if number(0).holds(error := record.get("core_error")) else "")
+            score = f"{core:.4f}" + (f" ± {error:.4f}" if number(0).holds(error := record.get("core_error")) else "")
             limits = "".join(f", {limit}" for limit in _limits_of_core(record))
-            return [f"core         {shown}, {title}{unknown}{limits}, {record.get('time')}; see evaluate.py compare"]
+            return [f"core         {score}, {title}{unknown}{limits}, {record.get('time')}; see evaluate.py compare"]
     return []
 
 
 def _limits_of_core(record: dict[str, Any]) -> list[str]:
-    """Return how much of CORE a stored score covers, and a tokenizer that is not known to be the run's own."""
-    tasks, data, given = (record.get(key) for key in ("tasks", "data", GIVEN_TOKENIZER))
+    """Return the limits of a stored score: how much of CORE it covers, and a tokenizer that may not be the run's."""
+    tasks, data, tokenizer = (record.get(key) for key in ("tasks", "data", GIVEN_TOKENIZER))
     limits = [f"of {len(tasks)} tasks"] if isinstance(tasks, dict) else []
     if isinstance(data, dict) and type(data.get("count")) is int:
         limits.append(f"at most {data['count']:,} items of each")
-    if isinstance(given, dict):
-        limits.append(f"read by tokenizer {given.get('name')} of --tokenizer")
+    if isinstance(tokenizer, dict):
+        limits.append(f"with tokenizer {tokenizer.get('name')} from --tokenizer")
     return limits

@@ -1,4 +1,4 @@
-"""Training throughput of a machine: measured tokens per second, else an estimate, by a roofline."""
+"""Training throughput of a machine: measured tokens per second or, without a measurement, a roofline estimate."""
 
 import math
 from pathlib import Path
@@ -18,114 +18,123 @@ from training.planning.price_list import Machine
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"
 MEASURED, OTHERS = "measured here", "others"
-ESTIMATE, ROUGH = "estimate", "rough"  # by the roofline; rough: fitted to a similar GPU
-SIMULATION = "simulation"  # of several nodes, from one's
-# Matmul parameters, half of GPT-2 124M's, the smallest network that the estimates are fitted to: launches and the host
-# take most of the time of smaller ones, and no roofline knows how much.
+ESTIMATE, ROUGH = "estimate", "rough"  # by the roofline; "rough" if it was fitted to a similar GPU
+SIMULATION = "simulation"  # of several nodes, from the throughput of one node
+# Half of the matmul parameters of GPT-2 124M, the smallest network to which the estimates are fitted. Smaller networks
+# spend most of their time on kernel launches and on the host, and no roofline can tell how much.
 LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
-# Options of the network that change its speed little or not at all.
+# Options of the network that change its speed little or not at all
 SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 
-# Bytes that our compiled kernels move per token. Of a block: those of network_sizes.py with everything fused, and this
-# share of those with a kernel for each operator. benchmarks/kernel_bytes.py counts 136.6 to 145 for each layer and C of
-# GPT-2 in four sizes, without what weighs less with larger micro-batches (casts of weights, the optimizer): 136 =
-# 116 + 20, of 172. The share is fitted to GPT-2's; for the shapes of NanoChat and Qwen3 the sum is within 3 % of
-# that script's count.
+# Bytes that our compiled kernels move per token. In a block, these are the bytes in network_sizes.py with everything
+# fused, plus this share of the bytes with a kernel for each operator. For GPT-2 in four sizes,
+# benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and C, without what matters less with larger
+# micro-batches (casts of weights, the optimizer): 136 = 116 + 20, of 172. The share is fitted to GPT-2. For the shapes
+# of NanoChat and Qwen3, the sum is within 3% of that script's count.
 LAYER_BYTES = 136
 UNFUSED_SHARE = 20 / 172
-# Of the loss, for each row of the vocabulary, counted likewise.
+# Bytes of the loss per token and row of the vocabulary, counted the same way
 LOSS_BYTES = 6
 SOFTCAP_LOSS_BYTES = 2
 
-# Of steps on several nodes. Nothing of it is measured on several machines. The sum of gradients is that on two levels
-# (training/parallel/ordered_reduce.py), whose bytes are counted at the cable between two network namespaces.
+# Steps on several nodes. None of this has been measured on several machines. Gradients are added on two levels
+# (training/parallel/ordered_reduce.py), whose bytes were counted on the cable between two network namespaces.
 BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
-LAST_BUCKETS = 0.15  # of the gradient: the embeddings' bucket, ready when the backward pass ends
-GRADIENT_BYTES = 4  # of a parameter
-GATHERED_BYTES = 2 * 2  # of a parameter in bf16: FSDP gathers it for the forward and for the backward pass
-# Assumed: between a GPU and those of its node, each direction, as a collective reaches it; for each other node, of a
-# collective of one bucket.
-INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0  # PCIe: of tensor ranks without NVLink
+LAST_BUCKETS = 0.15  # share of the gradient in the embeddings' bucket, which is ready when the backward pass ends
+GRADIENT_BYTES = 4  # per parameter
+GATHERED_BYTES = 2 * 2  # per parameter in bf16: FSDP gathers it for the forward pass and for the backward pass
+# Assumptions: the bandwidth that a collective reaches between a GPU and the other GPUs of its node, in each direction
+# (PCIe: between tensor ranks without NVLink), and the latency of a collective of one bucket for each additional node
+INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0
 LATENCY_SECONDS = 30e-6
 
 
 @attrs.frozen
 class Efficiency:
-    """Shares of a GPU's datasheet: of the dense bf16 peak in matrix products and causal attention, of the bandwidth."""
+    """Shares of a GPU's datasheet numbers that training reaches.
+
+    They are shares of the dense bf16 peak, in matrix products and in causal attention, and of the memory bandwidth.
+    """
 
     matmul: float
     attention: float
     bandwidth: float
 
 
-# Products and attention: what explains llm.c's published runs with the bytes of its own kernels; both trainers have
-# them from cuBLAS and cuDNN (the runs: tests/training/planning/test_throughput.py). Bandwidth: what elementwise kernels
-# reached on one H100. A GPU of another kind takes the similar one's.
+# The shares for products and attention explain llm.c's published runs, given the bytes of llm.c's kernels; both
+# trainers use cuBLAS and cuDNN for them (tests/training/planning/test_throughput.py has the runs). The share of the
+# bandwidth is what elementwise kernels reached on one H100. Any other kind of GPU uses the shares of the similar one.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
-FITTED = ("A100", "H100", "H200")  # torch's names; the H200's estimates are 1 to 10 % below what it was measured at
+FITTED = ("A100", "H100", "H200")  # torch's names; estimates for the H200 are 1 to 10% below its measurements
 NVLINK = (*FITTED, "B200", "GB200")
 EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink (not measured)"
 
 
 @attrs.frozen
 class Throughput:
-    """Tokens per second of a whole machine, and their source."""
+    """Tokens per second of a whole machine, and where the number comes from."""
 
     tokens_per_second: float
     kind: str  # MEASURED, OTHERS, ESTIMATE, ROUGH or SIMULATION
-    trainer: str | None = None  # of a measurement
+    trainer: str | None = None  # the trainer that was measured
 
     @property
     def measured(self) -> bool:
-        """True for a measurement, by anybody."""
+        """Whether this is a measurement, of this or another trainer."""
         return self.kind in (MEASURED, OTHERS)
 
 
 @attrs.frozen(kw_only=True)
 class Network:
+    """Machines of the same kind that train a run together."""
+
     nodes: int = 1
-    link: float = math.inf  # GB/s of a node to the others, each direction
+    link: float = math.inf  # GB/s between a node and all others, in each direction
 
 
 def throughputs(
     config: ModelConfig, machine: Machine, tokens_per_step: int | None = None, train: TrainConfig | None = None
 ) -> list[Throughput]:
-    """Return the throughputs that are known, the slowest first; none for a small network that nobody has measured.
+    """Return the throughputs that are known, the slowest first. A small network without measurements has none.
 
-    That of the price list, or Lockstep's newest measurement; else those of other trainers and an estimate. A
-    measurement of a small network is of its `tokens_per_step`, as launches take most of the time. `train`: the run,
-    with its tensor shards, which are estimated.
+    If the price list has a number, or Lockstep has been measured, that number alone is returned (the newest
+    measurement). Otherwise, measurements of other trainers and an estimate are returned. A measurement of a small
+    network is valid only for its `tokens_per_step`, because launches take most of the time. `train` is the run; with
+    tensor shards, its throughput is always estimated.
     """
-    # Options that a measurement leaves out are GPT-2's.
+    # An option that a measurement does not state is GPT-2's.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
-    found = [
+    matches = [
         Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else OTHERS, row["trainer"])
         for row in reversed(read_json(MEASUREMENTS, list) if train is None or train.execution.shards == 1 else [])
         if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus)
         and row.get("tokens_per_step", tokens_per_step) == tokens_per_step
         and all(getattr(config, field.name) == row.get(field.name, field.default) for field in shape)
     ]
-    ours, others = ([each for each in found if each.kind == kind] for kind in (MEASURED, OTHERS))
+    ours = [match for match in matches if match.kind == MEASURED]
     if machine.tokens_per_second is not None:
         ours = [Throughput(machine.tokens_per_second, MEASURED)]
     if ours:
         return ours[:1]
+    candidates = [match for match in matches if match.kind == OTHERS]
     if matmul_parameter_count(config) >= LEAST_PARAMETERS:
         kind = ESTIMATE if machine.gpu.torch_name in FITTED else ROUGH
-        others.append(Throughput(machine.gpus * roofline(config, machine.gpu, train), kind))
-    return sorted(others, key=lambda each: each.tokens_per_second)
+        candidates.append(Throughput(machine.gpus * roofline(config, machine.gpu, train), kind))
+    return sorted(candidates, key=lambda candidate: candidate.tokens_per_second)
 
 
-def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Plan, train: TrainConfig) -> Throughput:
-    """Return the throughput of all nodes, from that of one.
+def on_network(
+    one_node: Throughput, network: Network, model: ModelConfig, plan: Plan, train: TrainConfig
+) -> Throughput:
+    """Return the throughput of all nodes together, given the throughput of one node.
 
-    FSDP on all GPUs also gathers the weights over the link, for each micro-batch.
+    With parallel "fsdp", which shards over all GPUs, the weights are gathered over the link for every micro-batch.
     """
     layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
     node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation
-    compute = plan.tokens_per_step / (nodes * alone.tokens_per_second)
+    compute = plan.tokens_per_step / (nodes * one_node.tokens_per_second)
     inside = 2 * (node_gpus - 1) / node_gpus * gradient / (INSIDE_GB_PER_SECOND * 1e9)
-    inside /= train.execution.tensor_parallel  # each reduces its part
+    inside /= train.execution.tensor_parallel  # each tensor rank reduces its part
     across = 2 * (nodes - 1) / nodes * gradient / (network.link * 1e9) + (nodes - 1) * LATENCY_SECONDS
     # The last micro-batch hides communication behind its backward pass.
     hidden = min(BACKWARD_SHARE * compute / accumulation, (1 - LAST_BUCKETS) * (inside + across))
@@ -136,9 +145,10 @@ def on_network(alone: Throughput, network: Network, model: ModelConfig, plan: Pl
 
 
 def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) -> float:
-    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one.
+    """Estimate the tokens per second of one GPU in bf16.
 
-    GPUs that share layers do as much of these as if each had tokens of its own, and wait for all their exchanges.
+    The times of matrix products, attention and memory traffic are added. GPUs that share layers do the same amount of
+    work per GPU as if each had separate tokens, and in addition wait for all their exchanges.
     """
     seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
     if train is not None and (shards := train.execution.shards) > 1:
@@ -150,34 +160,37 @@ def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) ->
 
 
 def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
-    """Return the bytes that a rank gets from those that share its layers, in both passes, per token.
+    """Return the bytes per token that a rank receives from the ranks that share its layers, in both passes.
 
-    Of C elements, with L of S shards on each of N ranks, a layer gathers C and sums up L C twice, and the other way
-    round in its backward pass; so does the head once, and, in fp32, the embedding. A recomputed block does both again,
-    but its last sum for dropout alone; a chunked loss, 2 fp32 numbers of each shard, is computed twice. From others
-    comes (N - 1) / N of a result. Not counted: sums of shared gradients, once a step (`add_shared`).
+    With C elements and L of S shards on each of N ranks, a layer twice gathers C and adds up L C; its backward pass
+    does the reverse. The head does this once, and so does the embedding, in fp32. A recomputed block does both again,
+    except for its last sum, which only dropout needs. A chunked loss, which has 2 fp32 numbers per shard, is computed
+    twice. (N - 1) / N of each result come from other ranks. The sums of shared gradients, once per step (`add_shared`),
+    are not counted.
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
     size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
-    each = (1 + local) * (size * (4 * layers + 1) + 4)
-    each += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
+    bytes_per_channel = (1 + local) * (size * (4 * layers + 1) + 4)
+    bytes_per_channel += size * layers * (2 + local * (1 + (config.drop_rate > 0))) * train.memory.recompute_blocks
     loss = 4 * 2 * shards * (1 + (train.memory.loss_chunks > 1))
-    return (each * config.emb_dim + loss) * (ranks - 1) / ranks
+    return (bytes_per_channel * config.emb_dim + loss) * (ranks - 1) / ranks
 
 
-def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
+def seconds_per_token(config: ModelConfig, gpu: Gpu, efficiency: Efficiency) -> dict[str, float]:
+    """Return the seconds that one GPU needs per token, by kind of work."""
     sizes, layers = network_sizes(config), config.n_layers
-    keys = config.context_length / 2  # that a query attends to, on average: of all, the causal half
-    traffic = reached.bandwidth * gpu.gb_per_second * 1e9
+    keys = config.context_length / 2  # a query attends to half of the keys on average, because attention is causal
+    bytes_per_second = efficiency.bandwidth * gpu.gb_per_second * 1e9
+    loss_bytes = LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None)
     return {
-        "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
-        "attention": 12 * layers * sizes.attention_width * keys / (reached.attention * gpu.peak_flops),
-        "elementwise": layers * block_traffic(config) / traffic,
-        "loss": (LOSS_BYTES + SOFTCAP_LOSS_BYTES * (config.logit_softcap is not None)) * config.vocab_size / traffic,
+        "matmul": 6 * matmul_parameter_count(config) / (efficiency.matmul * gpu.peak_flops),
+        "attention": 12 * layers * sizes.attention_width * keys / (efficiency.attention * gpu.peak_flops),
+        "elementwise": layers * block_traffic(config) / bytes_per_second,
+        "loss": loss_bytes * config.vocab_size / bytes_per_second,
     }
 
 
 def block_traffic(config: ModelConfig, shards: int = 1, ranks: int = 1) -> float:
-    """Return the bytes that the compiled kernels of a block move per token, on each rank of those that share it."""
+    """Return the bytes per token that the compiled kernels of a block move, on each of the ranks that share it."""
     sizes = network_sizes(config, shards, ranks)
     return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes

@@ -1,7 +1,7 @@
-"""Determinism self-test: whether the gradients of one step repeat bit for bit on this machine.
+"""Determinism self-test: whether the gradients of a step repeat bit for bit on this machine.
 
-The test suite answers it for CPUs. On a GPU it depends on the kernels that cuBLAS, attention and torch.compile choose
-for this model on this card, so a run tests it before its first step and says what it has seen.
+For CPUs, the test suite answers this question. On a GPU, the answer depends on the kernels that cuBLAS, attention and
+torch.compile choose for this model on this card. Therefore a run tests it before its first step and prints the outcome.
 """
 
 import hashlib
@@ -23,54 +23,62 @@ from training.precision import Numerics
 from training.state import StepSettings, TrainState
 from training.step import NextBatch, run_microbatches
 
-STEP = 0  # seeds the dropout masks
+STEP = 0  # the step whose dropout masks are used
 
 
 @attrs.frozen(kw_only=True)
 class SelfTest:
-    """Outcome of the self-test, the same on every rank."""
+    """Outcome of the self-test, which is the same on every rank. Its fields are also the fields of an event."""
 
-    held: bool
-    differing: list[str]  # parameters
-    tensors: int  # that were compared
+    held: bool  # whether all gradients repeated
+    differing: list[str]  # names of the parameters whose gradients differed
+    tensors: int  # number of gradients that were compared
 
 
 def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest:
-    """Compare the gradients of two runs of a step on random tokens, which leave no trace. Call it on every rank."""
+    """Compare the gradients of two runs of the same step on random tokens. The state does not change.
+
+    Call it on every rank.
+    """
     scale = state.loss_scale.scale.clone()
     first, norm = _gradients(state, settings, ranks)
-    # Infinities repeat whatever the kernels do: compare finite gradients.
+    # Only finite gradients can be compared, because infinities repeat whatever the kernels do.
     while state.loss_scale.dynamic and not math.isfinite(norm) and not state.loss_scale.exhausted().item():
         state.loss_scale.scale.mul_(0.5)
         first, norm = _gradients(state, settings, ranks)
     second, _ = _gradients(state, settings, ranks)
     state.loss_scale.scale.copy_(scale)
-    own = [name for name, digest in first.items() if second[name] != digest]
-    differing = {name for names in gather(ranks, own) for name in names}
+    local_names = [name for name, digest in first.items() if second[name] != digest]
+    differing = {name for names in gather(ranks, local_names) for name in names}
     ordered = [name for name in first if name in differing]
     return SelfTest(held=not ordered, differing=ordered, tensors=len(first))
 
 
 def describe(outcome: SelfTest, numerics: Numerics) -> str | Notice:
+    """Return the outcome as a line to print, with advice if gradients differed."""
     level = f"determinism {numerics.determinism}"
     if outcome.held:
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
         compiled = "compiled" if numerics.compiled else "not compiled"
-        how = f"deterministic attention, cuBLAS workspace {workspace}, {compiled}"
+        kernels = f"deterministic attention, cuBLAS workspace {workspace}, {compiled}"
         return (
-            f"self-test: the gradients of one step repeat to the bit ({how}), as {level} needs; only this was compared"
+            f"self-test: the gradients of one step repeat bit for bit ({kernels}), as {level} requires; nothing else "
+            "was compared"
         )
     first, count, tensors = outcome.differing[0], len(outcome.differing), outcome.tensors
     advice = f"try {setting(compile=False)}; " if numerics.compiled else ""
     return warning(
         f"self-test: gradients of the same step differ between two runs (first: {first}; {count} of {tensors} "
-        f"tensors): {level} does not hold here, this run repeats to rounding only; {advice}"
-        f"{setting(determinism='off')} promises no more and is faster"
+        f"tensors). {level} does not hold on this machine, and this run can be repeated only up to rounding; {advice}"
+        f"{setting(determinism='off')} gives the same guarantee and is faster"
     )
 
 
 def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, str], float]:
-    """Run the step and clear its gradients; return the hash of this rank's shard of each, and their global norm."""
+    """Run the step and clear its gradients.
+
+    Returns the hash of this rank's shard of each gradient, and the global norm of the gradients.
+    """
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     run_microbatches(state, settings, STEP, next_batch)
     norm = global_grad_norm(state.parallel, settings.numerics.determinism).item()
@@ -81,7 +89,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
 
 
 def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBatch:
-    """Return a function that returns random micro-batches of this rank; the same sequence every time."""
+    """Return a function that returns random micro-batches for this rank, always in the same sequence."""
     generator = torch.Generator().manual_seed(ranks.data_parallel.rank)
 
     def next_batch() -> MicroBatch:
@@ -92,6 +100,6 @@ def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBa
 
 
 def _sha256(gradient: Tensor) -> str:
-    """Return the hash of this rank's shard, copied to the CPU one by one: all gradients may not fit there."""
+    """Return the hash of this rank's shard. Shards are copied one at a time, as not all may fit into CPU memory."""
     part = local_tensor(gradient).detach().cpu().flatten()
     return hashlib.sha256(part.view(torch.uint8).numpy().data).hexdigest()

@@ -1,9 +1,10 @@
-"""Heartbeats as one rank sees them: the last beats that it read, and which ranks have gone silent.
+"""Heartbeats as one rank sees them: the last beats that it has read, and which ranks have gone silent.
 
-Ranks exchange beats over torchrun's store, in a ring: each reads few others, however many there are. A rank writes its
-own beat and reads those of the next ranks, and one key with the news of all. Before each run of silent ranks, be it a
-whole node, there is one in the ring that lives: it notices, reads all beats from then on, and when one has been silent
-for too long tells all ranks which are lost. Reasons to leave travel in the news as well.
+Ranks exchange beats over torchrun's store, in a ring, so that each rank reads only a few others, however many there
+are. A rank writes its beat, and reads the beats of the next ranks and one key with the news of all ranks. Before any
+sequence of silent ranks, even a complete node, the ring has a rank that is alive. That rank notices the silence and
+reads all beats from then on. When a rank has been silent for too long, it tells all ranks which ranks are lost. The
+news also contains the reasons why ranks leave.
 """
 
 import itertools
@@ -16,40 +17,47 @@ import attrs
 from common.output import advisory
 from training.parallel.step_clock import StepSeconds
 
-BEAT_SECONDS = 1.0  # between two beats of a rank, and two polls
-SILENT_POLLS = 2  # that need no mention: a poll may fall between two beats
-WATCHED = 2  # next ranks in the ring; one is enough, another for the case that ranks freeze one after the other
-NEWS = "news"  # key: a line for each departure, but "done", and each finding of lost ranks
+BEAT_SECONDS = 1.0  # between two beats of a rank, and between two polls
+SILENT_POLLS = 2  # silent polls that are not reported, because a poll may fall between two beats
+WATCHED = 2  # number of next ranks that are read; one suffices, unless ranks freeze one after the other
+NEWS = "news"  # key of the store: one line per departure (except "done") and per discovery of lost ranks
 LOST_LINE = "lost "
 
-# Why a rank leaves, in its last beats. "cut off": a collective failed, because another rank is gone or stuck.
+# Why a rank leaves, as its last beats say. "cut off": a collective failed because another rank has died or is stuck.
 Departure = Literal["done", "asked to stop", "failed", "cut off"]
 
 
 @attrs.frozen(kw_only=True)
 class Beat:
-    count: int  # beats so far
+    count: int  # number of beats so far
     departure: Departure | None  # None: the rank stays
     host: str
-    node: str | None  # torchrun's number: ranks of one node can send each other signals; host names may repeat
+    # torchrun's number of the node. Ranks of one node can send each other signals; host names may not be unique
+    node: str | None
     pid: int
-    step: int | None  # None: before the first
-    place: str  # line of code
-    seconds: StepSeconds = attrs.field(factory=StepSeconds)  # of its steps so far
+    step: int | None  # None: before the first step
+    code_line: str  # the line of code at which the rank is
+    seconds: StepSeconds = attrs.field(factory=StepSeconds)  # totals of its steps so far
 
 
 class Beats:
-    """Last beats of ranks. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
+    """The last beats of ranks.
+
+    Silence is counted in polls instead of seconds, so that no rank is lost when a laptop wakes up from sleep.
+    """
 
     def __init__(self, world_size: int):
         self.world_size = world_size
         self.last: dict[int, Beat] = {}
         self.departures: set[Departure] = set()  # of all ranks
         self._silent_polls = [0] * world_size
-        self._timed: list[StepSeconds] = []  # of all ranks, at the last answer of `rank_seconds`
+        self._timed: list[StepSeconds] = []  # totals of all ranks when `rank_seconds` last returned numbers
 
     def observe(self, rank: int, beat: Beat) -> None:
-        """Take a poll's beat: new, or the same as before. After a while without polls silence counts from now on."""
+        """Record the beat that a poll has read, which may be new or the same as before.
+
+        After a pause in polling, the count of silent polls restarts.
+        """
         before = self.last.get(rank)
         silent = before is not None and beat.count == before.count and beat.departure != "done"
         self._silent_polls[rank] = self._silent_polls[rank] + 1 if silent else 0
@@ -61,11 +69,11 @@ class Beats:
         return rank in self.last and self.last[rank].departure == "done"
 
     def longest_silence(self) -> int:
-        """Return the polls without a new beat of the rank that has been silent for longest."""
+        """Return how many polls the rank that has been silent for longest has been silent."""
         return max(self._silent_polls)
 
     def lost(self, patience: int) -> list[int]:
-        """Return the silent ranks once one has been silent for `patience` polls; before that, none."""
+        """Return the silent ranks as soon as one has been silent for `patience` polls; before that, an empty list."""
         if self.longest_silence() < patience:
             return []
         return [rank for rank, polls in enumerate(self._silent_polls) if polls > patience / 2]
@@ -75,7 +83,10 @@ class Beats:
 
     @advisory("seconds of each rank")
     def rank_seconds(self) -> list[float] | None:
-        """Return each rank's own seconds a step since the last call that had them; None until all have taken one."""
+        """Return each rank's own seconds per step since this method last returned numbers.
+
+        Returns None until every rank has taken a step since then.
+        """
         if len(self.last) < self.world_size:
             return None
         totals = [self.last[rank].seconds for rank in range(self.world_size)]
@@ -87,18 +98,19 @@ class Beats:
         return [(now.own - then.own) / (now.steps - then.steps) for now, then in pairs]
 
     def report(self) -> list[str]:
+        """Return a line for each rank that says where it was at its last beat."""
         lines = []
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None
             silence = f", silent for {self._silent_polls[rank] * BEAT_SECONDS:.0f} s" if silent else ""
             reason = "" if beat.departure is None else f"{beat.departure} "
-            where = f"{'starting up' if beat.step is None else f'at step {beat.step}'} in {beat.place}"
+            where = f"{'starting up' if beat.step is None else f'at step {beat.step}'} in {beat.code_line}"
             lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {reason}{where}")
         return lines
 
 
 class BeatExchange:
-    """One rank's view of the store; values read go to `beats`."""
+    """One rank's view of the store. The beats that it reads are recorded in `beats`."""
 
     def __init__(self, store: Any, rank: int, beats: Beats):
         self._store = store  # dist.Store
@@ -106,35 +118,39 @@ class BeatExchange:
         self._beats = beats
         world_size = beats.world_size
         self._ring = [(rank + distance) % world_size for distance in range(1, world_size)]
-        self._told: Departure | None = None  # own one in the news
-        self._lost: set[int] = set()  # by the news
-        store.append(NEWS, "")  # reading a missing key would wait for it
+        self._announced: Departure | None = None  # this rank's departure in the news
+        self._lost: set[int] = set()  # according to the news
+        store.append(NEWS, "")  # because reading a missing key would wait for it
 
     def publish(self, beat: Beat) -> None:
-        if beat.departure not in (None, "done", self._told):
-            self._told = beat.departure
+        """Write this rank's beat into the store, and a departure also into the news."""
+        if beat.departure not in (None, "done", self._announced):
+            self._announced = beat.departure
             self._store.append(NEWS, f"{beat.departure}\n")
         self._store.set(str(self._rank), json.dumps(attrs.asdict(beat)))
         self._beats.observe(self._rank, beat)
 
-    def poll(self, *, everyone: bool = False) -> None:
-        """Read the news and the next ranks that are not done; all others, too, where one is silent, or if asked."""
+    def poll(self, *, all_ranks: bool = False) -> None:
+        """Read the news and the beats of the next ranks that are not done.
+
+        The beats of all other ranks are read as well if a watched rank is silent, or if `all_ranks` is true.
+        """
         watched = list(itertools.islice((rank for rank in self._ring if not self._beats.done(rank)), WATCHED))
         self._observe(watched)
-        if everyone or self._beats.longest_silence() >= SILENT_POLLS:
+        if all_ranks or self._beats.longest_silence() >= SILENT_POLLS:
             self._observe(rank for rank in self._ring if rank not in watched)
 
-    def tell_lost(self, ranks: list[int]) -> None:
-        """Tell all ranks, this one as well, that these are lost."""
+    def announce_lost(self, ranks: list[int]) -> None:
+        """Tell all ranks, including this one, that these ranks are lost."""
         self._lost.update(ranks)
         self._store.append(NEWS, f"{LOST_LINE}{','.join(map(str, ranks))}\n")
 
     def lost(self) -> dict[int, Beat]:
-        """Return the last beats of the ranks that any rank found lost."""
+        """Return the last beats of the ranks that some rank has announced as lost."""
         return self.read(sorted(self._lost))[0] if self._lost else {}
 
-    def first(self, key: str) -> bool:
-        """Tell whether this rank is the first to ask this."""
+    def is_first(self, key: str) -> bool:
+        """Return whether this rank is the first one that calls this method with the key."""
         return int(self._store.add(key, 1)) == 1
 
     def _observe(self, ranks: Iterable[int]) -> None:
@@ -148,12 +164,12 @@ class BeatExchange:
                 self._beats.departures.add(cast(Departure, line))
 
     def read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
-        """Return the last beat of each of these ranks that has begun, and the lines of the news."""
-        begun = list(ranks)
-        new = [rank for rank in begun if rank not in self._beats.last]
+        """Return the last beat of each of these ranks that has published one, and the lines of the news."""
+        readable = list(ranks)
+        new = [rank for rank in readable if rank not in self._beats.last]
         if new and not self._store.check([str(rank) for rank in new]):
-            begun = [rank for rank in begun if rank not in new or self._store.check([str(rank)])]
-        *texts, news = self._store.multi_get([*map(str, begun), NEWS])
-        values = [json.loads(text) for text in texts]
-        beats = [Beat(**value | {"seconds": StepSeconds(**value["seconds"])}) for value in values]
-        return dict(zip(begun, beats, strict=True)), news.decode().splitlines()
+            readable = [rank for rank in readable if rank not in new or self._store.check([str(rank)])]
+        *texts, news = self._store.multi_get([*map(str, readable), NEWS])
+        fields = [json.loads(text) for text in texts]
+        beats = [Beat(**beat_fields | {"seconds": StepSeconds(**beat_fields["seconds"])}) for beat_fields in fields]
+        return dict(zip(readable, beats, strict=True)), news.decode().splitlines()

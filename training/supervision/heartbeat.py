@@ -1,8 +1,9 @@
-"""Heartbeat: a sign of life of every rank each second, so that a job that hangs ends and names the rank.
+"""Heartbeat: every rank gives a sign of life each second, so that a job that hangs ends and names the rank.
 
-A thread of every rank writes a beat into torchrun's store, over a connection of its own, and watches a few others.
-A process that is stopped, swapped out or on a dead machine has no beats: the others end the job. A rank of which only
-the main thread hangs has beats, so that the others' collective times out: the beats then tell in which line it hangs.
+A thread in every rank writes beats into torchrun's store, over a separate connection, and watches a few other ranks. A
+process that is stopped, swapped out or on a dead machine writes no beats, and the other ranks end the job. A rank whose
+main thread hangs still writes beats. Then a collective of the other ranks times out, and the beats show the line in
+which the rank hangs.
 """
 
 import os
@@ -25,17 +26,20 @@ from training.parallel.process_group import Ranks, collective_failed, torchrun_s
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, Departure
 
-LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
-STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
-STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
-STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
-TIMED_POLLS = 10  # between two looks of rank 0 at the seconds of all
-AGAIN = "run the same command again; the last checkpoint is as it was"
-SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to read its news: torchrun ends all ranks after the first
+LOST_SECONDS = 60.0  # longest silence of a healthy rank: a thread that only sleeps and beats is never busy for longer
+STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
+STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
+STORE_POLLS = 20  # polls without an answer from the store before a process ends; a thread that ends it polls less
+TIMED_POLLS = 10  # polls between two times at which rank 0 reads the seconds of all ranks
+CONTINUE_ADVICE = "run the same command again to continue from the last checkpoint"
+SPEAKER_SECONDS = 2.0  # time for one rank to print, and for all to read its news, before torchrun ends all ranks
 
 
 class Heartbeat:
-    """This rank's heartbeat, and its watch over the others; without torchrun, none. To be left before the group."""
+    """This rank's heartbeat, and its watch over the other ranks. It does nothing without torchrun.
+
+    Exit this context before the process group is left.
+    """
 
     def __init__(
         self,
@@ -46,25 +50,27 @@ class Heartbeat:
         stopped: Callable[[], object],
         orphaned: Callable[[], object],
     ):
-        """Called: `lost` before this process ends because another rank is gone, `orphaned` once torchrun is gone.
+        """Start the heartbeat. The arguments are called in its thread.
 
-        `stopped`: some seconds after another rank was asked to stop; ends this process.
+        `lost` is called before this process ends because another rank has died, and `orphaned` when torchrun has ended.
+        `stopped` is called some seconds after another rank was asked to stop; it ends this process.
         """
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
         self._lost, self._stopped, self._orphaned = lost, stopped, orphaned
-        # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
+        # Counted in polls. It is at most half the timeout, so that a lost rank is reported before the collective that
+        # waits for it times out.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
-        self._count = 0  # own beats
-        self._stopped_polls = 0  # since another rank was asked to stop
-        self._step: int | None = None  # that training is at
-        self._seconds = StepSeconds()  # of the steps before
+        self._count = 0  # beats of this rank so far
+        self._stopped_polls = 0  # polls since another rank was asked to stop
+        self._step: int | None = None  # the step at which training is
+        self._seconds = StepSeconds()  # totals of the steps before
         self._departure: Departure | None = None
-        self._error_place: str | None = None  # where this rank's error was raised
+        self._error_line: str | None = None  # line of code that raised this rank's error
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
-            prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # without the beats of an earlier group
+            prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # excludes the beats of earlier groups of ranks
             self._exchange = BeatExchange(PrefixStore(prefix, torchrun_store()), ranks.rank, self.beats)
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
@@ -72,43 +78,43 @@ class Heartbeat:
                 threading.Thread(target=self._watch_store, name="store watch", daemon=True).start()
 
     def begin_step(self, step: int, seconds: StepSeconds) -> None:
-        """Put the step that training begins, counted from 1, and the totals of those before into the beats."""
+        """Set the step that training begins, counted from 1, and the totals of the steps before it."""
         self._step, self._seconds = step, seconds
 
     def __enter__(self) -> "Heartbeat":
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the heartbeat; if a collective has failed, first print where every rank is."""
-        from training.supervision.stack_location import place_of_error
+        """End the heartbeat. If a collective has failed, print where every rank is before that."""
+        from training.supervision.stack_location import line_of_error
 
         cut_off = collective_failed(error)
         if cut_off and self._thread is not None:
-            time.sleep(BEAT_SECONDS)  # until a beat has told why
+            time.sleep(BEAT_SECONDS)  # in the meantime, a beat shows why the collective failed
             if self.beats.departed("asked to stop"):
-                self._thread.join(STOP_SECONDS)  # it ends this process
+                self._thread.join(STOP_SECONDS)  # the thread ends this process
         with advisory("place of an error"):
-            self._error_place = None if error is None else place_of_error(trace)
+            self._error_line = None if error is None else line_of_error(trace)
         self._departure = "done" if error is None else "cut off" if cut_off else "failed"
         self._ending.set()
         if self._thread is None:
             return
-        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # longer only where torchrun stands still
+        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # it takes longer only if torchrun does not respond
         if cut_off and not self.beats.departed("failed"):
             self._lost()
 
     def announce_stop(self) -> Reason | None:
-        """Tell the others that this rank was asked to stop; return why the job ends if one has failed or is gone.
+        """Tell the other ranks that this rank was asked to stop; return why the job ends if a rank has failed or died.
 
-        For a rank that ends at once: after one rank's death torchrun asks the others to stop, too. Waits, 3 beats at
-        most, for another beat of each of them, or for their last one.
+        This is for a rank that ends at once, because torchrun also asks ranks to stop after one of them has died. Waits
+        at most 3 beats until each of the other ranks has published another beat, or its last one.
         """
         if self._thread is None:
             return None
         self._departure = self._departure or "asked to stop"
         deadline = time.monotonic() + 3 * BEAT_SECONDS
         ranks = range(self.ranks.world_size)
-        with suppress(dist.DistError):  # torchrun is gone
+        with suppress(dist.DistError):  # torchrun has ended
             self._publish(self._departure)
             before, _ = self._exchange.read(ranks)
             while time.monotonic() < deadline:
@@ -124,7 +130,10 @@ class Heartbeat:
         return "lost-rank"
 
     def _run(self) -> None:
-        """Beat and watch. Only DistError may end this thread early: a rank without beats is killed, healthy or not."""
+        """Publish beats and watch the other ranks.
+
+        Only a DistError may end this thread early, because a rank without beats is killed even if it is healthy.
+        """
         try:
             while not self._ending.is_set():
                 with advisory("heartbeat", dist.DistError):
@@ -133,58 +142,58 @@ class Heartbeat:
                 self._ending.wait(BEAT_SECONDS)
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
-                    self._publish(None)  # the place of the error, to be printed
-                    if self._exchange.first("told"):
-                        self._exchange.poll(everyone=True)
+                    self._publish(None)  # the line of the error, so that it can be printed
+                    if self._exchange.is_first("told"):
+                        self._exchange.poll(all_ranks=True)
                         self._print_places(f"a collective failed on rank {self.ranks.rank}")
                     else:
                         time.sleep(SPEAKER_SECONDS)
             with advisory("heartbeat", dist.DistError):
-                self._exchange.poll()  # another rank's last beat may have come since
+                self._exchange.poll()  # another rank may have published its last beat since
             self._publish(self._departure)
-        except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
+        except dist.DistError:  # the store has ended; a store that only hangs makes its callers wait instead
             if self._ending.is_set():
                 return
             if self.beats.departed("failed", "cut off"):
-                time.sleep(self._patience * BEAT_SECONDS)  # enough, unless this rank is stuck
+                time.sleep(self._patience * BEAT_SECONDS)  # time for this rank to end, unless it is stuck
                 os._exit(EXIT_ERROR)
             if self.ranks.coordinates:
-                _print("torchrun is gone: stopping at the next step")
+                _print("torchrun has ended; stopping at the next step")
             self._orphaned()
 
     def _watch(self) -> None:
-        """Read the others' beats; end this process where one is lost, or was asked to stop."""
+        """Read the beats of other ranks; end this process if one of them is lost or was asked to stop."""
         timing = self.ranks.coordinates and (self._count - 1) % TIMED_POLLS == 0
-        self._exchange.poll(everyone=timing)
+        self._exchange.poll(all_ranks=timing)
         if self.beats.departed("asked to stop"):
             self._stopped_polls += 1
             if self._stopped_polls * BEAT_SECONDS >= STOPPED_SECONDS:
                 self._stopped()
-        if lost := self.beats.lost(self._patience):
-            self._exchange.tell_lost(lost)
-            silent = [str(rank) for rank in lost if self.beats.last[rank].departure is None]
+        if lost_ranks := self.beats.lost(self._patience):
+            self._exchange.announce_lost(lost_ranks)
+            silent = [str(rank) for rank in lost_ranks if self.beats.last[rank].departure is None]
             with advisory("places of the ranks", dist.DistError):
-                if silent and self._exchange.first("told lost"):  # no other rank has found out before
-                    self._print_places(f"no answer of rank {', '.join(silent)}: {AGAIN}")
-        if told := self._exchange.lost():
-            self._end_without(told)
+                if silent and self._exchange.is_first("told lost"):  # only the first rank that notices prints this
+                    self._print_places(f"no answer from rank {', '.join(silent)}; {CONTINUE_ADVICE}")
+        if lost_beats := self._exchange.lost():
+            self._end_because_lost(lost_beats)
 
     def _watch_store(self) -> None:
-        """End this process where the first node's store has long not answered: its machine is dead or cut off."""
+        """End this process if the first node's store has not answered for long: its machine is dead or cut off."""
         patience = max(self._patience, STORE_POLLS)
-        seen, silent = 0, 0
+        last_count, silent_polls = 0, 0
         while not self._ending.wait(BEAT_SECONDS):
-            silent = silent + 1 if self._count == seen else 0
-            seen = self._count
-            if silent >= patience:
+            silent_polls = silent_polls + 1 if self._count == last_count else 0
+            last_count = self._count
+            if silent_polls >= patience:
                 if self.ranks.node.rank == 0:
-                    address, seconds = os.environ.get("MASTER_ADDR"), silent * BEAT_SECONDS
-                    _print(f"no answer of the first node, {address}, for {seconds:.0f} s: {AGAIN}")
+                    address, seconds = os.environ.get("MASTER_ADDR"), silent_polls * BEAT_SECONDS
+                    _print(f"no answer from the first node, {address}, for {seconds:.0f} s; {CONTINUE_ADVICE}")
                 self._lost()
                 os._exit(EXIT_ERROR)
 
     def _publish(self, departure: Departure | None) -> None:
-        from training.supervision.stack_location import current_place
+        from training.supervision.stack_location import current_line
 
         self._count += 1
         beat = Beat(
@@ -194,14 +203,14 @@ class Heartbeat:
             node=os.environ.get("GROUP_RANK"),
             pid=os.getpid(),
             step=self._step,
-            place=self._error_place or current_place(),
+            code_line=self._error_line or current_line(),
             seconds=self._seconds,
         )
         self._exchange.publish(beat)
 
-    def _end_without(self, lost: dict[int, Beat]) -> NoReturn:
-        """End this process, and frozen ones of this node: torchrun would wait for them."""
-        frozen = [beat for beat in lost.values() if beat.departure is None]
+    def _end_because_lost(self, lost_beats: dict[int, Beat]) -> NoReturn:
+        """End this process, and the frozen processes of this node, for which torchrun would wait."""
+        frozen = [beat for beat in lost_beats.values() if beat.departure is None]
         try:
             time.sleep(SPEAKER_SECONDS)
             for beat in frozen:
@@ -214,7 +223,7 @@ class Heartbeat:
             os._exit(EXIT_ERROR)
 
     def _print_places(self, problem: str) -> None:
-        _print(f"{problem}; the ranks at their last heartbeats:")
+        _print(f"{problem}. Where each rank was at its last heartbeat:")
         show(*[Notice(f"  {line}", Severity.ERROR) for line in self.beats.report()])
 
 

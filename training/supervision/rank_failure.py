@@ -1,4 +1,4 @@
-"""The end of train.py by an error: the rank that prints it, and the records of its reason."""
+"""What happens when an error ends train.py: which rank prints the error, and how its reason is recorded."""
 
 import traceback
 
@@ -24,15 +24,16 @@ from common.output import is_rank_0
 from common.script import show_problems
 from training.supervision.supervision import Supervision
 
-RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
+# Time for rank 0 to print an error, which may be late after a slow start; torchrun ends all ranks once one has failed
+RANK_0_SECONDS = 30.0
 STATUSES: dict[type[Exception], int] = {Diverged: EXIT_DIVERGED, UsageError: EXIT_USAGE}
 
 
 def report(error: Exception, supervision: Supervision) -> int:
-    """Print an error that ends this rank, unless another rank prints the same; record it, and return the exit status.
+    """Print an error that ends this rank, unless another rank prints the same error; record it.
 
-    A user's error is printed as lines, any other error with its traceback. torchrun's table of failed ranks has the
-    text as well, and exit.json the reason.
+    Returns the exit status. A user's error is printed as lines, any other error with its traceback. torchrun's table of
+    failed ranks also has the text, and exit.json has the reason.
     """
     reason, problem = describe_error(error)
     status = STATUSES.get(type(error), EXIT_ERROR)
@@ -42,13 +43,13 @@ def report(error: Exception, supervision: Supervision) -> int:
             return EXIT_DONE
         print_failure(Failure(status, reason, str(error)))
         return status
-    follows = False  # this rank ends as rank 0 does, which has printed the error
+    rank_0_printed = False
     if problem is not None:
         failure = Failure(status, reason, problem)
         is_on_all = isinstance(error, Diverged) or (isinstance(error, BadInput) and not error.alone)
-        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
-        follows = not is_rank_0() and is_on_all and supervision.stop_asked.wait(RANK_0_SECONDS)
-        if not follows:
+        # Rank 0 raises the same error. After it has printed the error and ended, torchrun sends this rank SIGTERM.
+        rank_0_printed = not is_rank_0() and is_on_all and supervision.stop_requested.wait(RANK_0_SECONDS)
+        if not rank_0_printed:
             print_failure(failure)
     else:
         lines = traceback.format_exception(error)
@@ -56,23 +57,24 @@ def report(error: Exception, supervision: Supervision) -> int:
         tell_torchrun("".join(lines), status, reason if failure_behind is None else "failed-rank")
         traceback.print_exception(error)
         failure = failure_behind or Failure(status, reason, traceback.format_exception_only(error)[-1].strip())
-    if not isinstance(error, Locked):  # launch/node.sh starts again when another job has the run
+    if not isinstance(error, Locked):  # without a record, launch/node.sh tries again while another job has the run
         supervision.exit_record.write(*failure)
     if failure.status == EXIT_DIVERGED:
         supervision.end_torchrun()
-    return EXIT_DONE if follows and environment_nodes() == 1 else failure.status  # torchrun's table is of rank 0 alone
+    # On one node, this rank ends with status 0, so that torchrun's table of failures lists rank 0 only.
+    return EXIT_DONE if rank_0_printed and environment_nodes() == 1 else failure.status
 
 
 def print_failure(failure: Failure) -> None:
-    """Print why this rank ends, each problem as one line; torchrun's table of failed ranks has it, too."""
+    """Print why this rank ends, one line per problem, and pass the text to torchrun's table of failed ranks."""
     show_problems("train.py", failure.problem)
     tell_torchrun(failure.problem, failure.status, failure.reason)
 
 
 def describe_error(error: Exception) -> tuple[Reason, str | None]:
-    """Return why an error ends train.py, and its lines if the user can do something about it; None for any other.
+    """Return the reason of an error that ends train.py, and its lines, or None if the user cannot fix it.
 
-    What the ranks around it do is not considered: `collective_failed`.
+    Errors that are caused by other ranks are not recognized here; see `Supervision.failure_behind`.
     """
     if isinstance(error, BadInput):
         return error.reason, str(error)
@@ -81,7 +83,7 @@ def describe_error(error: Exception) -> tuple[Reason, str | None]:
     if isinstance(error, Diverged):
         return "non-finite", str(error)
     if isinstance(error, OSError) and error.filename is not None:
-        return reason_of_system_error(error), system_error(error)  # a file or folder that cannot be read, for one
+        return reason_of_system_error(error), system_error(error)  # for example, a file that cannot be read
     from training.hardware.usable_gpus import is_memory_error
 
     return ("out-of-memory" if is_memory_error(error) else "crash"), None

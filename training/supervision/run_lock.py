@@ -1,12 +1,12 @@
-"""Run lock and exit record: the one job that trains a run directory, and how the last one ended.
+"""Run lock and exit record: which job trains a run directory, and how the last job ended.
 
-`.lock` in the run directory is held by rank 0 of the job. The file also holds who that job is, and whether --resume is
-done, for the groups of ranks that torchrun may start later in the same job: after a failure, or because a node has come
-or gone. A job is the same while one of its torchruns lives.
+Rank 0 of a job holds `.lock` in the run directory. The file also says which job that is and whether --resume has been
+obeyed, for the groups of ranks that torchrun may start later in the same job: after a failure, or because a node has
+joined or left. A job continues as long as one of its torchruns is alive.
 
-`exit.json` is absent while a job runs and after a kill. It names its job, so that whoever has started one knows its
-record without comparing times: the disk may have another clock. launch/node.sh wants each rank's, in a folder of the
-node's own: torchrun does not tell how its ranks have ended.
+`exit.json` does not exist while a job runs and after a kill. It names its job, so that the program that started a job
+recognizes its record without comparing times, because the clock of the disk may differ. launch/node.sh reads a record
+of each rank from a folder of the node, because torchrun does not report how its ranks ended.
 """
 
 import json
@@ -25,43 +25,43 @@ from common.redaction import redacted
 from common.text import printable
 
 LOCK_FILE = ".lock"
-LOCK_CHARACTERS = 1 << 20  # more than is ever written there
-LOCK_SECONDS = 30.0  # to wait for a job that is about to end
+LOCK_CHARACTERS = 1 << 20  # more than is ever written to the file
+LOCK_SECONDS = 30.0  # how long to wait for a job that may be about to end
 EXIT_FILE = "exit.json"
-LOST = "lost"  # outcome of the reason "lost-rank", whose status is that of an error
+LOST = "lost"  # outcome for the reason "lost-rank"; the status is EXIT_ERROR
 ERROR = "error"
 OUTCOMES = {EXIT_DONE: "done", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped", EXIT_ERROR: ERROR, EXIT_USAGE: ERROR}
-NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # the folder of launch/node.sh, where it has started this
+NODE_VARIABLE = "LOCKSTEP_EXIT_RECORDS"  # folder for the exit record of each rank, set by launch/node.sh
 
 
 class LockHolder(NamedTuple):
-    """A group of ranks, as the lock file has it."""
+    """A group of ranks that holds the lock, as the lock file describes it."""
 
     nodes: int
-    torchruns: Collection[str]  # launch.torchrun_identity of each
-    resumed: bool = False  # it has done what --resume asked
+    torchruns: Collection[str]  # the launch.torchrun_identity of each torchrun
+    resumed: bool = False  # whether the group has obeyed --resume
 
 
 class RunLock:
-    """The lock of one process, held until it ends. Without a file, the null form: of ranks other than 0."""
+    """The lock of one process, held until the process ends. Ranks other than 0 have a lock without a file."""
 
-    def __init__(self, file: TextIO | None = None, before: LockHolder | None = None):
+    def __init__(self, file: TextIO | None = None, last_holder: LockHolder | None = None):
         self.file = file
-        self.resumed = False  # this job has done what --resume asked; known once the ranks have met
-        self._before = before  # what has held it last, in this job or another
+        self.resumed = False  # whether this job has obeyed --resume; known once the ranks have met
+        self._last_holder = last_holder  # the group of ranks that held the lock last, of this job or another
         self._torchruns: list[str] = []
 
     @property
     def restarted(self) -> bool:
-        """True if this rank's torchrun has restarted a group that held it, on as many nodes."""
-        if self._before is None or restarts() == 0:
+        """True if the last holder was started by this rank's torchrun, with the same number of nodes."""
+        if self._last_holder is None or restarts() == 0:
             return False
-        return torchrun_identity() in self._before.torchruns and self._before.nodes == environment_nodes()
+        return torchrun_identity() in self._last_holder.torchruns and self._last_holder.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
-        """Write the holder, once the ranks have met. `torchruns`: those that have started them."""
-        before, self._torchruns = self._before, sorted(torchruns)
-        self.resumed = before is not None and before.resumed and not set(before.torchruns).isdisjoint(torchruns)
+        """Write the holder into the file once the ranks have met. `torchruns`: the torchruns that started them."""
+        last, self._torchruns = self._last_holder, sorted(torchruns)
+        self.resumed = last is not None and last.resumed and not set(last.torchruns).isdisjoint(torchruns)
         self._write()
 
     def write_resumed(self) -> None:
@@ -72,36 +72,44 @@ class RunLock:
         if self.file is None:
             return
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
-        with suppress(OSError):  # a full disk: a restarted group then obeys --resume again, and archives what it moves
+        # If this fails because the disk is full, a restarted group obeys --resume again. That loses nothing, because
+        # it moves checkpoints to the archive.
+        with suppress(OSError):
             self.file.truncate(0)
             self.file.write(json.dumps(holder._asdict()))
             self.file.flush()
 
 
 def take_run_lock(run_directory: Path) -> RunLock:
-    """Lock a run directory. Raises BadInput when another job holds the lock after LOCK_SECONDS."""
-    contention = f"{run_directory}: another job trains this run; wait for it, or stop it"
+    """Lock a run directory. Raises BadInput if another job still holds the lock after LOCK_SECONDS."""
+    contention = f"{run_directory}: another job is training this run; wait for it to end, or stop it"
     file = open_locked(run_directory / LOCK_FILE, contention, wait_seconds=LOCK_SECONDS)
     file.seek(0)
     return RunLock(file, _parsed(file.read(LOCK_CHARACTERS)))
 
 
 def is_locked(run_directory: Path) -> bool:
-    """Tell whether a job trains a run; where the file system has no locks, whether it has left no exit record."""
-    held = lock_is_held(run_directory)
-    return not (run_directory / EXIT_FILE).exists() if held is None else held
+    """Return whether a job trains a run.
+
+    If the file system has no locks, a run without an exit record counts as being trained.
+    """
+    locked = lock_is_held(run_directory)
+    return not (run_directory / EXIT_FILE).exists() if locked is None else locked
 
 
 def lock_is_held(run_directory: Path) -> bool | None:
-    """Tell whether a job holds the run lock; None where the file system has no locks."""
+    """Return whether a job holds the run lock; None if the file system has no locks."""
     return is_held(run_directory / LOCK_FILE, absent=False)
 
 
 class ExitRecord:
-    """The exit record of a job, written once. Without a run directory, of this rank, for launch/node.sh alone."""
+    """The exit record of a job, written once.
+
+    Without a run directory, it is only a record of this rank for launch/node.sh.
+    """
 
     def __init__(self, run_directory: Path | None):
-        """Remove the last job's record. Raises BadInput where that cannot be done."""
+        """Remove the last job's record. Raises BadInput if that is impossible."""
         folder, rank = os.environ.get(NODE_VARIABLE), os.environ.get("LOCAL_RANK", "0")
         self._paths = [Path(folder, f"{rank}.json")] if folder else []
         self._paths += [] if run_directory is None else [run_directory / EXIT_FILE]
@@ -111,9 +119,9 @@ class ExitRecord:
                 path.unlink(missing_ok=True)
 
     def write(self, status: int, reason: Reason, problem: str = "", *, final: bool = True) -> None:
-        """Write how the job ends, and the lines of an error; the first call counts.
+        """Write how the job ends, and the lines of an error. Only the first call has an effect.
 
-        Not `final`: a group of ranks that torchrun restarts continues the run.
+        `final` is false if the run continues when torchrun restarts the ranks.
         """
         paths, self._paths = self._paths, []
         record = {
@@ -128,7 +136,7 @@ class ExitRecord:
         for path in paths:
             try:
                 replace_file(path, json.dumps(record) + "\n")
-            except OSError as error:  # a full disk: the exit status still tells
+            except OSError as error:  # for example on a full disk; the exit status is still correct
                 show(warning(str(write_error(path, error))))
 
 
@@ -138,13 +146,13 @@ class JobExit(NamedTuple):
     status: int
     outcome: str
     final: bool
-    job: str | None = None  # `job_identity` of its ranks; None in a record of an earlier version
+    job: str | None = None  # `job_identity` of the job's ranks; None in a record of an earlier version
     reason: Reason | None = None  # None in a record of an earlier version
-    problem: str | None = None  # the lines of the error that ended it, if one did
+    problem: str | None = None  # the lines of the error that ended the job, if there was one
 
 
 def read_exit(run_directory: Path) -> JobExit | None:
-    """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
+    """Return how the last job ended; None if it is running or was killed, or if the record is damaged."""
     with suppress(BadInput, KeyError):
         record = read_json(run_directory / EXIT_FILE)
         status, outcome, final = (record[key] for key in ("status", "outcome", "final"))
@@ -156,13 +164,13 @@ def read_exit(run_directory: Path) -> JobExit | None:
 
 
 def final_exit(run_directory: Path) -> JobExit | None:
-    """Return the last job's record if a restart would not change it: stopped or diverged; else None."""
-    ended = read_exit(run_directory)
-    return ended if ended and ended.final and ended.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
+    """Return the record of a job that stopped or diverged, so that a restart must not continue it; None for others."""
+    job_exit = read_exit(run_directory)
+    return job_exit if job_exit and job_exit.final and job_exit.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
 
 def _is_exit_record(content: bytes) -> bool:
-    """Tell whether a file is an exit record: all versions have written an integer status, and the outcome as a text."""
+    """Return whether a file is an exit record. All versions have written an integer status and a string outcome."""
     try:
         record = parse_json(content)
     except ValueError:
@@ -171,9 +179,9 @@ def _is_exit_record(content: bytes) -> bool:
 
 
 def _parsed(text: str) -> LockHolder | None:
-    """Return the holder; None for an empty file, and one that was torn or damaged."""
+    """Return the holder in a lock file; None if the file is empty, incomplete or damaged."""
     with suppress(ValueError, TypeError):
         holder = LockHolder(**parse_json(text))
-        if type(holder.nodes) is int and all(isinstance(one, str) for one in holder.torchruns):
+        if type(holder.nodes) is int and all(isinstance(identity, str) for identity in holder.torchruns):
             return holder
     return None

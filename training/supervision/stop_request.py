@@ -1,4 +1,4 @@
-"""Stop request: any rank's wish to stop, by a signal or a used-up budget, which all ranks agree on."""
+"""Requests to stop, by a signal or by a budget that is used up, on which all ranks agree."""
 
 import threading
 from collections.abc import Callable
@@ -18,41 +18,41 @@ from training.telemetry.time_ledger import TimeLedger
 
 @attrs.define(kw_only=True)
 class StopRequest:
-    """Agreement to stop: `asked` is set by a signal; --max-hours and --max-usd leave room for a whole step."""
+    """Agreement of all ranks to stop. The budget of --max-hours and --max-usd always leaves room for a whole step."""
 
     ranks: Ranks
-    asked: threading.Event
+    stop_requested: threading.Event  # set by a signal, and when the parent process has ended
     budget: Budget
     ledger: TimeLedger
     state: TrainState
-    validation_due: Callable[[int], bool]  # of the loop's Intervals, by the updates done
+    validation_due: Callable[[int], bool]  # `Intervals.validation_due` of the loop
     saving: Saving
-    validation_steps: float  # steps that take as long as a validation, until one has been measured
-    _signalled: bool = attrs.field(init=False, default=False)  # the last agreement was on a signal
+    validation_steps: float  # how many steps take as long as a validation, until a validation has been measured
+    _signalled: bool = attrs.field(init=False, default=False)  # whether the ranks last agreed because of a signal
 
     def agreed(self) -> bool:
-        """Tell whether any rank wants to stop. All ranks call it at the same place and get the same answer."""
-        wish = 2.0 if self.asked.is_set() else float(self.limit_reached())
-        flag = torch.tensor([wish])
+        """Return whether any rank has to stop. All ranks call this at the same point and get the same answer."""
+        urgency = 2.0 if self.stop_requested.is_set() else float(self.limit_reached())
+        flag = torch.tensor([urgency])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.ranks.control)
         self._signalled = flag.item() == 2.0
         return flag.item() > 0
 
     @property
     def cause(self) -> str:
-        """The cause of the stop, one of `EarlyEnd`: a signal, or the option of the limit."""
-        left = None if self._signalled else self.budget.seconds_left(self.ledger)
-        return EarlyEnd.SIGNAL if left is None else left[1]
+        """The cause of the stop, one of `EarlyEnd`: a signal, or the option that sets the limit."""
+        limit = None if self._signalled else self.budget.seconds_left(self.ledger)
+        return EarlyEnd.SIGNAL if limit is None else limit[1]
 
     @property
     def reason(self) -> Reason:
-        """The cause of the stop, as exit.json has it."""
+        """The reason of the stop for exit.json."""
         return "stopped" if self.cause == EarlyEnd.SIGNAL else "out-of-budget"
 
     def limit_reached(self) -> bool:
-        """Tell whether the budget might not hold another step, with the validation and the save that follow it."""
+        """Return whether the budget may be too small for another step and the validation and save that follow it."""
         if self.budget.seconds_left(self.ledger) is None:
-            return False  # whatever becomes of what is measured for a limit
+            return False  # without a limit, the measurements below do not matter
         seconds = self.saving.seconds_to_stop
         if self.validation_due(self.state.position.step + 1):
             expected = self.validation_steps * self.ledger.longest_step_seconds()

@@ -1,24 +1,26 @@
-"""Supervision of a training process: requests to stop, loss of a rank, run lock, exit record, exit status.
+"""Supervision of a training process: requests to stop, lost ranks, the run lock, the exit record, the exit status.
 
-Phases: start (before torch is imported, until the ranks have met), preparation (until there is something to save),
-training. A request to stop may come on any rank: a signal, a stop of another node, torchrun's end, a used-up budget.
+A process has three phases: start (before torch is imported, until the ranks have met), preparation (until there is
+something to save) and training. A request to stop may arrive on any rank: a signal, a stop on another node, the end of
+torchrun, or a budget that is used up.
 
-In training it is noted: before each step and inside a validation all ranks agree (stop_request.py), and one
-rank's request makes all of them save and end as "stopped". Before, it ends this process at once, in preparation after
-the others' heartbeats (3 s) have told whether one is "lost" or in "error". A signal may be torchrun's own, sent to the
-others after one rank's death. If that rank has written its reason, the others end with that reason and without a word;
-otherwise a rank in start cannot tell, so its "stopped" is not final, and a group of ranks that torchrun restarts goes
-on. torchrun's own end is "lost" in start, status 1 without a record in preparation.
+During training, the request is only noted. Before each step and during a validation, all ranks agree on it
+(stop_request.py); the request of one rank makes all of them save and end as "stopped". Before training, a request ends
+the process at once. In preparation, the process first waits for the heartbeats of the other ranks (3 s), which show
+whether a rank is "lost" or in "error": torchrun also sends a signal to all other ranks after one has died. If that rank
+has recorded its reason, the others end with the same reason and print nothing. Otherwise a rank in the start phase
+cannot know why it has to stop; its "stopped" is then not final, and the run continues if torchrun restarts the ranks.
+The end of torchrun counts as "lost" in the start phase, and as status 1 without a record in preparation.
 
-After a final "stopped" or "diverged" the ranks end torchrun of several nodes, which would restart them
-(`end_torchrun`); a group that it restarts nevertheless ends again at once. On another number of nodes it goes on:
-torchrun also asks ranks to stop because a node has come.
+After a final "stopped" or "diverged" on several nodes, the ranks end torchrun, which would otherwise restart them
+(`end_torchrun`). If it restarts them nevertheless, they end again at once. If the number of nodes has changed, however,
+they continue, because torchrun also asks ranks to stop when a node joins.
 
-Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes or hangs:
-the others end as "lost" (heartbeat.py).
+When a rank is lost, nothing is saved. If its process has died, torchrun ends the other ranks with SIGTERM. If it is
+frozen or hangs, the other ranks end as "lost" (heartbeat.py).
 
-Rank 0 of a command that trains holds `.lock` from start until the process is dead, and writes `exit.json` at the end:
-run_lock.py. Outcomes and their causes: docs/checkpoints.md.
+Rank 0 of a command that trains holds `.lock` from the start until its process has ended, and finally writes `exit.json`
+(run_lock.py). docs/checkpoints.md lists the outcomes and their causes.
 """
 
 import os
@@ -49,28 +51,28 @@ from training.supervision.run_lock import (
 if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat
 
-# A cloud's notice, Ctrl-C, a batch system's notice, a closed terminal.
+# In this order: a cloud's notice, Ctrl-C, a batch system's notice, and a closed terminal
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-TORCHRUN_SECONDS = 5.0  # for torchrun to ask its ranks to stop, once another node's has
-FAILURE_SECONDS = 2.0  # for another rank of this machine to tell why it ends, once it has failed
-FIRST_RANK_SECONDS = 120.0  # for the first rank of a node to end, which draws the chart
+TORCHRUN_SECONDS = 5.0  # time for torchrun to ask its ranks to stop, after torchrun on another node has done so
+FAILURE_SECONDS = 2.0  # time for another rank of this machine to record why it ends, after it has failed
+FIRST_RANK_SECONDS = 120.0  # time for the first rank of a node to end; it draws the chart
 
 
 class Supervision:
-    """Supervision of this process; one object a process. Needs no torch until the ranks meet."""
+    """Supervision of this process. A process has one such object. It needs no torch until the ranks meet."""
 
     def __init__(self) -> None:
-        """Receive signals from now on."""
-        self.stop_asked = threading.Event()
-        self.earlier_exit: JobExit | None = None  # final one of an earlier group of this job: end with it again
+        """Begin to receive signals."""
+        self.stop_requested = threading.Event()
+        self.earlier_exit: JobExit | None = None  # how an earlier group of this job's ranks ended, if that was final
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
-        self._own_disk_lock = RunLock()  # on the first rank of another node than rank 0's
-        self._heartbeat: Heartbeat | None = None  # since the ranks have met
-        self.training = False  # from then on, requests to stop are only noted
+        self._own_disk_lock = RunLock()  # used by the first rank of a node that does not share rank 0's disk
+        self._heartbeat: Heartbeat | None = None  # set when the ranks have met
+        self.training = False  # once this is true, requests to stop are only noted
         receive_signals(self._on_signal)
 
     def lock(self, run_directory: Path) -> None:
-        """Lock a run directory, once. Raises BadInput when another job has locked it."""
+        """Lock a run directory, unless this process has locked it. Raises BadInput if another job has locked it."""
         if self.run_lock.file is not None:
             return
         self.run_lock = take_run_lock(run_directory)
@@ -79,47 +81,56 @@ class Supervision:
             self.exit_record = ExitRecord(run_directory)
 
     def join(self, device: str | None, timeout_seconds: int, tensor_parallel: int = 1) -> "Heartbeat":
-        """Meet the other ranks; return this rank's heartbeat. Raises BadInput, on this rank alone, without torchrun."""
+        """Meet the other ranks, and return this rank's heartbeat.
+
+        Raises BadInput, on this rank alone, if torchrun has ended.
+        """
         import torch.distributed as dist
 
-        from training.parallel.process_group import gather, not_met, start
+        from training.parallel.process_group import gather, rendezvous_error, start
         from training.supervision.heartbeat import Heartbeat
 
         try:
             ranks = start(device, timeout_seconds, tensor_parallel)
             self.run_lock.write_job({name for name in gather(ranks, launch.torchrun_identity()) if name is not None})
-            lost, stopped, orphaned = self._end_as_lost, self._on_others_stopped, self._on_orphaned
+            lost, stopped, orphaned = self._end_as_lost, self._on_stop_elsewhere, self._on_orphaned
             self._heartbeat = Heartbeat(ranks, timeout_seconds, lost=lost, stopped=stopped, orphaned=orphaned)
         except dist.DistError as error:
             self._end_as_lost()
-            raise not_met() from error
+            raise rendezvous_error() from error
         return self._heartbeat
 
     def lock_own_disk(self, run_directory: Path) -> None:
-        """Lock a run directory that other nodes do not share. Raises BadInput when another job has locked it."""
+        """Lock a run directory that other nodes do not share. Raises BadInput if another job has locked it."""
         if self.run_lock.file is None:
             self._own_disk_lock = take_run_lock(run_directory)
 
     def end_torchrun(self) -> None:
-        """On several nodes, end this one's torchrun where it would restart ranks that have all stopped or diverged.
+        """On several nodes, end this node's torchrun if it would restart ranks that have all stopped or diverged.
 
-        Not where it has asked them to stop: it then ends by itself, or another node has come and they shall go on. The
-        torchruns of other nodes need not have been asked; left alone, they would wait for this one.
+        If torchrun itself has asked the ranks to stop, it is not ended: either it ends anyway, or a node has joined and
+        the ranks must continue. torchrun may not have been asked to stop on other nodes, and would then wait for the
+        torchrun of this node.
         """
         torchrun = launch.torchrun_process()
-        last = launch.restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-        if torchrun is None or last or launch.environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
+        is_last_start = launch.restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        if torchrun is None or is_last_start or launch.environment_nodes() == 1:
             return
-        # torchrun tells all once it has heard; were a rank to end before, it would restart them
+        if self.stop_requested.wait(TORCHRUN_SECONDS):
+            return
+        # Ranks wait until torchrun asks them to stop. If one ended before that, torchrun would restart all of them.
         if not launch.is_first_on_machine():
-            self.stop_asked.wait(FIRST_RANK_SECONDS)
+            self.stop_requested.wait(FIRST_RANK_SECONDS)
         elif launch.torchrun_process() == torchrun:
             with suppress(ProcessLookupError):
                 os.kill(torchrun, signal.SIGTERM)
-            self.stop_asked.wait(TORCHRUN_SECONDS)
+            self.stop_requested.wait(TORCHRUN_SECONDS)
 
     def failure_behind(self, error: Exception) -> launch.Failure | None:
-        """Return why another rank has ended if this rank's error is that of a collective with it; otherwise None."""
+        """Return why another rank has ended, if that made a collective fail and so caused this rank's error.
+
+        Returns None for any other error.
+        """
         from training.parallel.process_group import collective_failed
 
         if self._heartbeat is None or not collective_failed(error):
@@ -131,7 +142,7 @@ class Supervision:
             if time.monotonic() > deadline:
                 break
             time.sleep(FAILURE_SECONDS / 20)
-        return failure or launch.Failure(EXIT_ERROR, "failed-rank", "another rank has failed: see its output")
+        return failure or launch.Failure(EXIT_ERROR, "failed-rank", "another rank has failed; see its output")
 
     def _end_as_lost(self) -> None:
         self.exit_record.write(EXIT_ERROR, "lost-rank")
@@ -139,26 +150,28 @@ class Supervision:
     def _on_orphaned(self) -> None:
         if not self.training:
             os._exit(EXIT_ERROR)
-        self.stop_asked.set()
+        self.stop_requested.set()
 
-    def _on_others_stopped(self) -> None:
-        if not (self.training or self.stop_asked.is_set()):  # else torchrun has asked this node's, too
-            self.training = True  # torchrun's signal, when it ends, changes nothing
+    def _on_stop_elsewhere(self) -> None:
+        """End this process before training, because a rank of another node was asked to stop."""
+        if not (self.training or self.stop_requested.is_set()):  # otherwise this node was asked to stop as well
+            self.training = True  # so that the signal that torchrun sends when it ends has no effect
             self._stop_before_training("a stop on another node", self.end_torchrun)
 
     def _on_signal(self, name: str) -> None:
-        self.stop_asked.set()
+        self.stop_requested.set()
         if not self.training:
             self._stop_before_training(name)
 
     def _stop_before_training(self, cause: str, then: Callable[[], object] = lambda: None) -> NoReturn:
-        """End this process, as nothing can be saved yet.
+        """End this process, because there is nothing to save yet.
 
-        If another rank of this machine has failed, its reason is the job's, and this rank adds none of its own.
+        If another rank of this machine has failed, its reason becomes the reason of the job, and this rank reports
+        nothing.
         """
         if (failure := launch.failure_of_another()) is not None:
             self.exit_record.write(*failure)
-            # torchrun's table has that rank alone
+            # With status 0, torchrun's table of failures lists only the rank that has failed.
             os._exit(EXIT_DONE if launch.environment_nodes() == 1 else failure.status)
         reason = None
         with advisory("heartbeats of the other ranks"):
@@ -168,9 +181,9 @@ class Supervision:
             os._exit(EXIT_ERROR)
         self.exit_record.write(EXIT_STOPPED, "stopped", final=self._heartbeat is not None)
         try:
-            line = f"{cause} before the first step: nothing is lost; the same command continues"
+            line = f"{cause} before the first step: nothing is lost; run the same command again"
             launch.tell_torchrun(line, EXIT_STOPPED, "stopped")
-            if self.run_lock.file is not None:  # rank 0 speaks for all
+            if self.run_lock.file is not None:  # only rank 0 prints it
                 show(f"train.py: {line}")
             then()
         finally:
@@ -178,12 +191,13 @@ class Supervision:
 
 
 def receive_signals(on_signal: Callable[[str], object]) -> None:
-    """Call `on_signal` with the name of each signal from now on, in a thread. Call it once, in the main thread."""
+    """From now on, call `on_signal` in a thread with the name of each signal. Call this once, in the main thread."""
     received, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     for number in NUMBERS:
         signal.signal(number, lambda *_: None)
-    # Python's own handlers wait while the main thread is in C++, as in a rendezvous or collective; this pipe does not.
+    # Python runs signal handlers only when the main thread leaves C++ code, for example a rendezvous or a collective.
+    # This pipe receives the signal immediately.
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
     def listen() -> None:
@@ -196,19 +210,20 @@ def receive_signals(on_signal: Callable[[str], object]) -> None:
 
 
 def run_then(command: str, run_directory: Path, status: int, *, uploaded: bool) -> None:
-    """Run the command of --then on rank 0, unless an upload failed, and print its exit status; call it on every rank.
+    """Run the command of --then on rank 0, unless an upload failed, and print its exit status. Call it on every rank.
 
-    The run lock is held until it has ended: no other job begins what it might power off. It runs in a session of its
-    own, without torchrun's variables, and so outlives a torchrun that ends its ranks.
+    The run lock is held until the command has ended, so that no other job begins on a machine that may be powered off.
+    The command runs in its own session and without torchrun's variables, so that it survives when torchrun ends the
+    ranks.
     """
     if launch.environment_rank() != 0:
-        # torchrun ends all ranks once one has ended with another status than 0.
+        # Wait for rank 0: torchrun ends all ranks as soon as one of them has ended with a status other than 0.
         while status == EXIT_STOPPED and os.environ.get("GROUP_RANK", "0") == "0" and lock_is_held(run_directory):
             time.sleep(LOCK_POLL_SECONDS)
     elif not uploaded:
-        show("--then: NOT RUN: the bucket lacks the last checkpoint")
+        show("--then: NOT RUN: the last checkpoint is not in the bucket")
     else:
         show(f"--then: {redacted_shell(command)}")
         environment = {name: value for name, value in launch.without_launcher().items() if name != NODE_VARIABLE}
-        ended = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False).returncode
-        show(f"--then: ended with status {ended}")
+        completed = subprocess.run(command, shell=True, env=environment, start_new_session=True, check=False)
+        show(f"--then: ended with status {completed.returncode}")

@@ -1,6 +1,7 @@
-"""torchrun as make runs it, `python -m training.supervision.torchrun train.py RUN`, on all GPUs or two CPU processes.
+"""torchrun as the Makefile runs it: `python -m training.supervision.torchrun train.py RUN`.
 
-It ends with the last line and the status of its ranks, without a log and a traceback of its own.
+It starts one rank per GPU, or two CPU processes. Unlike torchrun itself, it ends with the status of its ranks and a
+last line about them, without a log or traceback.
 """
 
 import logging
@@ -15,12 +16,13 @@ from common.json_files import read_json
 from common.output import progress, show
 from training.supervision.run_lock import NODE_VARIABLE
 
-MOST_RANKS = 8  # the quickstart has as many micro-batches in a step, which ranks share evenly
+MOST_RANKS = 8  # a step of the quickstart has 8 micro-batches, which can be divided evenly among at most 8 ranks
 
 
 def main() -> int:
-    """Run torchrun; return the status of rank 0, EXIT_ERROR where any was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchrun handles it: torch's import aborts at an exception
+    """Run torchrun; return the status of rank 0, or EXIT_ERROR if any rank was killed."""
+    # Until torchrun handles Ctrl-C, it ends the process, because importing torch aborts with an exception otherwise.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -35,13 +37,13 @@ def main() -> int:
             return EXIT_DONE
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            status, killed = failure.exitcode, f"rank {rank}: {failure.message}"
-        except SignalException as error:  # torchrun does not ask how its ranks end then
-            record, killed = Path(folder, "0.json"), error.sigval.name
+            status, cause = failure.exitcode, f"rank {rank}: {failure.message}"
+        except SignalException as error:  # in this case, torchrun does not report how its ranks ended
+            record, cause = Path(folder, "0.json"), error.sigval.name
             status = read_json(record)["status"] if record.exists() else -1
     if status == EXIT_STOPPED or status < 0:
-        end = f"stopped, status {status}" if status > 0 else killed
-        show(progress(f"{end}; to continue: {os.environ.get('LOCKSTEP_NEXT', 'the same command')}"))
+        outcome = f"stopped, status {status}" if status > 0 else cause
+        show(progress(f"{outcome}; to continue: {os.environ.get('LOCKSTEP_NEXT', 'the same command')}"))
     return status if status >= 0 else EXIT_ERROR
 
 

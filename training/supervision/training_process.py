@@ -1,4 +1,4 @@
-"""Training job as a subprocess that does not outlive the command that has started it."""
+"""A training job as a subprocess, which does not outlive the command that started it."""
 
 import ctypes
 import os
@@ -23,16 +23,20 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class JobEnd(NamedTuple):
-    """How a job has ended."""
+    """How a job ended."""
 
-    status: int  # EXIT_ERROR if it was killed
-    reason: Reason | None  # None if it left no record, or was of an earlier version
-    problem: str  # for people: why it has failed
+    status: int  # EXIT_ERROR if the job was killed
+    reason: Reason | None  # None if the job left no record, or if an earlier version wrote the record
+    problem: str  # why the job failed, for people
 
 
 class TrainingProcess:
     def __init__(self, directory: Path, command: list[str], environment: Mapping[str, str]):
-        """Start Python. It has a session of its own: Ctrl-C in a terminal reaches its parent alone, which asks it."""
+        """Start Python with a command.
+
+        The process gets its own session, so that Ctrl-C in a terminal reaches only its parent, which then asks it to
+        stop.
+        """
         path = self.log = directory / JOB_LOG
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with writing(path), os.fdopen(open_descriptor(path, flags), "ab") as log:
@@ -45,14 +49,14 @@ class TrainingProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # it takes no lock that a thread may hold
+                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # it needs no lock that another thread may hold
             )
         self._directory = directory
 
     def end(self) -> JobEnd | None:
-        """Return how the job has ended; None while it runs.
+        """Return how the job ended; None while it runs.
 
-        torchrun ends with 1 whatever its ranks end with, so that the job's own exit.json decides, if it has left one.
+        torchrun's status is 1 whatever the statuses of its ranks are, so that the job's exit.json decides if it exists.
         """
         code = self._process.poll()
         if code is None:
@@ -66,16 +70,19 @@ class TrainingProcess:
         return JobEnd(code, None, self._last_line())
 
     def _is_new_record(self) -> bool:
-        """Tell whether exit.json was written since the start, by an earlier version of train.py, which names no job."""
+        """Return whether exit.json was written since this job started.
+
+        This is needed for records of an earlier version of train.py, which do not name their job.
+        """
         return _version(self._directory / EXIT_FILE) != self._record_before
 
     def ask_to_stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and its ranks, and wait for it; the last checkpoint is as it was."""
+        """Kill the job and its ranks, and wait until it has ended. The last checkpoint does not change."""
         pid = self._process.pid
-        with suppress(OSError):  # ended, or no /proc
+        with suppress(OSError):  # the process has ended, or there is no /proc
             for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(int(child), signal.SIGKILL)
@@ -83,9 +90,9 @@ class TrainingProcess:
         self._process.wait()
 
     def _last_line(self) -> str:
-        """Return the last line of this job's output that has a word, to be shown: it left no problem in exit.json."""
+        """Return the last line of this job's output that contains a word. It is used if exit.json names no problem."""
         text = b""
-        with suppress(OSError), open_regular(self.log) as log:  # which may be gone
+        with suppress(OSError), open_regular(self.log) as log:  # the log may have been removed
             log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
             text = log.read()
         lines = [line.strip() for line in text.decode(errors="replace").splitlines() if any(map(str.isalnum, line))]
@@ -93,21 +100,25 @@ class TrainingProcess:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Return what differs between two files that were written at one path; None without a file."""
+    """Return an identity of a file that changes when the file is replaced or written; None if there is no file."""
     with suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
     return None
 
 
 def _stop_with_parent() -> Callable[[], None] | None:
-    """Return a function to call in a new process: it gets SIGTERM, and saves a checkpoint, once this one was killed."""
+    """Return a function to be called in a new process, so that it gets SIGTERM when this process is killed.
+
+    The new process then saves a checkpoint and ends.
+    """
     if sys.platform != "linux":
         return None
     parent, system = os.getpid(), ctypes.CDLL(None)
 
     def prepare() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would lose it before the program begins
+        # The parent's handler would swallow a SIGTERM that arrives before the new program begins.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         system.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(EXIT_ERROR)

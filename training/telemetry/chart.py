@@ -1,6 +1,6 @@
 """Training chart, `training-run-chart.png`: losses, learning rate and gradient norm from `metrics.jsonl`.
 
-`python -m training.telemetry.chart RUN_DIR` draws it; a run starts that in the background at its checkpoints.
+`python -m training.telemetry.chart RUN_DIR` draws it. A run starts this command in the background at its checkpoints.
 """
 
 import subprocess
@@ -19,29 +19,30 @@ from common.text import printable
 from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 
 CHART = "training-run-chart.png"
-LEAST_SECONDS = 10.0  # between drawings
-FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
-LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
+LEAST_SECONDS = 10.0  # pause between two drawings
+FAILED_SECONDS = 600.0  # pause after a drawing that failed and printed its error
+# Longest wait for each of the last two drawings. One that still hangs then, for example on a dead disk, is abandoned.
+LAST_SECONDS = 300.0
 ROOT = Path(__file__).parents[2]
 
 
 class BackgroundChart:
-    """The chart of a run, drawn by one process at a time: no step waits for it, and its failure ends no run."""
+    """The chart of a run, drawn by one process at a time. No step waits for it, and its failure never ends the run."""
 
     def __init__(self, directory: Path):
         self.file = directory / CHART
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = time.monotonic()  # the last drawing, or this
+        self._began = time.monotonic()  # when the last drawing, or at first this object, was started
 
     def redraw(self) -> None:
-        """Start a drawing unless the last one still runs or is recent."""
+        """Start a drawing, unless the last one is still running or recent."""
         status = 0 if self._process is None else self._process.poll()
         pause = LEAST_SECONDS if status == 0 else FAILED_SECONDS
         if status is not None and time.monotonic() >= self._began + pause:
             self._start()
 
     def finish(self) -> bool:
-        """Wait for a drawing in progress, draw the final state and wait for it; return whether it is drawn."""
+        """Wait for a drawing in progress, then draw the final state and wait for that; return whether it succeeded."""
         try:
             if self._process is not None:
                 self._process.wait(LAST_SECONDS)
@@ -54,18 +55,19 @@ class BackgroundChart:
         self._began = time.monotonic()
         command = [sys.executable, "-m", "training.telemetry.chart", str(self.file.parent.resolve())]
         self._process = None
-        with suppress(OSError):  # no memory for another process: a run goes on without a chart
+        with suppress(OSError):  # without memory for another process, the run continues without a chart
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 env=without_launcher(),
-                start_new_session=True,  # the terminal's Ctrl-C is for the run, which waits for its last chart
+                # Ctrl-C in a terminal must reach only the run, which then waits for its last chart.
+                start_new_session=True,
             )
 
 
 def draw_chart(directory: Path) -> Path:
-    """Draw the chart of a run directory; return its path. Raises BadInput for a file it cannot read or write."""
+    """Draw the chart of a run directory; return its path. Raises BadInput if a file cannot be read or written."""
     from common.line_chart import PALETTE, Line, LineChart, VerticalMark, is_own_png, png
     from training.telemetry.curves import PANELS, TRAIN, losses, run_curves
 
@@ -75,8 +77,8 @@ def draw_chart(directory: Path) -> Path:
     curves = run_curves(records)
     lines = []
     for colour, (name, curve) in enumerate(losses(curves).items()):
-        label, shown = f"{printable(name)}: {curve.last:.4f}", colour % len(PALETTE)
-        line = Line(name=label, x=curve.steps, y=curve.values, colour=shown, dotted=name != TRAIN)
+        label, palette_colour = f"{printable(name)}: {curve.last:.4f}", colour % len(PALETTE)
+        line = Line(name=label, x=curve.steps, y=curve.values, colour=palette_colour, dotted=name != TRAIN)
         if name == TRAIN:
             lines.append(attrs.evolve(line, weight="raw"))
             line = attrs.evolve(line, y=curve.smoothed(), weight="bold")
@@ -85,23 +87,23 @@ def draw_chart(directory: Path) -> Path:
     marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
     charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
     for colour, panel in enumerate((panel for panel in PANELS if panel.in_image), start=2):
-        drawn_curves = [curves[panel.metric]] if panel.metric in curves else []
+        panel_curves = [curves[panel.metric]] if panel.metric in curves else []
         lines = [
             Line(name=panel.metric, x=curve.steps, y=curve.values * panel.factor, colour=colour)
-            for curve in drawn_curves
+            for curve in panel_curves
         ]
         axis = "step (optimizer updates)"
         charts.append(LineChart(title=panel.title, axis=axis, lines=lines, marks=marks, logarithmic=panel.logarithmic))
     last = int(max((curve.steps[-1] for curve in curves.values()), default=0))
-    drawn = png(charts, f"{printable(directory.name)}: step {last:,}", (3, 1, 1))
+    image = png(charts, f"{printable(directory.name)}: step {last:,}", (3, 1, 1))
     with writing(path):
-        replace_file(path, drawn)
+        replace_file(path, image)
     return path
 
 
 if __name__ == "__main__":
     guard_outputs()
-    keep_logs_only()  # else it would wait for its run's stderr, and the run for the chart
+    keep_logs_only()  # otherwise this process would wait for the run's stderr while the run waits for the chart
     try:
         draw_chart(Path(sys.argv[1]))
     except BadInput as error:

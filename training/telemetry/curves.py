@@ -17,8 +17,8 @@ class CurvePanel:
 
     metric: str
     title: str
-    factor: float = 1.0  # by which values of the metric are multiplied
-    logarithmic: bool = False  # where all values are positive
+    factor: float = 1.0  # values of the metric are multiplied by this factor
+    logarithmic: bool = False  # applies if all values are positive
     in_image: bool = False
 
 
@@ -32,12 +32,12 @@ PANELS = (
 LOGGED = (Metric.TRAIN_LOSS, *(panel.metric for panel in PANELS))
 LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)
 TRAIN, VALIDATION = "training loss", "validation loss"
-AVERAGED_SHARE = 0.02  # width of the moving average, as a share of the known values
+AVERAGED_SHARE = 0.02  # width of the moving average, as a share of the number of values
 
 
 @attrs.frozen(eq=False)
 class Curve:
-    """Values over steps, both float64 (n,); an unknown value is NaN."""
+    """Values at steps, both float64 (n,). A missing value is NaN."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -48,43 +48,46 @@ class Curve:
 
     @property
     def known(self) -> np.ndarray:
+        """The finite values."""
         return self.values[np.isfinite(self.values)]
 
     def smoothed(self) -> np.ndarray:
-        """Return the moving average of the known values around each, NaN at the others; at the ends of those there."""
-        known = np.isfinite(self.values)
-        count = int(known.sum())
+        """Return a centered moving average of the finite values, with NaN where a value is not finite.
+
+        At both ends of the curve, the average is over the values that exist.
+        """
+        finite = np.isfinite(self.values)
+        count = int(finite.sum())
         reach = max(1, round(count * AVERAGED_SHARE / 2))
         first = np.maximum(np.arange(count) - reach, 0)
         after = np.minimum(np.arange(count) + reach + 1, count)
         sums = np.concatenate([[0.0], np.cumsum(self.known)])
         values = np.full(len(self.values), np.nan)
-        values[known] = (sums[after] - sums[first]) / (after - first)
+        values[finite] = (sums[after] - sums[first]) / (after - first)
         return values
 
 
 def run_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the curves that have a value: those of LOGGED, the validation loss, and those of further datasets."""
+    """Return the curves that have a value: of LOGGED, of the validation loss, and of the losses on further datasets."""
     logged = [record for record in records if Metric.TRAIN_LOSS in record]
     validated = [record for record in records if Metric.VALIDATION_LOSS in record]
-    found = {name: curve_of(logged, name) for name in LOGGED}
-    found[Metric.VALIDATION_LOSS] = curve_of(validated, Metric.VALIDATION_LOSS)
-    for dataset in list(dict.fromkeys(key for record in validated for key in record.get(Metric.VALIDATION_LOSSES, {})))[
-        1:
-    ]:
-        measured = [{**record, **record.get(Metric.VALIDATION_LOSSES, {})} for record in validated]
-        found[dataset] = curve_of([record for record in measured if dataset in record], dataset)
-    return {name: curve for name, curve in found.items() if len(curve.known)}
+    curves = {name: curve_of(logged, name) for name in LOGGED}
+    curves[Metric.VALIDATION_LOSS] = curve_of(validated, Metric.VALIDATION_LOSS)
+    datasets = list(dict.fromkeys(key for record in validated for key in record.get(Metric.VALIDATION_LOSSES, {})))
+    for dataset in datasets[1:]:
+        flat_records = [{**record, **record.get(Metric.VALIDATION_LOSSES, {})} for record in validated]
+        curves[dataset] = curve_of([record for record in flat_records if dataset in record], dataset)
+    return {name: curve for name, curve in curves.items() if len(curve.known)}
 
 
 def curve_of(records: Sequence[Mapping[str, Any]], key: str) -> Curve:
-    """Return the values of a key, of records with a step; null where unknown."""
+    """Return the curve of a key from records with a step. A missing value may be None."""
     values = [record.get(key) for record in records]  # None becomes NaN
     return Curve(np.array([record["step"] for record in records], np.float64), np.array(values, np.float64))
 
 
 def losses(curves: Mapping[str, Curve]) -> dict[str, Curve]:
-    """Return the losses among curves by name, those of a mixture's further datasets last."""
+    """Return the curves that are losses, by name. The losses on further datasets of a mixture come last."""
     names = {Metric.TRAIN_LOSS: TRAIN, Metric.VALIDATION_LOSS: VALIDATION}
     further = {name: name for name in curves if name not in (*LOGGED, *names)}
     return {name: curves[key] for key, name in (names | further).items() if key in curves}

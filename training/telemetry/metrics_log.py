@@ -1,8 +1,9 @@
-"""Metrics log, `metrics.jsonl`: append-only, one JSON object per line; the source of every chart and report.
+"""The metrics log, `metrics.jsonl`: append-only, one JSON object per line; the source of every chart and report.
 
-Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of
-the run. A job that resumes from step N begins with an event "start" at N: `read_metrics` leaves out what earlier jobs
-logged beyond N, and how an earlier job that had also started at N began, because none of its steps are left.
+Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of the
+run. A job that resumes from step N begins with an event "start" at N. `read_metrics` then leaves out everything that
+earlier jobs logged after step N. If an earlier job had also started at N, its beginning is left out as well, because
+none of its steps remain.
 """
 
 import math
@@ -17,15 +18,15 @@ from common.output import progress, show, warning
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
-GIVEN_TOKENIZER = "given_tokenizer"  # key of a result that was measured with a tokenizer of --tokenizer
-# Keys of its lines: the hash of the weights that were measured, of their values and of their files.
+GIVEN_TOKENIZER = "given_tokenizer"  # key of a result that was measured with the tokenizer of --tokenizer
+# Keys of lines in evaluations.jsonl: the hash of the values of the measured weights, and the hash of their file
 WEIGHTS_VALUES, WEIGHTS_FILE = "weights_sha256", "weights_file_sha256"
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
-REPORT = "report.html"  # what it draws
+REPORT = "report.html"  # the page that report.py writes
 REFERENCE = "reference.json"  # losses of other runs of the recipe
-ANSWERS = "answers"  # folder: what a fine-tuned copy answered
+ANSWERS = "answers"  # folder for the answers of fine-tuned copies
 ACCOUNT = "account.jsonl"  # time and cost of an experiment
-EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of experiment.py, which name their results
+EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of experiment.py, and names of their results
 
 
 class Metric:
@@ -33,7 +34,7 @@ class Metric:
 
     TRAIN_LOSS = "train_loss"  # nats per token of the global batch, before the update
     VALIDATION_LOSS = "validation_loss"  # of the first dataset
-    VALIDATION_LOSSES = "validation_losses"  # by dataset, where there are several
+    VALIDATION_LOSSES = "validation_losses"  # by dataset, if there are several
     LEARNING_RATE = "learning_rate"
     GRAD_NORM = "grad_norm"  # before clipping
     EPOCHS = "epochs"  # of each dataset
@@ -43,30 +44,30 @@ class Metric:
     RANK_SECONDS = "rank_seconds"
     STATE_SHA256 = "state_sha256"
     ELAPSED_SECONDS = "elapsed_seconds"  # of the run
-    PRICE_PER_HOUR = "price_per_hour"  # USD, of a job's machine; with its start
+    PRICE_PER_HOUR = "price_per_hour"  # USD, of a job's machine; in the event that starts the job
     LEDGER = "ledger"  # seconds of a job by part
-    RUN_LEDGER = "run_ledger"  # seconds of the whole run by part
-    USD = "usd"  # of the whole run
-    SKIPPED_STEPS = "skipped_steps"  # of earlier versions
+    RUN_LEDGER = "run_ledger"  # seconds of the run, with all its jobs, by part
+    USD = "usd"  # cost of the run, with all its jobs
+    SKIPPED_STEPS = "skipped_steps"  # written by earlier versions
 
 
 class RunEvent:
     """Names of events, in the key `event` of a line."""
 
-    START = "start"  # of a job
+    START = "start"  # a job starts
     END = "end"  # the run is complete
-    PAUSE = "pause"  # --max-steps
-    STOPPED = "stopped"  # early: a signal or a limit
+    PAUSE = "pause"  # the job has reached --max-steps
+    STOPPED = "stopped"  # the job stopped early because of a signal or a limit
     DIVERGED = "diverged"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_FAILED = "checkpoint-failed"
     UPLOAD = "upload"
     UPLOAD_FAILED = "upload-failed"
     SELF_TEST = "self-test"
-    SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with another value of a key
-    NUMERICS_DRIFT = "numerics-drift"  # a job resumed the run with other numerics; the line before its start
-    DROPPED = "dropped"  # output or advice that failed
-    SPIKE_SKIPPED = "spike-skipped"  # of earlier versions
+    SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with a different value of a key
+    NUMERICS_DRIFT = "numerics-drift"  # a job resumed the run with different numerics; the line before its start
+    DROPPED = "dropped"  # output or advisory code that failed
+    SPIKE_SKIPPED = "spike-skipped"  # written by earlier versions
 
 
 class Detail:
@@ -75,48 +76,48 @@ class Detail:
     Details that only people read, such as the seconds of a save, are named where they are written.
     """
 
-    PROBLEM = "problem"  # of a failure, in words
+    PROBLEM = "problem"  # description of a failure
     REASON = "reason"  # why training ended early: one of EarlyEnd
     NAME = "name"  # of a checkpoint
-    SOURCES = "sources"  # tokens and epochs read of each dataset
+    SOURCES = "sources"  # tokens and epochs read from each dataset
     WORLD_SIZE = "world_size"
     DATA_PARALLEL_SIZE = "data_parallel_size"
     DEVICES = "devices"  # number of ranks by the name of their GPU or CPU
     SOFTWARE = "software"
     COMMIT = "commit"
-    CHANGES = "changes"  # of the numerics, a text for each
+    CHANGES = "changes"  # of the numerics, one text per change
     KEY = "key"  # of a setting that changed
     OLD = "old"
     NEW = "new"
-    WHO = "who"  # of earlier versions
+    WHO = "who"  # written by earlier versions
 
 
 class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
-    They are apart from `Reason` in common/errors.py, the words of exit.json, which say why a command ended, errors
-    included: there both limits have one word, and patience has none because it finishes a run.
+    These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, including errors.
+    There, both limits have the same reason, and patience has none because it finishes a run.
     """
 
-    SIGNAL = "signal"  # of an event "stopped"
-    MAX_HOURS = "--max-hours"  # of "stopped", as the option that set the limit
+    SIGNAL = "signal"  # in an event "stopped"
+    MAX_HOURS = "--max-hours"  # in an event "stopped": the option that set the limit
     MAX_USD = "--max-usd"
-    PATIENCE = "patience"  # of "end"
+    PATIENCE = "patience"  # in an event "end"
 
 
-# Events of each job at the step where it begins
+# Events that each job writes at the step where it begins
 BEGINNING = (RunEvent.START, RunEvent.NUMERICS_DRIFT, RunEvent.SELF_TEST, RunEvent.SETTINGS_CHANGED)
-# The last one of these events tells how a run stands
+# The last of these events shows the state of a run
 STATES = (RunEvent.START, RunEvent.PAUSE, RunEvent.STOPPED, RunEvent.END, RunEvent.DIVERGED)
 
 MOST_SECONDS = 1e10
 _EVENT = "event"
-_LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)  # nan as well
-_NEEDED = {  # and what goes with them
+_LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)  # may be nan
+_NEEDED = {  # keys that a record must also have if it has a certain key
     Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }
-_DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # texts that an event has
+_DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # texts that an event must have
 
 
 def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
@@ -125,10 +126,10 @@ def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
 
 
 class MetricsLog:
-    """Appends records; each is in the file when `write` returns. A line is printed where writing fails."""
+    """Appends records. A record is in the file when `write` returns; if writing fails, a line is printed."""
 
     def __init__(self, directory: Path):
-        """Open it. Raises BadInput where that cannot be done, or where it is no regular file."""
+        """Open the file. Raises BadInput if that is impossible, or if it is not a regular file."""
         with writing(directory / METRICS):
             self._log = JsonLog(directory / METRICS)
         self._failing = False
@@ -141,25 +142,25 @@ class MetricsLog:
             if not self._failing:
                 show(
                     warning(
-                        f"{self._log.path}: cannot be written: {error.strerror}; its lines are kept in memory and "
-                        "tried again with each new one"
+                        f"{self._log.path}: cannot be written: {error.strerror}; lines are kept in memory, and writing "
+                        "is tried again with each new line"
                     )
                 )
             self._failing = True
             return
         if self._failing:
             self._failing = False
-            show(progress(f"{self._log.path}: written again, with the lines that were kept"))
+            show(progress(f"{self._log.path}: can be written again; the lines in memory have been written"))
 
     def close(self) -> None:
-        """Write the lines kept in memory and close the file; print how many are lost."""
+        """Write the lines that are kept in memory and close the file; print how many lines are lost."""
         reason: str | None = "too many to keep in memory"
         try:
             self._log.flush()
         except OSError as error:
             reason = error.strerror
-        if lost := self._log.unwritten:
-            show(warning(f"{self._log.path}: {lost:,} lines could not be written and are lost: {reason}"))
+        if lost_lines := self._log.unwritten:
+            show(warning(f"{self._log.path}: {lost_lines:,} lines could not be written and are lost: {reason}"))
         self._log.close()
 
 
@@ -169,27 +170,29 @@ def event_record(step: int, event: str, **details: Any) -> dict[str, Any]:
 
 
 def event_of(record: Mapping[str, Any]) -> str:
-    """Return the name of the event that a record describes, one of `RunEvent`; "" if it holds measurements."""
+    """Return the name of the event that a record describes, one of `RunEvent`; "" if it contains measurements."""
     return str(record.get(_EVENT, ""))
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the records that belong to the run as it stands, in order. Raises BadInput as `read_counted` does."""
+    """Return the records that belong to the present state of the run, in order. Raises BadInput like `read_counted`."""
     return current_records(read_counted(directory).records)
 
 
 def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those of all records that belong to the run as it stands, in order.
+    """Select the records that belong to the present state of the run, in order.
 
-    If several jobs have started at one step, the steps that are left are those of the last one, and so only its start
-    counts.
+    If several jobs started at the same step, only the steps of the last one remain, and therefore only its start.
     """
     records: list[dict[str, Any]] = []
     for record in lines:
         if event_of(record) == RunEvent.START:
             step = record["step"]
             drift = records.pop() if records and _is_drift(records[-1], step) else None
-            records = [one for one in records if one.get("step", 0) < step + (event_of(one) not in BEGINNING)]
+            # Of the records at the step itself, the events that earlier jobs wrote when they began are left out.
+            records = [
+                earlier for earlier in records if earlier.get("step", 0) < step + (event_of(earlier) not in BEGINNING)
+            ]
             records += [] if drift is None else [drift]
         records.append(record)
     return records
@@ -200,12 +203,12 @@ def _is_drift(record: dict[str, Any], step: int) -> bool:
 
 
 def read_counted(directory: Path) -> JsonLines:
-    """Return the records of all jobs, superseded ones as well. Raises BadInput when the file cannot be read at all."""
+    """Return the records of all jobs, including superseded ones. Raises BadInput if the file cannot be read at all."""
     return read_json_lines(directory / METRICS, _sound)
 
 
 def read_starts(directory: Path) -> list[int]:
-    """Return the step from which each job has started, in order. Raises BadInput as `read_counted` does."""
+    """Return the step from which each job started, in order. Raises BadInput like `read_counted`."""
     lines = read_json_lines(directory / METRICS, _sound, containing=f'"{RunEvent.START}"'.encode())
     return [record["step"] for record in lines.records if event_of(record) == RunEvent.START]
 
@@ -215,13 +218,13 @@ def is_price(value: Any) -> bool:
 
 
 def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) -> float | None:
-    """Return the price per hour of the last job that has one, else `otherwise`. `lines`: of all jobs."""
+    """Return the price per hour of the last job that has one, or `otherwise`. `lines`: the records of all jobs."""
     prices = [line.get(Metric.PRICE_PER_HOUR) for line in lines if event_of(line) == RunEvent.START]
     return next((price for price in reversed(prices) if price is not None), otherwise)
 
 
 def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> Iterator[tuple[float, float | None]]:
-    """Yield the run's seconds up to each line, and their price per hour since the line before, or `otherwise`."""
+    """Yield, for each line, the run's seconds so far and the price per hour since the line before, or `otherwise`."""
     price, reached = otherwise, 0.0
     for line in lines:
         if event_of(line) == RunEvent.START:
@@ -231,10 +234,10 @@ def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> 
 
 
 def _sound(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a record that has the fields that its readers rely on, with their types, in their ranges; else None."""
+    """Return a record if it has the fields on which its readers rely, with valid types and ranges; otherwise None."""
     event = record.get(_EVENT, "")
-    places = any(key in record for key in _LOSSES) or event in (RunEvent.START, RunEvent.END)
-    step = record.get("step", None if places else 0)
+    needs_step = any(key in record for key in _LOSSES) or event in (RunEvent.START, RunEvent.END)
+    step = record.get("step", None if needs_step else 0)
     if not integer(0).holds(step) or not isinstance(event, str):
         return None
     sound = (
@@ -246,27 +249,29 @@ def _sound(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_loss(value: Any) -> bool:
-    """Tell whether a value is a mean cross-entropy, which is never below zero, or that of a run that diverged."""
+    """Return whether a value is a mean cross-entropy, which is never negative, or the loss of a run that diverged."""
     return (is_number(value) and value >= 0) or (type(value) is float and not math.isfinite(value))
 
 
 def _is_ledger(value: Any) -> bool:
-    """Tell whether a value is seconds by part; after a change of the clock, some may be below zero."""
+    """Return whether a value is seconds by part. Some may be negative after a change of the clock."""
     seconds = number(-MOST_SECONDS, MOST_SECONDS)
     return isinstance(value, dict) and "compile" in value and all(map(seconds.holds, value.values()))
 
 
 def _are_sources(value: Any) -> bool:
     count = integer(0, (1 << 64) - 1)
-    return isinstance(value, list) and all(isinstance(one, dict) and count.holds(one.get("tokens")) for one in value)
+    return isinstance(value, list) and all(
+        isinstance(source, dict) and count.holds(source.get("tokens")) for source in value
+    )
 
 
 def _are_devices(value: Any) -> bool:
-    """Tell whether a value counts the ranks of a job by the name of their device."""
+    """Return whether a value counts the ranks of a job by the name of their device."""
     return isinstance(value, dict) and bool(value) and all(map(integer(1).holds, value.values()))
 
 
-_CHECKS: dict[str, Callable[[Any], bool]] = {  # of what readers use
+_CHECKS: dict[str, Callable[[Any], bool]] = {  # checks of the values that readers use
     **dict.fromkeys((Metric.LEARNING_RATE, Metric.SKIPPED_STEPS), number(0).holds),
     **dict.fromkeys(
         (Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU, Metric.PEAK_MEMORY_BYTES), optional(number(0)).holds

@@ -1,6 +1,6 @@
-"""Reporter: metrics records, progress bar and chart of a training run. Quiet on all ranks but rank 0.
+"""Reporter: metrics records, progress bar and chart of a training run. Only the reporter on rank 0 is active.
 
-Beside it: introduction and summary of a job, as lines for people.
+This file also has the introduction and the summary of a job, as lines for people.
 """
 
 import math
@@ -27,9 +27,9 @@ from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, MetricsLog, RunEvent, event_record
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
-LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
-SLOW_SHARE = 0.2  # of the median rank's own seconds
-# What the bar shows after a failure, by the event of the failure, and the event after which it shows that no longer
+LINE_SECONDS = 10.0  # pause between plain lines, if stderr is not a terminal
+SLOW_SHARE = 0.2  # a rank is slow if it needs this share more time than the median rank
+# By the event of a failure: the event that ends it, and the text that the bar shows until then
 FAILURES = {
     RunEvent.CHECKPOINT_FAILED: (RunEvent.CHECKPOINT, "NOT SAVED"),
     RunEvent.UPLOAD_FAILED: (RunEvent.UPLOAD, "NOT UPLOADED"),
@@ -37,19 +37,19 @@ FAILURES = {
 
 
 class ProgressBar:
-    """Progress bar of a run in a terminal, plain lines elsewhere; on rank 0 only."""
+    """Progress bar of a run in a terminal, or plain lines if stderr is not a terminal. Only rank 0 has one."""
 
     def __init__(self, first_step: int, steps: int):
         self._last_line = 0.0
         self._warnings: dict[str, str] = {}  # by topic
-        tqdm.monitor_interval = 0  # it would watch bars from a thread of its own
+        tqdm.monitor_interval = 0  # otherwise tqdm starts a thread that watches its bars
         self._bar = tqdm(
             total=steps,
             initial=first_step,
             unit="step",
             dynamic_ncols=True,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
-            disable=None,  # where stderr is no terminal
+            disable=None,  # disables the bar if stderr is not a terminal
         )
 
     def advance(self) -> None:
@@ -63,7 +63,7 @@ class ProgressBar:
             show(progress(f"step {step:,}/{self._bar.total:,}  {line}"))
 
     def warn(self, topic: str, warning: str | None) -> None:
-        """Show a warning beside the numbers, in the place of an earlier one of its topic; None removes that."""
+        """Show a warning next to the numbers. It replaces an earlier warning of the same topic; None removes that."""
         self._warnings.pop(topic, None)
         if warning is not None:
             self._warnings[topic] = warning
@@ -74,20 +74,20 @@ class ProgressBar:
 
 @attrs.define(kw_only=True)
 class Reporter:
-    """Reporter of one rank. A quiet one, without a bar, records nothing and never waits for the GPU.
+    """Reporter of one rank. A reporter without a bar records nothing and never waits for the GPU.
 
-    What fails in it is noted once and ends nothing, but for the GPU's own errors.
+    A failure here is reported once and does not end the run, unless it is an error of the GPU.
     """
 
     plan: Plan
     device: torch.device
     ledger: TimeLedger
-    peak_tokens: float | None  # tokens/s at the dense bf16 peak of all GPUs; None where a GPU is unknown
+    peak_tokens: float | None  # tokens/s at the dense bf16 peak of all GPUs; None if the GPU is unknown
     bar: ProgressBar | None = None
     metrics: MetricsLog | None = None
     chart: BackgroundChart | None = None
-    last_loss: float = math.nan  # at the last logged step
-    _step: int = attrs.field(init=False, default=0)  # of the last record
+    last_loss: float = math.nan  # loss of the last logged step
+    _step: int = attrs.field(init=False, default=0)  # step of the last record
 
     @advisory("metrics")
     def record(self, step: int, values: Mapping[str, Any]) -> None:
@@ -96,11 +96,11 @@ class Reporter:
 
     @advisory("events")
     def event(self, step: int, event: str, **details: Any) -> None:
-        """Record an event. Draw the chart after a checkpoint; show a failed one beside the bar until the next."""
+        """Record an event. A checkpoint redraws the chart; a failed checkpoint is shown in the bar until the next."""
         self._write(event_record(step, event, **details))
-        for failure, (success, words) in FAILURES.items():
+        for failure, (success, warning_text) in FAILURES.items():
             if self.bar is not None and event in (failure, success):
-                self.bar.warn(success, f"step {step:,} {words}" if event == failure else None)
+                self.bar.warn(success, f"step {step:,} {warning_text}" if event == failure else None)
         if self.chart is not None and event == RunEvent.CHECKPOINT:
             self.chart.redraw()
 
@@ -110,7 +110,10 @@ class Reporter:
             self.bar.advance()
 
     def log(self, step: int, result: StepResult, remaining: Remaining, rank_seconds: list[float] | None = None) -> None:
-        """Record and show a step; the only wait for the GPU. `rank_seconds`: own seconds a step, where known anew."""
+        """Record and show a step. This is the only place that waits for the GPU.
+
+        `rank_seconds`: each rank's own seconds per step, if there is a new measurement.
+        """
         if self.bar is None:
             return
         self.last_loss, grad_norm = result.loss.item(), result.grad_norm.item()
@@ -122,7 +125,7 @@ class Reporter:
             {
                 Metric.TRAIN_LOSS: self.last_loss,
                 Metric.LEARNING_RATE: result.learning_rate,
-                # None: fp16 overflowed, so that the step was skipped
+                # None means that fp16 gradients overflowed, so that the step was skipped.
                 Metric.GRAD_NORM: grad_norm if math.isfinite(grad_norm) else None,
                 **rates,
             },
@@ -138,7 +141,7 @@ class Reporter:
             self.bar.show(step, "  ".join(numbers + self._outlook(seconds)))
 
     def finish(self) -> str:
-        """Draw the chart of the final state; return its file in words."""
+        """Draw the chart of the final state; return a text that names its file."""
         with advisory("chart"):
             if self.chart is not None and self.chart.finish():
                 return f"chart {self.chart.file}"
@@ -186,6 +189,7 @@ class Reporter:
 
 
 def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str | Notice]:
+    """Return the lines that a job prints first: the run, the ranks, the numerical settings and the plan."""
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     execution = run.train.execution
@@ -202,30 +206,30 @@ def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[st
     return lines
 
 
-def nothing_to_do(directory: Path, steps: int, position: Position, *, settled: bool) -> str:
-    """Return a line for a job without a step to take. `settled`: patience has ended the run."""
-    if settled:
+def nothing_to_do(directory: Path, steps: int, position: Position, *, out_of_patience: bool) -> str:
+    """Return a line for a job that has no step to train. `out_of_patience`: patience has ended the run."""
+    if out_of_patience:
         return f"{directory}: complete: patience ended it at step {position.step:,} of {steps:,}{_best(position)}"
     if position.step < steps:
-        return f"{directory}: at step {position.step:,} of {steps:,}; --max-steps asks for no more"
-    return f"{directory}: the run is complete: {steps:,} steps{_best(position)}; start anew with --resume never"
+        return f"{directory}: at step {position.step:,} of {steps:,}; --max-steps allows no more steps"
+    return f"{directory}: the run is complete: {steps:,} steps{_best(position)}; start over with --resume never"
 
 
 def summarize(directory: Path, reporter: Reporter, position: Position, stopped_by: str | None, chart: str) -> list[str]:
-    """Return the outcome of a job. `stopped_by`: one of `EarlyEnd`, None: it did not end early."""
+    """Return the outcome of a job as lines. `stopped_by` is one of `EarlyEnd`, or None if it did not end early."""
     plan, ledger = reporter.plan, reporter.ledger
     tokens = ledger.steps * plan.tokens_per_step
-    done = "done" if position.step == plan.steps else "paused by --max-steps"
+    outcome = "done" if position.step == plan.steps else "paused by --max-steps"
     if position.step < plan.steps and stopped_by is not None:
-        done = "stopped early; the same command continues"
+        outcome = "stopped early; run the same command again to continue"
         if stopped_by == EarlyEnd.PATIENCE:
-            done = "done, by patience"
+            outcome = "done, ended by patience"
         elif stopped_by != EarlyEnd.SIGNAL:
-            done = f"stopped early by {stopped_by}; the same command with a larger {stopped_by} continues"
+            outcome = f"stopped early by {stopped_by}; to continue, run the same command with a larger {stopped_by}"
     loss = reporter.last_loss
     losses = ("" if math.isnan(loss) else f", train loss {loss:.4f}") + _best(position)
     return [
-        f"{directory}: {done}: step {position.step:,} of {plan.steps:,}{losses}",
+        f"{directory}: {outcome}: step {position.step:,} of {plan.steps:,}{losses}",
         *(
             "data: "
             + ("" if read["epochs"] is None else f"{read['epochs']:.2f} epochs, ")
@@ -239,11 +243,11 @@ def summarize(directory: Path, reporter: Reporter, position: Position, stopped_b
 
 
 def describe_slowest(rank_seconds: list[float]) -> str | None:
-    """Return the slowest rank in words, if it exceeds the median by SLOW_SHARE."""
+    """Return a text that names the slowest rank, if it exceeds the median by SLOW_SHARE; otherwise None."""
     slowest, median = max(rank_seconds), statistics.median_low(rank_seconds)
     if slowest <= (1 + SLOW_SHARE) * median:
         return None
-    return f"slowest: rank {rank_seconds.index(slowest)}, {slowest:.3g} s a step (median {median:.3g})"
+    return f"slowest: rank {rank_seconds.index(slowest)}, {slowest:.3g} s per step (median {median:.3g})"
 
 
 def _best(position: Position) -> str:

@@ -1,4 +1,4 @@
-"""Time and cost accounting: wall-clock time by part, cost, estimate of the remaining time."""
+"""Time and cost accounting: wall-clock time by part, cost, and an estimate of the remaining time."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import Metric, priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
-LOST_TIME = "lost"  # time of jobs that were killed before they wrote their parts
+LOST_TIME = "lost"  # part for the time of jobs that were killed before they recorded their ledger
 
 
 @attrs.frozen(kw_only=True)
@@ -26,14 +26,14 @@ class Remaining:
 
 @attrs.frozen(kw_only=True)
 class Spent:
-    """Wall-clock time and cost of earlier jobs or calls, work lost with a kill included."""
+    """Wall-clock time and cost of earlier jobs or calls, including work that a kill has lost."""
 
     seconds: float = 0.0
-    usd: float = 0.0  # each at its own price
-    unpriced_seconds: float = 0.0  # not in `usd`
+    usd: float = 0.0  # every job at its own price
+    unpriced_seconds: float = 0.0  # time of jobs without a price, which is not included in `usd`
 
     def plus(self, seconds: float, price_per_hour: float | None) -> "Spent":
-        """Return the totals with the cost of more time."""
+        """Return the totals after adding some time and its cost."""
         cost = time_cost(seconds, price_per_hour)
         return Spent(
             seconds=self.seconds + seconds,
@@ -44,16 +44,18 @@ class Spent:
 
 @attrs.frozen(kw_only=True)
 class Earlier(Spent):
-    parts: dict[str, float] = attrs.field(factory=dict)  # seconds by part; they add up to `seconds`
-    compile_seconds: float = 0.0  # of the last job
+    """Time and cost of the earlier jobs of a run."""
+
+    parts: dict[str, float] = attrs.field(factory=dict)  # seconds by part, which add up to `seconds`
+    compile_seconds: float = 0.0  # compile time of the last job
 
 
 class Spending:
-    """Wall-clock time and cost so far, of this process and those before it."""
+    """Wall-clock time and cost so far, of this process and of the processes before it."""
 
     def __init__(self, began: float, price_per_hour: float | None, earlier: Spent):
         self.price_per_hour = price_per_hour  # USD
-        self._began = began  # by time.perf_counter()
+        self._began = began  # a time of time.perf_counter()
         self.earlier = earlier
 
     def process_seconds(self) -> float:
@@ -63,13 +65,13 @@ class Spending:
         return self.earlier.seconds + self.process_seconds()
 
     def usd(self) -> float | None:
-        """Return the cost; None without a price. What had no price before counts at this one."""
+        """Return the cost, or None without a price. Earlier time without a price is charged at the present price."""
         usd = time_cost(self.earlier.unpriced_seconds + self.process_seconds(), self.price_per_hour)
         return None if usd is None else self.earlier.usd + usd
 
 
 class TimeLedger(Spending):
-    """Seconds of this process by part: each moment belongs to exactly one, so they add up to the clock."""
+    """Seconds of this process by part. Each moment belongs to exactly one part, so that they add up to the clock."""
 
     earlier: Earlier
 
@@ -79,30 +81,35 @@ class TimeLedger(Spending):
         self._since = began
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._counts = dict.fromkeys(PARTS, 0)
-        # Seconds of training, and of these the wait for data: of the first step, which is not typical, and of all steps
+        # Seconds of training, and how many of them were spent waiting for data. The first step, which is not typical,
+        # is also recorded separately.
         self._first_step = self._all_steps = 0.0, 0.0
-        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # steps after the first, without waits for data
-        self.steps = 0  # taken by this process
-        self._last_read = 0, 0.0  # steps and training seconds, by steps_per_second
+        # Seconds of recent steps without waits for data; the first step is not included
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.steps = 0  # steps of this process so far
+        self._last_read = 0, 0.0  # steps and training seconds at the last call of steps_per_second
 
     @contextmanager
     def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
-        """Attribute the time inside to a part; counts one validation or checkpoint, unless `counts` is false."""
-        outer = self._turn_to(part)
+        """Attribute the time inside this context to a part.
+
+        It counts as one more validation or checkpoint, unless `counts` is false.
+        """
+        outer = self._switch_to(part)
         try:
             yield
         finally:
-            self._turn_to(outer)
+            self._switch_to(outer)
         self._counts[part] += counts
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
-        """Attribute the time since the process began, up to the end of the block, to the start-up."""
+        """Attribute the time from the start of the process to the end of this context to the start-up."""
         yield
-        self._turn_to("idle")
+        self._switch_to("idle")
 
     def after_step(self, waited_for_data_seconds: float) -> None:
-        """Count a step; the first is kept apart from typical ones. Waited: by this process so far."""
+        """Count a step. `waited_for_data_seconds` is the total waiting time of this process so far."""
         (seconds, waited), self._all_steps = self._all_steps, (self.training_seconds(), waited_for_data_seconds)
         self.steps += 1
         if self.steps == 1:
@@ -111,7 +118,10 @@ class TimeLedger(Spending):
             self._recent_seconds.append(self._all_steps[0] - seconds - (self._all_steps[1] - waited))
 
     def longest_step_seconds(self) -> float:
-        """Return the longest recent step, without waits for data; before the first, the last job's compile time."""
+        """Return the seconds of the longest recent step, without waits for data.
+
+        Before the first step, this is the compile time of the last job.
+        """
         return max(self._recent_seconds, default=self.earlier.compile_seconds if self.steps == 0 else 0.0)
 
     def steps_per_second(self) -> float:
@@ -120,12 +130,12 @@ class TimeLedger(Spending):
         return (self._last_read[0] - steps) / (self._last_read[1] - seconds)
 
     def training_seconds(self) -> float:
-        """Return the seconds of this process spent on steps, waiting for data included."""
+        """Return the seconds that this process has spent on steps, including waits for data."""
         running = time.perf_counter() - self._since if self._part == "training" else 0.0
         return self._seconds["training"] + running
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
-        """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
+        """Return the expected seconds until the end, including validations and checkpoints; None before two steps."""
         if self.steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
@@ -133,12 +143,12 @@ class TimeLedger(Spending):
         return total + remaining.checkpoints * self.typical_seconds("checkpoints")
 
     def typical_seconds(self, part: str) -> float:
-        """Return the average of one validation or checkpoint; 0 before the first one of this process."""
+        """Return the average seconds of a validation or checkpoint; 0 before the first one of this process."""
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
-        """Return the ledger record of the metrics, of this process and of the whole run; `read_earlier` reads it."""
-        self._turn_to(self._part)
+        """Return the record of this process and of the run for the metrics, which `read_earlier` reads."""
+        self._switch_to(self._part)
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
@@ -160,8 +170,8 @@ class TimeLedger(Spending):
     def _typical_step_seconds(self) -> float:
         return (self.training_seconds() - self._first_step[0]) / (self.steps - 1)
 
-    def _turn_to(self, part: str) -> str:
-        """Attribute the time from now on to a part; return the part before."""
+    def _switch_to(self, part: str) -> str:
+        """Attribute the time from now on to a part; return the previous part."""
         now = time.perf_counter()
         self._seconds[self._part] += now - self._since
         self._since = now
@@ -170,18 +180,24 @@ class TimeLedger(Spending):
 
 
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
-    """Return time and cost of earlier jobs from `metrics.jsonl`, or a checkpoint's elapsed time where that is more."""
+    """Return the time and cost of earlier jobs from `metrics.jsonl`.
+
+    `checkpoint_seconds`: the elapsed time in the checkpoint, which is used if the metrics have less.
+    """
     reached, spent = 0.0, Spent()
     lines = read_counted(run_directory).records
     for elapsed, price in priced_seconds(lines, None):
         spent, reached = spent.plus(elapsed - reached, price), elapsed
     seconds = max(reached, checkpoint_seconds)
     ledger = next((line for line in reversed(lines) if Metric.RUN_LEDGER in line), None)
-    parts, told = ({}, 0.0) if ledger is None else (dict(ledger[Metric.RUN_LEDGER]), ledger[Metric.ELAPSED_SECONDS])
-    parts[LOST_TIME] = parts.get(LOST_TIME, 0.0) + (seconds - told)
+    parts: dict[str, float] = {}
+    recorded_seconds = 0.0
+    if ledger is not None:
+        parts, recorded_seconds = dict(ledger[Metric.RUN_LEDGER]), ledger[Metric.ELAPSED_SECONDS]
+    parts[LOST_TIME] = parts.get(LOST_TIME, 0.0) + (seconds - recorded_seconds)
     return Earlier(
         seconds=seconds,
-        parts={name: value for name, value in parts.items() if value > 0},
+        parts={name: part_seconds for name, part_seconds in parts.items() if part_seconds > 0},
         usd=spent.usd,
         unpriced_seconds=spent.unpriced_seconds + (seconds - reached),
         compile_seconds=0.0 if ledger is None else ledger.get(Metric.LEDGER, ledger[Metric.RUN_LEDGER])["compile"],
@@ -189,7 +205,10 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    """Return a table of time by part, of this job and of the whole run where it had other jobs, and the cost."""
+    """Return the lines of a table of time by part, for this job and, if the run had other jobs, for the run.
+
+    The last line is the cost, if it is known.
+    """
     columns = {"this job": record[Metric.LEDGER]}
     if sum(record[Metric.RUN_LEDGER].values()) > sum(record[Metric.LEDGER].values()) + 0.01:
         columns["the run"] = record[Metric.RUN_LEDGER]

@@ -25,11 +25,11 @@ def evaluate(*arguments: str | Path, ranks: int = 1, environment: dict[str, str]
 
 
 def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
-    """Return the one line by which evaluate.py refuses."""
+    """Return the error of evaluate.py, which must be a single line."""
     return one_line(evaluate(*arguments, "--device", "cpu", ranks=ranks, environment=environment))
 
 
-def said(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
+def output_of(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
     """Return the output of a command of evaluate.py that succeeds."""
     done = evaluate(*arguments, ranks=ranks, environment=environment)
     assert done.returncode == 0, done.stderr
@@ -37,12 +37,12 @@ def said(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | N
 
 
 def compared(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
-    """Return what `evaluate.py compare` prints."""
-    return said("compare", *arguments, environment=environment)
+    """Return the output of `evaluate.py compare`."""
+    return output_of("compare", *arguments, environment=environment)
 
 
 def rows_of(*homes: Path) -> list[Row]:
-    """Return the rows of models that are measured in folders."""
+    """Return the comparison's rows of the models in these folders."""
     return read_rows(list(map(str, homes)))
 
 
@@ -51,24 +51,24 @@ def results(home: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (home / "evaluations.jsonl").read_text().splitlines()]
 
 
-def kept(home: Path, kind: str = "loss") -> dict[str, Any]:
+def newest_result(home: Path, kind: str = "loss") -> dict[str, Any]:
     """Return the newest stored result of an evaluation."""
     return [line for line in results(home) if line["evaluation"] == kind][-1]
 
 
 def without_hash(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored result as older versions wrote it: without the hashes of its weights."""
+    """Return a stored result without the hashes of its weights, like those of older versions."""
     return {key: value for key, value in line.items() if key not in (WEIGHTS_VALUES, WEIGHTS_FILE)}
 
 
 def result(evaluation: str, measurements: list[Measurement], **more: Any) -> EvaluationResult:
-    """Return a result of a model without a name."""
+    """Return a result of an unnamed model."""
     record = {"evaluation": evaluation, "model": "", "time": "2026"}
     return EvaluationResult.of(record, subject="s", description="", measurements=measurements, **more)
 
 
 def write(home: Path, kind: str, **values: Any) -> Path:
-    """Append a result about the model that its folder is called by."""
+    """Append a result of the model that has the folder's name."""
     append_result(home, home.name, kind, values)
     return home
 
@@ -84,14 +84,14 @@ def losses_on(home: Path, **span: Any) -> Path:
 
 
 def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: Any) -> Path:
-    """Append CORE of a model that hits these first items, of 200; the first two tasks share a file."""
-    hits, each = np.arange(200) < right, bits + np.arange(200) / 1000
-    found = {LABELS[number]: task_score(f"{max(1, number)}.jsonl", 0.25, hits, each) for number in range(tasks)}
-    return write(home, "core", data={"file": "runs/eval_bundle.zip", "sha256": "b", "count": None} | data, tasks=found)
+    """Append CORE of a model that hits the first `right` of 200 items. The first two tasks share a file."""
+    hits, gold_bits = np.arange(200) < right, bits + np.arange(200) / 1000
+    scores = {LABELS[number]: task_score(f"{max(1, number)}.jsonl", 0.25, hits, gold_bits) for number in range(tasks)}
+    return write(home, "core", data={"file": "runs/eval_bundle.zip", "sha256": "b", "count": None} | data, tasks=scores)
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
-    """Append a judge's score with its interval, and the session's differences."""
+    """Append a judge's score, given as value, low and high, and the session's differences."""
     value = dict(zip(("value", "low", "high"), score, strict=True))
     return write(home, "judge", **({"candidate": home.name} | JUDGE | more), score=value, differences=differences)
 

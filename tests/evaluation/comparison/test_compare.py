@@ -1,4 +1,4 @@
-"""Comparison shows what models share, compares results on the same data only, and draws them, of stored runs too."""
+"""Comparisons show the data that models share, compare only results on the same data, and draw their intervals."""
 
 import json
 import shlex
@@ -21,10 +21,10 @@ from tests.evaluation.comparison.stored import (
     core,
     evaluate,
     judged,
-    kept,
     losses_on,
+    newest_result,
+    output_of,
     rows_of,
-    said,
     without_hash,
 )
 from tests.evaluation.core.written_bundle import WORDS, write_bundle
@@ -32,85 +32,85 @@ from tokens.tokenizer.loading import load_tokenizer, record_of
 from training.telemetry.metrics_log import EVALUATIONS
 
 
-def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
+def test_most_common_data_is_shown_before_newest(tmp_path: Path) -> None:
     a, b = core(tmp_path / "a", 1), core(tmp_path / "b", 1)
     core(b, 2, sha256="other")
-    found = compare(rows_of(a, b))
-    assert found.statements[0].startswith("CORE: a and b do not differ significantly: 0.0000")
+    comparison = compare(rows_of(a, b))
+    assert comparison.statements[0].startswith("CORE: a and b do not differ significantly: 0.0000")
 
 
-def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: Path) -> None:
+def test_different_judge_sessions_are_not_compared(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     a, b = judged(tmp_path / "a", [20, 17, 23], clear), judged(tmp_path / "b", [24, 21, 27], clear)
     c = judged(tmp_path / "c", [90, 85, 95], [{"a": "c", "b": "d", "value": 50, "low": 40, "high": 60}])
-    found = compare(rows_of(c, b, a))
-    told = "b is above a by 4.00 [1.00, 7.00] points; no winner: the seed noise is unknown"
-    assert found.statements == [f"judge's score: {told}"]
-    shown = {row[0].text: row[-1].text for row in found.rows}
+    comparison = compare(rows_of(c, b, a))
+    statement = "b is above a by 4.00 [1.00, 7.00] points; no winner: the seed noise is unknown"
+    assert comparison.statements == [f"judge's score: {statement}"]
+    shown = {row[0].text: row[-1].text for row in comparison.rows}
     assert shown["b"] == "24.00 [21.00, 27.00]"
     assert shown["c"] == "90.00 [85.00, 95.00] [a]"
     assert shown["OpenAI GPT-2 medium, published"] == "38.53 [1]"
-    assert any(note.startswith("[a] not comparable with the others: judge: 110 questions") for note in found.notes)
+    assert any(note.startswith("[a] not comparable with the others: judge: 110 questions") for note in comparison.notes)
 
 
-def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
-    whole = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
-    half = [{"a": "a", "b": "b", "value": 9.0, "low": 8.0, "high": 10.0}]
-    homes = [judged(tmp_path / name, [20, 17, 23], whole, left_out=0) for name in "ab"]
+def test_complete_session_is_shown_before_incomplete(tmp_path: Path) -> None:
+    complete = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
+    incomplete = [{"a": "a", "b": "b", "value": 9.0, "low": 8.0, "high": 10.0}]
+    homes = [judged(tmp_path / name, [20, 17, 23], complete, left_out=0) for name in "ab"]
     for home in homes:
-        judged(home, [50, 47, 53], half, left_out=144, time="2999-01-01T00:00:00+00:00")
+        judged(home, [50, 47, 53], incomplete, left_out=144, time="2999-01-01T00:00:00+00:00")
     assert "by 4.00" in compare(rows_of(*homes)).statements[0]
-    alone = [judged(tmp_path / name, [50, 47, 53], half, left_out=144) for name in "cd"]
+    alone = [judged(tmp_path / name, [50, 47, 53], incomplete, left_out=144) for name in "cd"]
     notes = compare(rows_of(*alone)).notes
-    assert any("144 prompts of which were left out for all models alike" in note for note in notes)
+    assert any("144 prompts of which were left out for all models" in note for note in notes)
 
 
-def test_columns_are_in_the_order_of_the_registry_whatever_was_measured_first(tmp_path: Path) -> None:
+def test_columns_have_the_order_of_commands(tmp_path: Path) -> None:
     home = judged(tmp_path / "a", [20, 17, 23], [])
     losses_on(core(home, 1))
     shown = ["held-out loss", "bits/byte", "CORE", "gold bits/byte", "judge's score"]
     assert compare(rows_of(home)).columns == ["model", *shown]
 
 
-def test_published_losses_stand_only_beside_losses_of_the_same_tokens(tmp_path: Path) -> None:
+def test_published_losses_need_the_same_tokens(tmp_path: Path) -> None:
     same = losses_on(tmp_path / "a", **GPJT_RANGE)
-    other = core(losses_on(tmp_path / "b", **GPJT_RANGE | {"start": 0}), 1)
-    found = [compare(rows_of(home)) for home in (same, other)]
-    published = [{row[0].text: row[1].text for row in one.rows[1:]} for one in found]
+    different = core(losses_on(tmp_path / "b", **GPJT_RANGE | {"start": 0}), 1)
+    comparisons = [compare(rows_of(home)) for home in (same, different)]
+    published = [{row[0].text: row[1].text for row in comparison.rows[1:]} for comparison in comparisons]
     assert published[0]["OpenAI GPT-2 medium, published"] == "3.231 [1]"
-    assert published[1] == {f"OpenAI {name}, published": "" for name in PUBLISHED}  # of CORE
-    assert not any("left out" in note for note in found[0].notes)
-    assert any(note.startswith("Published losses of OpenAI's GPT-2 are left out") for note in found[1].notes)
+    assert published[1] == {f"OpenAI {name}, published": "" for name in PUBLISHED}  # the published models of CORE
+    assert not any("left out" in note for note in comparisons[0].notes)
+    assert any(note.startswith("Published losses of OpenAI's GPT-2 are left out") for note in comparisons[1].notes)
 
 
-def test_sources_are_numbered_as_they_are_used_and_nothing_is_ranked_by_them(tmp_path: Path) -> None:
+def test_sources_of_published_values_are_numbered(tmp_path: Path) -> None:
     home = judged(core(losses_on(tmp_path / "a", **GPJT_RANGE), 1), [20, 17, 23], [])
-    found = compare(rows_of(home))
-    rows = {row[0].text: dict(zip(found.columns, row, strict=True)) for row in found.rows}
+    comparison = compare(rows_of(home))
+    rows = {row[0].text: dict(zip(comparison.columns, row, strict=True)) for row in comparison.rows}
     small = rows["OpenAI GPT-2 small, published"]
     assert small["held-out loss"].text == "3.500 [1]"
     assert small["CORE"].text == "0.1139 [2]"
     assert small["judge's score"].text == "22.98 [3]"
     assert small["held-out loss"].bounds is None
-    assert sum(note.startswith(("[1] ", "[2] ", "[3] ")) for note in found.notes) == 3
-    assert any("Published values have no interval" in note for note in found.notes)
-    assert not any("published" in line for line in found.statements)
+    assert sum(note.startswith(("[1] ", "[2] ", "[3] ")) for note in comparison.notes) == 3
+    assert any("Published values have no interval" in note for note in comparison.notes)
+    assert not any("published" in line for line in comparison.statements)
 
 
-def test_a_terminal_shows_whole_models_side_by_side_as_many_as_fit(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_table_fits_the_terminal(runs: dict[str, Path], tmp_path: Path) -> None:
     far = tmp_path / ("a-long-name-" * 6)
     shutil.copytree(runs["long"], far, symlinks=True)
     shown = compared(*runs.values(), far, environment={"COLUMNS": "80"})
-    assert max(map(len, shown.splitlines())) <= 80 + len(str(far))  # a path is not broken
+    assert max(map(len, shown.splitlines())) <= 80 + len(str(far))  # a path is not wrapped
     tables, _, _ = shown.partition("held-out loss: ")
     assert max(map(len, tables.splitlines())) <= 80
     rows = [line for line in tables.splitlines() if line.startswith("held-out loss")]
     assert len(rows) > 1
     for home in runs.values():
-        assert sum(f"{kept(home)['nats_per_token']:.4f} ±" in row for row in rows) >= 1
+        assert sum(f"{newest_result(home)['nats_per_token']:.4f} ±" in row for row in rows) >= 1
 
 
-def test_intervals_of_a_column_are_drawn_on_one_scale() -> None:
+def test_intervals_of_a_column_share_a_scale() -> None:
     rows = [
         [Cell(text="a"), Cell(text="1", value=1.0, bounds=(0.0, 2.0)), Cell(text="7")],
         [Cell(text="b"), Cell(text="3", value=3.0, bounds=(2.0, 4.0)), Cell()],
@@ -122,18 +122,18 @@ def test_intervals_of_a_column_are_drawn_on_one_scale() -> None:
     assert "<li>a &lt; b</li>" in page and page.count("<ul") == 1
 
 
-def test_markdown_ends_no_cell_and_begins_no_tag() -> None:
-    found = Comparison(columns=["model"], rows=[[Cell(text="a|b <i>")]], statements=[], notes=["x|y"])
-    assert "a\\|b \\<i>" in as_markdown(found) and "- x\\|y" in as_markdown(found)
+def test_markdown_characters_are_escaped() -> None:
+    comparison = Comparison(columns=["model"], rows=[[Cell(text="a|b <i>")]], statements=[], notes=["x|y"])
+    assert "a\\|b \\<i>" in as_markdown(comparison) and "- x\\|y" in as_markdown(comparison)
 
 
 def cells(markdown: str) -> dict[str, dict[str, str]]:
-    """Return a table in markdown by model and column."""
+    """Return the cells of a Markdown table by model and column."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if "|" in line]
     return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
 
 
-def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_longer_training_is_better_but_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs["long"], copy, symlinks=True)
     shown = compared(runs["short"], runs["long"], "--markdown", "--seed-deviation", "0.01")
@@ -141,19 +141,19 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
     assert f"- held-out loss: {long} is better than {short} by " in shown
     table = cells(shown)
     state = json.loads((runs["long"] / "checkpoints" / "best" / "state.json").read_text())
-    result = kept(runs["long"])
+    result = newest_result(runs["long"])
     assert table[long] == {
         "model": long,
         "tokens": "2,048",
-        "hours": small_number(state["elapsed_seconds"] / 3600),  # not "0.00"
+        "hours": small_number(state["elapsed_seconds"] / 3600),  # must not be "0.00"
         "dollars": small_number(state["elapsed_seconds"]),
         "validation loss": f"{state['validation_loss']:.4f}",
         "held-out loss": f"{result['nats_per_token']:.4f} ± {result['nats_per_token_error']:.4f}",
         "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",
     }
     assert "published" not in "".join(table)
-    assert "Published losses of OpenAI's GPT-2 are left out: they are nats a GPT-2 token of FineWeb" in shown
-    assert "- Seed noise, held-out loss: standard deviation 0.01, as --seed-deviation states" in shown
+    assert "Published losses of OpenAI's GPT-2 are left out: they are nats per GPT-2 token of FineWeb" in shown
+    assert "- Seed noise, held-out loss: standard deviation 0.01, as stated by --seed-deviation" in shown
     alone = compared(runs["short"], runs["long"], "--markdown")
     assert "better" not in alone.partition("held-out loss: ")[2].partition("\n")[0]
     assert f"- held-out loss: {short} is above {long} by " in alone
@@ -164,24 +164,25 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
     assert f"{runs['long']}: {long}, {copy}: {long} are runs of one recipe: their difference is noise" in same
 
 
-def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_unknown_and_incomplete_lines_are_ignored(runs: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
     with (home / "evaluations.jsonl").open("a") as file:
         file.write('{"evaluation": "poetry", "model": "long step-00000008"}\n')
         file.write('[1]\n{"evaluation": "loss", "model": "x"}\n')
-        file.write(json.dumps(without_hash(kept(home)) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
-    assert "long step-00000004" in compared(home, "--markdown")  # the newest
+        line = json.dumps(without_hash(newest_result(home)) | {"model": "long step-00000004"})
+        file.write(line + '\n{"evaluation": "lo')
+    assert "long step-00000004" in compared(home, "--markdown")  # the newest result
     assert "long step-00000008" in compared(home / "checkpoints" / "step-00000008", "--markdown")
 
 
-def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
+def test_single_process_commands_refuse_torchrun(tmp_path: Path) -> None:
     for command in ("compare", "export"):
-        said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}"
-        assert one_line(evaluate(command, tmp_path, tmp_path / "new", environment=launch.RANK_OF_TWO)) == said
+        message = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one; run python evaluate.py {command}"
+        assert one_line(evaluate(command, tmp_path, tmp_path / "new", environment=launch.RANK_OF_TWO)) == message
 
 
-def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_models_without_common_results_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     def refused(*arguments: str | Path) -> str:
         return only_line(evaluate("compare", *arguments))
 
@@ -190,14 +191,16 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     shutil.copytree(runs["long"], broken)
     (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")
     assert "state.json: not JSON" in refused(broken)
-    assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
+    assert "long step-00000008, a: no overlap: these models have no results on the same text" in refused(
+        runs["long"], a
+    )
     (tmp_path / "empty").mkdir()
     assert "no comparable results of" in refused(tmp_path / "empty")
     assert "absent: no such directory; wanted a model directory" in refused(tmp_path / "absent")
 
 
 def advised(*models: str | Path) -> list[str]:
-    """Return the command that compare advises for models without a common text, without its interpreter."""
+    """Return the command, without the interpreter, that compare recommends for models without a common text."""
     command = one_line(evaluate("compare", *models)).rpartition(": python ")[2]
     script, *words = shlex.split(command)
     assert script == "evaluate.py"
@@ -209,8 +212,8 @@ def test_the_advised_command_makes_two_models_comparable(runs: dict[str, Path], 
     for copy, count in zip(copies, (50, 60), strict=True):
         shutil.copytree(runs["long"], copy, symlinks=True)
         losses_on(copy, sha256=str(count))
-        (copy / "evaluations.jsonl").write_text(json.dumps(kept(copy)) + "\n")
-    said(*advised(*copies), "--device", "cpu", "--from", "1000", "--count", "2000")
+        (copy / "evaluations.jsonl").write_text(json.dumps(newest_result(copy)) + "\n")
+    output_of(*advised(*copies), "--device", "cpu", "--from", "1000", "--count", "2000")
     assert "held-out loss" in compared(*copies)
 
 
@@ -219,14 +222,14 @@ def test_the_advised_command_works_for_different_tokenizers(runs: dict[str, Path
     for copy in copies:
         shutil.copytree(runs["long"], copy, symlinks=True)
         losses_on(copy, sha256=copy.name)
-        (copy / "evaluations.jsonl").write_text(json.dumps(kept(copy)) + "\n")
+        (copy / "evaluations.jsonl").write_text(json.dumps(newest_result(copy)) + "\n")
     letters = "".join(sorted({*string.printable, *"".join(WORDS)}))
     resolved = json.loads((copies[1] / "resolved.json").read_text())
     resolved["tokenizer"] = record_of(load_tokenizer(f"chars:{letters}"), ranks=False).as_json()
     (copies[1] / "resolved.json").write_text(json.dumps(resolved))
     words = advised(*copies)
     assert words[0] == "core"
-    said(*words, "--device", "cpu", "--bundle", write_bundle(tmp_path / "bundle"), "--count", "8")
+    output_of(*words, "--device", "cpu", "--bundle", write_bundle(tmp_path / "bundle"), "--count", "8")
     assert "CORE, part" in compared(*copies)
 
 
@@ -240,22 +243,22 @@ def test_a_model_without_results_does_not_stop_the_others(tmp_path: Path, capsys
     assert "held-out loss" in capsys.readouterr().out
 
 
-def test_results_of_another_tokenizer_stand_apart(tmp_path: Path) -> None:
+def test_results_with_other_tokenizers_have_separate_columns(tmp_path: Path) -> None:
     def core_by(name: str, is_other: bool) -> Path:
         home = core(tmp_path / name, 50, 1.0)
         [line] = (home / EVALUATIONS).read_text().splitlines()
-        given = {"given_tokenizer": {"name": "gpt2", "identity": "x", "is_other": is_other}}
-        (home / EVALUATIONS).write_text(json.dumps(json.loads(line) | given) + "\n")
+        record = {"given_tokenizer": {"name": "gpt2", "identity": "x", "is_other": is_other}}
+        (home / EVALUATIONS).write_text(json.dumps(json.loads(line) | record) + "\n")
         return home
 
-    own, other = core(tmp_path / "own", 90, 1.0), core_by("other", True)
+    plain, with_tokenizer = core(tmp_path / "own", 90, 1.0), core_by("other", True)
     with pytest.raises(BadInput, match="no overlap"):
-        compare(rows_of(own, other))
-    alone = compare(rows_of(other))
-    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # without published ones
-    assert any("read by tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
+        compare(rows_of(plain, with_tokenizer))
+    alone = compare(rows_of(with_tokenizer))
+    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # there are no published models
+    assert any("read with tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
     assert any("other: measured with --tokenizer gpt2, which is not the model's own: core" in n for n in alone.notes)
 
-    unknown = compare(rows_of(own, core_by("unknown", False)))
+    unknown = compare(rows_of(plain, core_by("unknown", False)))
     assert unknown.columns == ["model", "CORE", "gold bits/byte"]
     assert any("unknown: measured with --tokenizer gpt2; the model names no tokenizer" in n for n in unknown.notes)

@@ -1,4 +1,4 @@
-"""Rows of a comparison: which stored results count, and which runs are one recipe."""
+"""The rows of a comparison: which stored results are used, and which runs are one recipe."""
 
 import json
 import shutil
@@ -15,10 +15,10 @@ from evaluation.shared.results import append_result
 from evaluation.shared.weights import WeightsIdentity
 from evaluation.shared.weights_on_disk import files_sha256
 from tests.conftest import seal_again
-from tests.evaluation.comparison.stored import core, kept, losses_on, rows_of, without_hash, write
+from tests.evaluation.comparison.stored import core, losses_on, newest_result, rows_of, without_hash, write
 
 
-def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
     def row(changes: list[dict[str, Any]], **train: Any) -> Row:
         home = tmp_path / f"copy-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(runs["long"], home, symlinks=True)
@@ -36,7 +36,9 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
         return row([], **train).recipe
 
     plain = recipe()
-    assert plain is not None and recipe(without="activation") == plain  # of a version that had GPT-2's only
+    assert (
+        plain is not None and recipe(without="activation") == plain
+    )  # an older version without this key had only GPT-2's activation
     same = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60, "spike_window": 9}
     same |= {"checkpoint_interval": 7, "recompute_blocks": True, "microbatch_size": 4, "dataset": "/elsewhere"}
     same |= {"random_seed": 9, "precision": "fp32", "clipping_max_norm": 1, "final_learning_rate_percent": 10}
@@ -50,8 +52,8 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
     assert row([{"step": 4, "key": "start_val_token", "old": 0, "new": 9}]).recipe == plain
 
 
-def test_a_copy_that_lost_its_links_is_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
-    """The end of a run is one recipe with that of a longer one, at whatever step, so a row has to find the end."""
+def test_copy_without_links_has_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
+    """The ends of runs are one recipe whatever their steps, so a row has to recognize the end of its run."""
     [original] = rows_of(runs["long"])
     for kind in ("files", "none"):
         shutil.copytree(runs["long"], home := tmp_path / kind / runs["long"].name, symlinks=True)
@@ -81,47 +83,45 @@ def test_a_copy_that_lost_its_links_is_the_same_recipe(runs: dict[str, Path], tm
     ],
     ids=str,
 )
-def test_a_result_of_another_form_is_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
+def test_malformed_results_are_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
     home = losses_on(core(tmp_path / "a", 1), **GPJT_RANGE)
-    write(home, "loss", **{**kept(home), "evaluation": "loss", **broken})
+    write(home, "loss", **{**newest_result(home), "evaluation": "loss", **broken})
     (row,) = rows_of(home)
     assert [result.evaluation for result in row.results] == ["core", "loss"]
 
 
-def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = core(tmp_path / "a\x1b[2J", 1)
     with (home / "evaluations.jsonl").open("ab") as file:
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
-    found = compare(rows_of(home))
-    assert "\\x1b[2J" in found.rows[0][0].text and "\x1b" not in found.rows[0][0].text
-    assert "evaluations.jsonl: left out as damaged: 4 lines, from line 2 on" in capsys.readouterr().err
+    comparison = compare(rows_of(home))
+    assert "\\x1b[2J" in comparison.rows[0][0].text and "\x1b" not in comparison.rows[0][0].text
+    assert "evaluations.jsonl: skipped 4 damaged lines, from line 2 on" in capsys.readouterr().err
 
 
-def test_a_result_counts_only_for_the_weights_measured(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_results_belong_to_the_measured_weights(runs: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
-    measured = kept(home)
+    measured = newest_result(home)
     title = measured["model"]
-    others = {"weights_sha256": "a" * 64, "weights_file_sha256": "b" * 64}
-    append_result(home, title, "loss", measured | others | {"nats_per_token": 9.0})
+    other_hashes = {"weights_sha256": "a" * 64, "weights_file_sha256": "b" * 64}
+    append_result(home, title, "loss", measured | other_hashes | {"nats_per_token": 9.0})
     (row,) = rows_of(home)
-    assert [one.measurements[0].value for one in row.results] == [measured["nats_per_token"]]
+    assert [result.measurements[0].value for result in row.results] == [measured["nats_per_token"]]
     assert f"{title}: results of other weights that had this name are left out: 1, of {'a' * 12}" in row.notes
-    lines = [without_hash(measured) | others, measured | others]
+    lines = [without_hash(measured) | other_hashes, measured | other_hashes]
     (home / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(BadInput, match=r"results of other weights .* are left out: 2, .*; measure it first: python"):
         rows_of(home)
 
 
-def test_a_result_without_a_hash_has_weights_unknown(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_result_without_a_hash_has_unknown_weights(runs: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "run"
     shutil.copytree(runs["long"], home, symlinks=True)
-    measured = kept(home)
+    measured = newest_result(home)
     (home / "evaluations.jsonl").write_text(json.dumps(without_hash(measured)) + "\n")
     (row,) = rows_of(home)
-    assert [one.measurements[0].value for one in row.results] == [measured["nats_per_token"]]
+    assert [result.measurements[0].value for result in row.results] == [measured["nats_per_token"]]
     assert any("weights unknown" in note for note in compare([row]).notes)
 
 
@@ -133,15 +133,15 @@ def test_results_of_a_replaced_model_directory_are_left_out(tmp_path: Path) -> N
         (home / "model.safetensors").write_bytes(content)
         files = WeightsIdentity(files_sha256=files_sha256(home))
         losses_on(home)
-        append_result(home, "gpt2", "loss", kept(home) | files.as_record() | {"nats_per_token": value})
+        append_result(home, "gpt2", "loss", newest_result(home) | files.as_record() | {"nats_per_token": value})
     (row,) = rows_of(home)
-    assert [one.measurements[0].value for one in row.results if one.weights] == [4.0]
-    (home / "config.json").write_text('{"activation_function": "gelu"}')  # another network of the same weights
+    assert [result.measurements[0].value for result in row.results if result.weights] == [4.0]
+    (home / "config.json").write_text('{"activation_function": "gelu"}')  # the same weights make another network
     (row,) = rows_of(home)
-    assert not [one for one in row.results if one.weights]
+    assert not [result for result in row.results if result.weights]
 
 
-def test_equal_weights_under_two_names_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_models_with_equal_weights_are_noted(runs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(runs["long"], tmp_path / "copy", symlinks=True)
-    found = compare(rows_of(runs["long"], tmp_path / "copy"))
-    assert any("have the same weights" in note for note in found.notes)
+    comparison = compare(rows_of(runs["long"], tmp_path / "copy"))
+    assert any("have the same weights" in note for note in comparison.notes)

@@ -1,7 +1,7 @@
-"""A winner is named where recipes differ, and hardly ever where nothing but the seed, or a key without effect, does.
+"""A winner is named if recipes differ, and hardly ever if only their seeds, or keys without an effect, differ.
 
-Simulated: losses over groups of documents that are hard for all models alike, with the noise of each model on each
-group, and the noise of the training's seed, which is the larger.
+The losses are simulated. Groups of documents are equally hard for all models; in addition, each model has noise on each
+group, and each training seed has noise, which is larger.
 """
 
 import math
@@ -23,17 +23,18 @@ from experiments.sweep.sweep_table import VariantResult, judge_variants
 from tests.evaluation.comparison.stored import core, result, rows_of
 from tests.evaluation.shared.test_significance import session
 
-GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # nats per token; of text: of one model on one group of documents
-DEVIATION = float(np.hypot(SEED_NOISE, TEXT_NOISE / GROUPS**0.5))  # of a loss as it is measured, over seeds
+GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # noise in nats per token; the text's is that of a model on a group
+DEVIATION = float(np.hypot(SEED_NOISE, TEXT_NOISE / GROUPS**0.5))  # standard deviation of a measured loss over seeds
 TOKENS = np.full(GROUPS, 1000.0)
 
 
 def table(
     draw: np.random.Generator, seeds: list[int], shifts: list[float] | None = None, *, first_times: float = 1
 ) -> list[Row]:
-    """Return models of recipes with so many seeds; 0 is one model of others, whose recipe is not known.
+    """Return models of recipes. `seeds`: the number of seeds of each; 0 is a single model whose recipe is unknown.
 
-    `shifts`: of each recipe's loss, in seed deviations. `first_times`: of the first recipe's seed noise.
+    `shifts`: the shift of each recipe's loss, in seed deviations. `first_times`: factor for the first recipe's seed
+    noise.
     """
     hardness, rows, common = draw.normal(3.5, 0.5, GROUPS), [], draw.normal(0, 2 * SEED_NOISE, 99)
     for recipe, count in enumerate(seeds):
@@ -48,23 +49,23 @@ def table(
 def model(label: str, nats: np.ndarray, recipe: str | None, seed: int | None) -> Row:
     sample = LossSample(nats=nats, tokens=TOKENS, is_gpjt_range=False)
     loss = float(nats.sum() / TOKENS.sum())
-    found = result("loss", [Measurement(measure=HELD_OUT, value=loss, sample=sample)])
-    return Row(label=label, title=label, home=Path(label), results=[found], seed=seed, recipe=recipe)
+    loss_result = result("loss", [Measurement(measure=HELD_OUT, value=loss, sample=sample)])
+    return Row(label=label, title=label, home=Path(label), results=[loss_result], seed=seed, recipe=recipe)
 
 
 def pair(measure: Measure, deviation: float | None = 1.0, **more: Any) -> Pair:
-    """Return two models, a and b, for a verdict; a deviation of None: the seed noise is not known."""
+    """Return two models, a and b, for a verdict. With a deviation of None, the seed noise is unknown."""
     a, b = (Group(labels=[name], results={1: result("any", [], **more)}) for name in "ab")
     noise = None if deviation is None else SeedNoise(pooled=deviation, freedom=4)
     return Pair(measure=measure, groups=(a, b), noise=noise)
 
 
-def winners(found: Comparison) -> list[str]:
-    return [line for line in found.statements if " better than " in line]
+def winners(comparison: Comparison) -> list[str]:
+    return [line for line in comparison.statements if " better than " in line]
 
 
 @pytest.mark.parametrize(("seeds", "times"), [([3, 3], 1), ([2, 2, 2, 2], 1), ([5, 5, 5], 5), ([3, 1, 0], 5)], ids=str)
-def test_equal_recipes_have_a_winner_in_5_of_100_comparisons_at_most(seeds: list[int], times: float) -> None:
+def test_equal_recipes_seldom_have_a_winner(seeds: list[int], times: float) -> None:
     draw = np.random.default_rng(len(seeds))
     tables = 300
     named = sum(bool(winners(compare(table(draw, seeds, first_times=times)))) for _ in range(tables))
@@ -72,29 +73,34 @@ def test_equal_recipes_have_a_winner_in_5_of_100_comparisons_at_most(seeds: list
     assert named <= (0.05 + 2 * (0.05 * 0.95 / tables) ** 0.5) * tables
 
 
-def test_two_recipes_get_the_verdict_of_a_sweep_on_the_same_runs() -> None:
+def test_compare_agrees_with_a_sweep() -> None:
     draw, agreed = np.random.default_rng(2), []
     for _ in range(200):
         rows = table(draw, [3, 3], [0.0, 4.0])
         losses = [{row.seed: row.results[0].measurements[0].value for row in rows[at : at + 3]} for at in (0, 3)]
-        base, variant = (VariantResult(name="", losses=each) for each in losses)
+        base, variant = (VariantResult(name="", losses=recipe_losses) for recipe_losses in losses)
         [swept] = judge_variants(base, [variant], [0, 1, 2])
         agreed.append((swept.text.startswith("worse"), bool(winners(compare(rows)))))
-    # compare knows, besides, that the text is a sample
-    assert np.mean([one == other for one, other in agreed]) > 0.9
-    assert 0.4 < np.mean([one for one, _ in agreed]) < 0.7
+    # They do not always agree, because only compare takes into account that the text is a sample.
+    assert np.mean([by_sweep == by_compare for by_sweep, by_compare in agreed]) > 0.9
+    assert 0.4 < np.mean([by_sweep for by_sweep, _ in agreed]) < 0.7
 
 
-def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> None:
+def test_single_seeds_need_a_stated_deviation() -> None:
     draw = np.random.default_rng(0)
     tables = [table(draw, [1, 1, 0]) for _ in range(200)]
-    found = [compare(rows) for rows in tables]
-    assert not any(map(winners, found))
-    shown = [line for one in found for line in one.statements if "no winner: the seed noise is unknown" in line]
-    assert len(shown) > 300 and all("[" in line for line in shown)  # seed noise is larger than the text's
-    advised = ["--seed-deviation" in " ".join(one.notes) for one in found]
-    assert advised == ["no winner" in " ".join(one.statements) for one in found]
-    assert not winners(compare(table(draw, [5, 1], [0, 20])))  # one run of a recipe may be anywhere
+    comparisons = [compare(rows) for rows in tables]
+    assert not any(map(winners, comparisons))
+    shown = [
+        line
+        for comparison in comparisons
+        for line in comparison.statements
+        if "no winner: the seed noise is unknown" in line
+    ]
+    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval is of the text
+    advised = ["--seed-deviation" in " ".join(comparison.notes) for comparison in comparisons]
+    assert advised == ["no winner" in " ".join(comparison.statements) for comparison in comparisons]
+    assert not winners(compare(table(draw, [5, 1], [0, 20])))  # a single run says nothing about the seed noise
     brackets = [note for note in compare(table(draw, [3, 3, 3])).notes if note.startswith("Brackets: ")]
     assert "all of them together less often" in brackets[0] and "Brackets" not in str(compare(table(draw, [1])).notes)
     independent = [table(draw, [1, 0, 0]) for _ in range(200)]
@@ -105,16 +111,16 @@ def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> N
 
 
 @pytest.mark.parametrize(("seeds", "shift"), [([5, 5], 3.0), ([5, 5, 5, 5], 4.0)], ids=["alone", "among four recipes"])
-def test_three_or_four_seed_deviations_are_found_with_five_seeds_a_side(seeds: list[int], shift: float) -> None:
+def test_five_seeds_detect_three_or_four_deviations(seeds: list[int], shift: float) -> None:
     draw = np.random.default_rng(1)
     tables, planted = 200, [0.0] * (len(seeds) - 1) + [shift]
-    best, planted_one = "0.0, 0.1, 0.2, 2 more (5 seeds) are better than", f"than {len(seeds) - 1}.0,"
-    found = sum(
-        any(best in line and planted_one in line for line in named)
+    best, worse = "0.0, 0.1, 0.2, 2 more (5 seeds) are better than", f"than {len(seeds) - 1}.0,"
+    detections = sum(
+        any(best in line and worse in line for line in named)
         for named in (winners(compare(table(draw, seeds, planted))) for _ in range(tables))
     )
-    print(f"planted, seeds {seeds}: found in {found} of {tables}")
-    assert found >= 0.87 * tables
+    print(f"planted, seeds {seeds}: found in {detections} of {tables}")
+    assert detections >= 0.87 * tables
 
 
 def test_the_spread_over_seeds_is_noted() -> None:
@@ -134,29 +140,31 @@ def test_the_spread_over_seeds_is_noted() -> None:
     assert (group(1).name, group(1).verb, group(1, 2).verb) == ("r1", "is", "are")
 
 
-def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each() -> None:
+def test_single_fine_tunings_have_no_winner() -> None:
     draw = np.random.default_rng(0)
-    found = [two_way_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
-    assert sum(one.apart for one in found) > 7  # the interval alone would
-    assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), one).text for one in found)
-    assert any("is better" in verdict(pair(JUDGED, ranks_models=True), one).text for one in found)
+    intervals = [two_way_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
+    assert sum(interval.excludes_zero for interval in intervals) > 7  # the intervals alone would name winners
+    assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), interval).text for interval in intervals)
+    assert any("is better" in verdict(pair(JUDGED, ranks_models=True), interval).text for interval in intervals)
     alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None)).text
-    assert alone == "a and b: cannot tell, for too little was measured to test the difference: -3.0000 nats per token"
+    assert (
+        alone == "a and b: cannot tell, because too little was measured to test the difference: -3.0000 nats per token"
+    )
 
 
-def test_the_text_and_the_seeds_widen_an_interval_together(tmp_path: Path) -> None:
-    counts = {"a": 60, "b": 66, "c": 84, "d": 92}  # items of 200
+def test_text_and_seed_noise_are_combined(tmp_path: Path) -> None:
+    counts = {"a": 60, "b": 66, "c": 84, "d": 92}  # hits among 200 items
     rows = rows_of(*(core(tmp_path / name, count, tasks=1) for name, count in counts.items()))
     rows = [
         attrs.evolve(row, recipe=recipe, seed=seed)
         for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), ("s", 2)], strict=True)
     ]
     value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
-    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two items more, one of which differs
-    text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; differences of 0.12 and 0.13
+    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two additional items, one of which differs
+    text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; the seeds' differences are 0.12 and 0.13
     criticals = student_quantile(0.975, 199), student_quantile(0.975, 1)
     reach = (criticals[0] * text**2 + criticals[1] * seeds**2) / math.hypot(text, seeds)
     line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
-    found = compare(rows).statements
-    assert f"CORE, part: {line} of the centered score" in found
-    assert "CORE, part: a, b (2 seeds) are runs of one recipe: their difference is noise" in found
+    statements = compare(rows).statements
+    assert f"CORE, part: {line} of the centered score" in statements
+    assert "CORE, part: a, b (2 seeds) are runs of one recipe: their difference is noise" in statements

@@ -1,4 +1,4 @@
-"""A bundle in the form of nanochat's: tasks of all kinds, of random words."""
+"""Write a bundle in the form of nanochat's, with tasks of all kinds, of random words."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from typing import Any
 WORDS = ["def", "class", "the", "naïve", "Straße", "日本語", "😀", "in", "12", "don't"]
 KINDS = {"choice": "multiple_choice", "schema": "schema", "language": "language_modeling"}
 BASELINES = {"choice": 25, "schema": 50, "language": 0}
-TASKS = [  # label, file, examples, delimiter
+TASKS = [  # label, file, number of examples, delimiter
     ("choice_0", "choice", 0, " "),
     ("choice_2", "choice", 2, "\nAnswer: "),
     ("schema_0", "schema", 0, " "),
@@ -20,27 +20,27 @@ TASKS = [  # label, file, examples, delimiter
 
 
 def items(count: int) -> dict[str, list[dict[str, Any]]]:
-    """Return items of each kind: equal choices, one that begins another, white space at ends, a few long texts."""
+    """Return items of each kind, some with equal choices, a choice that is a prefix of another, or a long text."""
     draw = random.Random(0)
 
     def text(least: int, most: int) -> str:
         return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for number in range(count):
         choices = [text(1, 5) for _ in range(4)]
         choices[1] = f"{choices[0]} {text(1, 2)}" if number % 3 == 0 else choices[1]
         choices[3] = choices[2] if number % 5 == 0 else choices[3]
         query = text(2, 40 if number % 7 == 0 else 9)
-        found["choice"].append({"query": query, "choices": choices, "gold": draw.randrange(4), "source": 1})
+        by_kind["choice"].append({"query": query, "choices": choices, "gold": draw.randrange(4), "source": 1})
         options = [text(2, 9), text(2, 9)]
-        found["schema"].append({"context_options": options, "continuation": text(1, 5), "gold": draw.randrange(2)})
-        found["language"].append({"context": f" {text(3, 12)}\n", "continuation": text(1, 2) + " " * (number % 2)})
-    return found
+        by_kind["schema"].append({"context_options": options, "continuation": text(1, 5), "gold": draw.randrange(2)})
+        by_kind["language"].append({"context": f" {text(3, 12)}\n", "continuation": text(1, 2) + " " * (number % 2)})
+    return by_kind
 
 
 def write_bundle(folder: Path, count: int = 23, **changed: list[dict[str, Any]]) -> Path:
-    """Write a folder and the same as `eval_bundle.zip` beside it; return the folder. `changed`: items of a kind."""
+    """Write a folder, and an equal `eval_bundle.zip` next to it; return the folder. `changed`: the items of a kind."""
     rows = items(count) | changed
     entries = [
         f"- label: {label}\n  dataset_uri: some/{kind}.jsonl\n  num_fewshot: [{shots}]\n"

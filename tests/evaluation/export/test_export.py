@@ -1,4 +1,4 @@
-"""What is exported loads as Hugging Face's own GPT-2 and says the same, and what others publish can be asked here."""
+"""Exports load in Hugging Face's own classes and give the same output, and published models can be used here."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from evaluation.shared.model_location import ModelLocation, locate
 from model.generate import Sampling
 from tests import launch
 from tests.conftest import KILLED, ROOT, TINY_MODEL, MakeRun, complete, one_line, only_line, shared, slow
-from tests.evaluation.comparison.stored import evaluate, said
+from tests.evaluation.comparison.stored import evaluate, output_of
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.model.architectures import ARCEE, NANOCHAT, QWEN3, SWIGLU
@@ -73,7 +73,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         *slow((SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM"), (ARCEE, "ArceeForCausalLM")),
     ],
 )
-def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_the_same(
+def test_transformers_loads_exports_in_either_precision(
     make_run: MakeRun, tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -85,7 +85,7 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
     tokens = torch.randint(TINY_MODEL["vocab_size"], (3, TINY_MODEL["context_length"]))
     stored = {}
     for dtype in ("float32", "bfloat16"):
-        said("export", run, tmp_path / dtype, "--dtype", dtype)
+        output_of("export", run, tmp_path / dtype, "--dtype", dtype)
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / dtype, trust_remote_code=False).eval()
         assert (type(theirs).__name__, theirs.dtype) == (name, getattr(torch, dtype))
         card = (tmp_path / dtype / "README.md").read_text()
@@ -93,24 +93,26 @@ def test_transformers_loads_a_run_as_its_class_in_either_precision_and_speaks_th
         assert ("gpt2" in card.partition("# ")[0].lower()) == (name == "GPT2LMHeadModel")
         stored[dtype] = load_file(tmp_path / dtype / "model.safetensors")
         assert {value.dtype for value in stored[dtype].values()} == {getattr(torch, dtype)}
-        piped = pipeline("text-generation", str(tmp_path / dtype))("def ")  # as much as it likes: the context is short
+        piped = pipeline("text-generation", str(tmp_path / dtype))(
+            "def "
+        )  # without a length limit, because the context is short
         assert piped[0]["generated_text"].startswith("def ")
         if dtype == "float32":
             with torch.no_grad():
                 assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-5
             spoken = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-            wanted = generate(ours.network, prompt, 12, Sampling(temperature=0))
-            assert spoken[0, len(prompt) :].tolist() == wanted
+            our_ids = generate(ours.network, prompt, 12, Sampling(temperature=0))
+            assert spoken[0, len(prompt) :].tolist() == our_ids
     assert all(torch.equal(value, stored["float32"][key].bfloat16()) for key, value in stored["bfloat16"].items())
     assert AutoTokenizer.from_pretrained(tmp_path / "float32")("def ")["input_ids"] == prompt
-    back = trained(str(tmp_path / "float32"))  # and home again
+    back = trained(str(tmp_path / "float32"))  # import the export
     assert back.network.config.tie_weights == ours.network.config.tie_weights
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
 
 
 @pytest.mark.slow
-def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
+def test_exported_tokenizer_equals_gpt2s(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     from tokens.tokenizer.hugging_face_files import write_tokenizer_files
@@ -122,7 +124,7 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
     back = read_tokenizer_files(tmp_path)
     assert back is not None
     (tmp_path / "tokenizer.json").rename(tmp_path / "elsewhere.json")
-    older = read_tokenizer_files(tmp_path)  # vocab.json
+    older = read_tokenizer_files(tmp_path)  # vocab.json is read instead
     assert older is not None
     assert theirs.eos_token_id == back.end_of_text_id == ours.end_of_text_id == 50256
     for text in [*strange_texts(200), shared("tinyshakespeare.txt").read_text()[:20_000]]:
@@ -133,33 +135,33 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
+def test_pushed_model_equals_the_export(copied: Path, hub: Hub, tmp_path: Path) -> None:
     push = ("export", copied, tmp_path / "out", "--push", "owner/model")
-    nobody = evaluate(*push, environment=at_hub(hub, None))
-    assert (nobody.returncode, "no access token of the Hugging Face hub" in nobody.stderr) == (1, True)
+    without_token = evaluate(*push, environment=at_hub(hub, None))
+    assert (without_token.returncode, "no access token for the Hugging Face hub" in without_token.stderr) == (1, True)
     assert not (tmp_path / "out").exists()
-    assert f"{hub.url}/owner/model" in said(*push, environment=at_hub(hub))
+    assert f"{hub.url}/owner/model" in output_of(*push, environment=at_hub(hub))
     uploaded = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
     assert uploaded == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     where = at_hub(hub)
-    here, there = (said("smoke", model, "--prompt", "def", environment=where) for model in (copied, "owner/model"))
+    here, there = (output_of("smoke", model, "--prompt", "def", environment=where) for model in (copied, "owner/model"))
     assert there.split(":\n", 1)[1] == here.split(":\n", 1)[1]
     run, tokens = tmp_path / "new", load_run(copied, []).train.data.dataset
     options = ("--like", "hf:owner/model", "--init-from", "owner/model", "--set", f"dataset={tokens}")
     complete(run, *options, "--max-steps", "1", environment=where)
     assert load_run(run, []).model == load_run(copied, []).model
-    said(*push, environment=at_hub(hub))  # again, as after a push that failed
-    other = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
-    assert "You don't have the rights" in one_line(other)
+    output_of(*push, environment=at_hub(hub))  # push again, as after a push that failed
+    refused = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
+    assert "You don't have the rights" in one_line(refused)
 
 
-def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tmp_path: Path) -> None:
+def test_export_to_a_mount_point_is_refused(finished: Path, tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     mount.mkdir()
     if subprocess.run(["mount", "--bind", mount, mount], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("needs the right to mount")
     try:
-        with pytest.raises(BadInput, match="it is mounted: choose a folder in it"):
+        with pytest.raises(BadInput, match="it is a mount point: choose a folder inside it"):
             export(trained(str(finished)), mount, None, None)
         assert [path.name for path in tmp_path.iterdir()] == ["mount"]
         export(trained(str(finished)), mount / "model", None, None)
@@ -168,14 +170,14 @@ def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tm
         subprocess.run(["umount", mount], check=True)
 
 
-def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_simultaneous_export_is_refused(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out, write = trained(str(finished)), tmp_path / "out", export_module._write_model
 
     def overtaken(model: Trained, partial: Path, dtype: str) -> None:
-        with pytest.raises(BadInput, match=r"out: another export writes it; wait for it, or pass another folder"):
-            export(model, out, None, None)  # by another process
+        with pytest.raises(
+            BadInput, match=r"out: another export is writing to this folder; wait for it, or pass another folder"
+        ):
+            export(model, out, None, None)  # as if by another process
         write(model, partial, dtype)
 
     monkeypatch.setattr(export_module, "_write_model", overtaken)
@@ -184,7 +186,7 @@ def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_export_that_is_killed_or_meets_a_full_disk_leaves_no_model(finished: Path, tmp_path: Path) -> None:
+def test_failed_export_leaves_no_model(finished: Path, tmp_path: Path) -> None:
     export_it = (str(ROOT / "evaluate.py"), "export", str(finished), str(out := tmp_path / "out"))
     killed = launch.run(KILLED, *export_it, environment={"KILL_AT": str(out)})
     assert killed.returncode == -signal.SIGKILL
@@ -196,16 +198,16 @@ def test_an_export_that_is_killed_or_meets_a_full_disk_leaves_no_model(finished:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_killed_export_left_is_removed_or_named(
+def test_leftovers_of_a_killed_export_are_handled(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for left in (
+    for leftover in (
         ".partial-out/more/weights",
         ".partial-other/model.safetensors",
         ".partial-old-x1y2/model/config.json",
     ):
-        (tmp_path / left).parent.mkdir(parents=True)
-        (tmp_path / left).touch()
+        (tmp_path / leftover).parent.mkdir(parents=True)
+        (tmp_path / leftover).touch()
     (tmp_path / ".partial-step-00000001").mkdir()
     export(trained(str(finished)), tmp_path / "out", None, None)
     assert not (tmp_path / ".partial-out").exists() and (tmp_path / "out" / "config.json").is_file()
@@ -215,14 +217,14 @@ def test_what_a_killed_export_left_is_removed_or_named(
     assert "step-00000001" not in errors
 
 
-def test_the_card_tells_what_the_run_was(make_run: MakeRun, tmp_path: Path) -> None:
+def test_model_card_describes_the_run(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     complete(run, "--price-per-hour", "3.29", "--max-steps", "4")
     lines = (run / METRICS).read_text().splitlines()
-    begun = json.loads(lines[0]) | {"devices": {"NVIDIA A100": 8}, "software": "torch 2.12.0, Python 3.10.1"}
-    (run / METRICS).write_text("\n".join([json.dumps(begun), *lines[1:]]) + "\n")  # as if on another machine
+    first_line = json.loads(lines[0]) | {"devices": {"NVIDIA A100": 8}, "software": "torch 2.12.0, Python 3.10.1"}
+    (run / METRICS).write_text("\n".join([json.dumps(first_line), *lines[1:]]) + "\n")  # as if on another machine
     complete(run, "--price-per-hour", "3.29")
-    said("export", run, tmp_path / "named", "--license", "mit")
+    output_of("export", run, tmp_path / "named", "--license", "mit")
     card = (tmp_path / "named" / "README.md").read_text()
     state = json.loads((run / "checkpoints" / "best" / "state.json").read_text())
     batch, length = state["config"]["global_batch_size"], TINY_MODEL["context_length"]
@@ -255,7 +257,7 @@ def chat_model(folder: Path, template: Template, **options: Any) -> Trained:
 
 
 @pytest.mark.parametrize("options", [QWEN3, *slow({}, {"tie_weights": False}, SWIGLU, SWIGLU | {"tie_weights": True})])
-def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_transformers_chats_with_the_same_tokens(tmp_path: Path, options: dict[str, Any]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     template = TEMPLATES["turns"]
@@ -269,48 +271,50 @@ def test_transformers_asks_and_answers_token_for_token(tmp_path: Path, options: 
     for number, messages in enumerate(CONVERSATIONS):
         prompt = template.prompt(ours.tokenizer, messages)
         conversation = [message._asdict() for message in messages]
-        asked = tokenizer.apply_chat_template(
+        their_prompt = tokenizer.apply_chat_template(
             conversation, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
         )
         assert back.template is not None
-        assert asked == back.template.prompt(back.tokenizer, messages) == prompt
+        assert their_prompt == back.template.prompt(back.tokenizer, messages) == prompt
         if number % 4:
             continue
         answer = generate(ours.network, prompt, 16, Sampling(temperature=0), ours.stop_ids)
         assert answer == generate(back.network, prompt, 16, Sampling(temperature=0), back.stop_ids)
-        said = theirs.generate(torch.tensor([asked]), do_sample=False, max_new_tokens=16)[0, len(prompt) :].tolist()
-        assert said[: len(answer)] == answer
-        assert set(said[len(answer) :]) <= ours.stop_ids
+        their_answer = theirs.generate(torch.tensor([their_prompt]), do_sample=False, max_new_tokens=16)[
+            0, len(prompt) :
+        ].tolist()
+        assert their_answer[: len(answer)] == answer
+        assert set(their_answer[len(answer) :]) <= ours.stop_ids
 
 
-def test_ollama_is_told_of_our_templates_and_not_of_others(tmp_path: Path) -> None:
+def test_modelfile_is_written_only_for_our_templates(tmp_path: Path) -> None:
     for name in TEMPLATES:
         export(chat_model(tmp_path, TEMPLATES[name]), tmp_path / name, None, None)
-    written = (tmp_path / "turns" / "Modelfile").read_text()
+    modelfile = (tmp_path / "turns" / "Modelfile").read_text()
     turns = "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>"
-    assert written.startswith(f'FROM ./model.gguf\nTEMPLATE """{turns}')
-    assert 'PARAMETER stop "<|end|>"\n' in written and 'PARAMETER stop "<|endoftext|>"\n' in written
-    assert "PARAMETER num_ctx 400\n" in written
+    assert modelfile.startswith(f'FROM ./model.gguf\nTEMPLATE """{turns}')
+    assert 'PARAMETER stop "<|end|>"\n' in modelfile and 'PARAMETER stop "<|endoftext|>"\n' in modelfile
+    assert "PARAMETER num_ctx 400\n" in modelfile
     assert "### Response:\n{{ .Content }}<|endoftext|>" in (tmp_path / "alpaca" / "Modelfile").read_text()
-    own = Template("{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}")
-    export(chat_model(tmp_path, own), tmp_path / "own", None, None)
+    custom = Template("{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}")
+    export(chat_model(tmp_path, custom), tmp_path / "own", None, None)
     assert (tmp_path / "own" / "chat_template.jinja").is_file() and not (tmp_path / "own" / "Modelfile").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # importing the harness takes ten seconds
-def test_lm_evaluation_harness_scores_an_export_as_we_score_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+def test_lm_evaluation_harness_agrees_with_our_scores(make_run: MakeRun, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
     complete(run := make_run(), "--max-steps", "2")
-    said("export", run, tmp_path / "exported")
+    output_of("export", run, tmp_path / "exported")
     model = trained(str(run))
     pairs = [("def main(", "): pass"), ("The", " same"), ("日本語", "🚀"), ("a b c", " d e f g h")]
     requests = [Instance("loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
-    asked = HFLM(pretrained=str(tmp_path / "exported"), batch_size=2, device="cpu")  # without code of ours
+    harness = HFLM(pretrained=str(tmp_path / "exported"), batch_size=2, device="cpu")  # runs without Lockstep's code
     rows = [[model.tokenizer.encode(text) for text in pair] for pair in pairs]
     choices = [[Choice(np.concatenate(parts), len(parts[1]))] for parts in rows]
     ours = [(-float(nats.sum()), bool(likeliest.all())) for ((nats, likeliest),) in choice_losses(model, choices)]
-    assert asked.loglikelihood(requests, disable_tqdm=True) == [(pytest.approx(a, abs=1e-4), b) for a, b in ours]
+    assert harness.loglikelihood(requests, disable_tqdm=True) == [(pytest.approx(a, abs=1e-4), b) for a, b in ours]

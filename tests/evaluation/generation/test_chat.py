@@ -1,4 +1,4 @@
-"""`evaluate.py chat` at a terminal: answers, commands, interrupts; and the answer to one message."""
+"""`evaluate.py chat` in a terminal: answers, commands and interrupts; and the answer to a single message."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 
 from common.errors import BadInput
 from common.text import printable
-from evaluation.generation.chat import Conversation, obey, wrapped
+from evaluation.generation.chat import Conversation, run_chat_command, wrap_words
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
-from model.generate import Drawn, Sampling
+from model.generate import DrawnToken, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, only_line
 from tests.evaluation.comparison.stored import evaluate
@@ -62,24 +62,24 @@ class Talker(Trained):
 
 
 class Terminal:
-    """A program at a terminal of 80 columns."""
+    """A program in a terminal of 80 columns."""
 
     def __init__(self, *words: str | Path):
         self.controller, terminal = pty.openpty()
         self.process = start([*words], *[terminal] * 3)
         os.close(terminal)
 
-    def until(self, wanted: str, more: int = 0) -> str:
-        """Return what is shown up to a text, and so many characters after it."""
+    def until(self, text: str, more: int = 0) -> str:
+        """Return the output up to a text and at least `more` characters after it."""
         shown = ""
-        while wanted not in shown or len(shown.partition(wanted)[2]) < more:
+        while text not in shown or len(shown.partition(text)[2]) < more:
             shown += os.read(self.controller, 4096).decode(errors="replace")
-            shown = re.sub(r"\x1b\[\?2004[hl]\r?", "", shown)  # bracketed paste goes on and off
+            shown = re.sub(r"\x1b\[\?2004[hl]\r?", "", shown)  # the terminal switches bracketed paste on and off
         return shown
 
-    def type(self, text: str, wanted: str) -> str:
+    def type(self, text: str, end: str) -> str:
         os.write(self.controller, text.encode())
-        return self.until(wanted)
+        return self.until(end)
 
 
 @pytest.fixture
@@ -93,22 +93,22 @@ def terminal(talker: Path) -> Iterator[Terminal]:
 
 
 def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
-    """Return a model of random weights that speaks ASCII."""
+    """Return a model with random weights that generates ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
     with torch.no_grad():
         model.head.weight[128:] = 0
         model.head.weight[:128] *= 5
     tokenizer = load_tokenizer("bytes").with_special_tokens(TURN_TOKENS)
-    place = ModelLocation(Path("model"), None, Path("model"))
-    known = None if template is None else TEMPLATES[template]
-    ends = [] if known is None else known.ends(tokenizer)
-    return Talker(model, tokenizer, place, known, frozenset([tokenizer.end_of_text_id, *ends]))
+    location = ModelLocation(Path("model"), None, Path("model"))
+    known_template = None if template is None else TEMPLATES[template]
+    ends = [] if known_template is None else known_template.ends(tokenizer)
+    return Talker(model, tokenizer, location, known_template, frozenset([tokenizer.end_of_text_id, *ends]))
 
 
 @pytest.mark.slow
-def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp_path: Path) -> None:
-    for question in ("Hex\x7fllo", "And é?"):  # edited by a backspace
+def test_terminal_session_from_question_to_exit(terminal: Terminal, tmp_path: Path) -> None:
+    for question in ("Hex\x7fllo", "And é?"):  # edited with a backspace
         os.write(terminal.controller, f"{question}\r".encode())
         shown = terminal.until("\r\n", more=100)
         for _ in range(9):
@@ -120,18 +120,18 @@ def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp
         lines = saved.read_text().splitlines()
         assert len(lines) == count
     messages = json.loads(lines[-1])["messages"]
-    assert [each["role"] for each in messages] == ["system", *["user", "assistant"] * 2]
-    assert [each["content"] for each in messages[:4:3]] == ["Sys", "And é?"]
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
+    assert [message["content"] for message in messages[:4:3]] == ["Sys", "And é?"]
     assert len(messages[2]["content"]) > 90
-    said = shown.partition("\r\n")[2].removesuffix("> ")  # after the typed line
-    assert "".join(said.split()) == "".join(map(printable, messages[4]["content"].split()))
-    assert "forgotten" in terminal.type("/reset\r", "\n> ")
-    assert "no turns yet" in terminal.type(f"/save {saved}\r", "\n> ")
+    answer = shown.partition("\r\n")[2].removesuffix("> ")  # the output after the typed line
+    assert "".join(answer.split()) == "".join(map(printable, messages[4]["content"].split()))
+    assert "A new conversation begins" in terminal.type("/reset\r", "\n> ")
+    assert "nothing to save yet" in terminal.type(f"/save {saved}\r", "\n> ")
     assert "did you mean '/save'" in terminal.type("/safe\r", "\n> ")
     assert "/reset" in terminal.type("/help\r", "\n> ")
     os.write(terminal.controller, b"half a line")
     terminal.until("half a line")
-    time.sleep(0.2)  # a signal between its echo and its wait is lost to readline
+    time.sleep(0.2)  # readline loses a signal that arrives between its echo and its wait
     terminal.process.send_signal(signal.SIGINT)
     assert "Ctrl-D ends the program" in terminal.until("\n> ")
     os.write(terminal.controller, b"\x04")
@@ -140,94 +140,98 @@ def test_a_terminal_asks_answers_is_interrupted_and_left(terminal: Terminal, tmp
 
 def test_one_message_is_answered(talker: Path, copied: Path) -> None:
     options = ("--tokenizer=bytes", "--tokens=30", "--temperature=0", "--prompt")
-    one = evaluate("chat", talker, *options, "Hello", "--system", "Sys")
-    assert (one.returncode, one.stderr, len(one.stdout)) == (0, "", 31)
+    answered = evaluate("chat", talker, *options, "Hello", "--system", "Sys")
+    assert (answered.returncode, answered.stderr, len(answered.stdout)) == (0, "", 31)
     assert "wanted at most" in only_line(evaluate("chat", talker, *options, "x" * 16384))
     plain = evaluate("chat", copied, *options[1:], "import os")
     assert "NOTE: the model has no conversation template" in plain.stderr and plain.stdout.strip()
-    assert "no place for a system message" in only_line(evaluate("chat", copied, "--prompt", "x", "--system", "Sys"))
+    assert "a system message needs a conversation template" in only_line(
+        evaluate("chat", copied, "--prompt", "x", "--system", "Sys")
+    )
 
 
-def test_conversations_are_saved_to_nothing_but_json_lines(tmp_path: Path) -> None:
+def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
     talk = Conversation(trained(), 9, "Sys")
     assert [*talk.answer("Hi", GREEDY)]
     (tmp_path / "folder.jsonl").mkdir()
-    for name, problem in (("", "no name"), ("model.pt", "and a .jsonl file"), ("x/y.jsonl", "create it")):
+    for name, problem in (("", "no name"), ("model.pt", "wanted a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
-            obey(talk, "/save", name and str(tmp_path / name))
-    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has its name"), ("~no.such.user/x.jsonl", "home")):
+            run_chat_command(talk, "/save", name and str(tmp_path / name))
+    for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has this name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
-            obey(talk, "/save", name)
+            run_chat_command(talk, "/save", name)
 
 
-def test_saved_conversations_note_their_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
-    words = iter(["y", "ye", "yes"])  # of which the last two are longer than the answer may be, or as long
+    words = iter(["y", "ye", "yes"])  # the last two are at least as long as an answer may be
 
-    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[Drawn]:
+    def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[DrawnToken]:
         for number, letter in enumerate(next(words)[:count], start=1):
-            yield Drawn(ord(letter), torch.zeros(1), "length" if number == count else None)
+            yield DrawnToken(ord(letter), torch.zeros(1), "length" if number == count else None)
         if number < count:
-            yield Drawn(256, torch.zeros(1), "stop")
+            yield DrawnToken(256, torch.zeros(1), "stop")
 
     monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
-    assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
-    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in obey(
+    assert [*talk.answer("1", GREEDY)] and "NOTE" not in run_chat_command(talk, "/save", path)
+    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in run_chat_command(
         talk, "/save", path
     )
-    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in obey(talk, "/save", path)
-    obey(talk, "/reset")
+    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in run_chat_command(
+        talk, "/save", path
+    )
+    run_chat_command(talk, "/reset")
     assert talk.cut == 0
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
-    assert "".join(wrapped(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
-    assert "".join(wrapped(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
-    assert "".join(wrapped(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
+    assert "".join(wrap_words(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
+    assert "".join(wrap_words(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
+    assert "".join(wrap_words(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
 
 
 @pytest.mark.parametrize(
     ("config", "template"), [(SMALL, "turns"), (MODERN["NanoChat"], "turns"), (SMALL, "alpaca"), (SMALL, None)]
 )
-def test_each_answer_is_that_of_the_whole_prompt(config: ModelConfig, template: str | None) -> None:
+def test_answers_equal_those_without_a_cache(config: ModelConfig, template: str | None) -> None:
     model = trained(config, 700, template)
     talk = Conversation(model, 20, None if template is None else "Be brief.")
     for question in ("Hello", "What is <|end|>?", "é €"):
-        said = "".join(talk.answer(question, GREEDY))
+        answer = "".join(talk.answer(question, GREEDY))
         messages = [*talk.system, *talk.turns[:-1]]
         if model.template is None:
             ids = model.encode("".join(text + ("\n" if role == ASSISTANT else "") for role, text in messages))
         else:
             ids = model.template.prompt(model.tokenizer, messages)
-        assert said == model.decode(generate(model.network, ids, 20, GREEDY, model.stop_ids))
-        assert talk.turns[-2:] == [Message(USER, question), Message(ASSISTANT, said)]
+        assert answer == model.decode(generate(model.network, ids, 20, GREEDY, model.stop_ids))
+        assert talk.turns[-2:] == [Message(USER, question), Message(ASSISTANT, answer)]
 
 
-def test_an_answer_ends_at_a_stop_id_and_one_that_is_closed_or_interrupted_is_kept() -> None:
+def test_stopped_and_interrupted_answers_are_kept() -> None:
     model = trained()
     talk = Conversation(model, 30)
-    whole = "".join(talk.answer("Hi", GREEDY))
-    assert len(whole) == 30 and talk.latest is not None and talk.latest.finish == "length"
-    ending = attrs.evolve(model, stop_ids=model.stop_ids | {ord(whole[-1])})
+    full_answer = "".join(talk.answer("Hi", GREEDY))
+    assert len(full_answer) == 30 and talk.latest is not None and talk.latest.finish == "length"
+    ending = attrs.evolve(model, stop_ids=model.stop_ids | {ord(full_answer[-1])})
     talk = Conversation(ending, 30)
-    assert "".join(talk.answer("Hi", GREEDY)) == whole[: whole.index(whole[-1])]
+    assert "".join(talk.answer("Hi", GREEDY)) == full_answer[: full_answer.index(full_answer[-1])]
     assert talk.latest is not None and talk.latest.finish == "stop"
     talk = Conversation(model, 30)
     parts = talk.answer("Hi", GREEDY)
-    heard = next(parts) + next(parts)
+    beginning = next(parts) + next(parts)
     talk.interrupt()
     assert [*parts] == []
-    assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, heard)] and heard == whole[:2]
-    assert "forgotten" in obey(talk, "/reset")
-    assert "".join(talk.answer("Hi", GREEDY)) == whole
+    assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, beginning)] and beginning == full_answer[:2]
+    assert run_chat_command(talk, "/reset") == "A new conversation begins."
+    assert "".join(talk.answer("Hi", GREEDY)) == full_answer
 
 
-def test_a_turn_without_an_answer_is_not_kept() -> None:
+def test_turn_without_an_answer_is_dropped() -> None:
     talk = Conversation(attrs.evolve(trained(), stop_ids=frozenset(range(261))), 30)
     assert ("".join(talk.answer("Hi", GREEDY)), talk.turns, talk.cut) == ("", [], 0)
 
 
-def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
+def test_oldest_turns_leave_but_system_message_stays() -> None:
     model = trained(context=64)
     talk = Conversation(model, 500, "Sys")
     for turn in range(6):
@@ -240,8 +244,8 @@ def test_the_oldest_turns_leave_the_context_the_system_message_stays() -> None:
     assert (len(talk.turns), talk.answers) == (12, 6)
 
 
-def test_a_system_message_needs_a_template_and_room() -> None:
-    with pytest.raises(BadInput, match="no conversation template"):
+def test_system_message_needs_a_template_and_room() -> None:
+    with pytest.raises(BadInput, match="needs a conversation template"):
         Conversation(trained(template=None), 9, "Be brief.")
     with pytest.raises(BadInput, match="system message: got 96 tokens"):
         Conversation(trained(context=64), 9, "Be brief. " * 9)

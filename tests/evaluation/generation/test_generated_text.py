@@ -1,4 +1,4 @@
-"""Generated text comes in whole characters, and says why it ended."""
+"""Generated text arrives in complete characters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +9,11 @@ from tokens.tokenizer.loading import load_tokenizer
 
 
 @given(st.binary(), st.text())
-def test_the_streamed_text_is_that_of_all_tokens(some: bytes, text: str) -> None:
+def test_streamed_text_equals_decoded_text(some: bytes, text: str) -> None:
     trained = Trained(None, load_tokenizer("bytes"), None)  # type: ignore[arg-type]
     ids = [*some, 256, *text.encode(), *some, 300]
     assert "".join(streamed(trained, ids)) == trained.decode(ids)
-    assert trained.spell(300) == b""  # an id beyond the tokenizer has no text
+    assert trained.spell(300) == b""  # an id outside the tokenizer's vocabulary has no text
     assert streamed(trained, [*"aé€😀".encode(), 0xE2]) == ["a", "", "é", "", "", "€", "", "", "", "😀", "", "\ufffd"]
 
 

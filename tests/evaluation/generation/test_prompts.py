@@ -1,4 +1,4 @@
-"""Prompts from anywhere."""
+"""Prompts are read from files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from common.errors import BadInput
 from evaluation.generation.prompts import read_prompt
 
 
-def test_prompts_of_files_end_before_their_last_line_end_or_are_refused(tmp_path: Path) -> None:
+def test_prompt_file_loses_only_its_last_newline(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("Straße\r\n\n".encode())
     assert read_prompt(f"FILE:{tmp_path / 'text'}") == "Straße\r\n"
     (tmp_path / "text").write_bytes(b"ab\xff")

@@ -1,4 +1,4 @@
-"""Instruction records, and untrained models that learn from them."""
+"""Instruction records, and untrained models to fine-tune on them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fine-tuning is a run: its token files, and updates of the mean over the answers' tokens."""
+"""Fine-tuning is a run: its token files are correct, and updates use the mean over the answers' tokens."""
 
 import json
 from pathlib import Path
@@ -18,41 +18,44 @@ from tokens.format.manifest import open_listed, read_manifest
 
 
 @pytest.mark.parametrize("prompt_loss", [False, True])
-def test_rows_hold_whole_records_of_which_the_answers_count(tmp_path: Path, *, prompt_loss: bool) -> None:
+def test_rows_contain_complete_records_with_answer_weights(tmp_path: Path, *, prompt_loss: bool) -> None:
     trained, train, held_out = fresh(tmp_path, context_length=512), records()[:8], records()[8:11]
     write_run(trained, train, held_out, FineTuneSettings(batch_size=4, prompt_loss=prompt_loss), tmp_path / "run")
     manifest = read_manifest(tmp_path / "run" / TOKENS)
     assert manifest is not None
     assert manifest.tokenizer.template is not None
-    found = {}
+    arrays = {}
     for split, rows in (("train", 3), ("validation", 3)):
         stream = open_listed(tmp_path / "run" / TOKENS, split, manifest)
         assert (stream.length, stream.context_length) == (rows * 512 + 1, 512)
         tokens, weights = np.empty(stream.length, np.uint16), np.empty(stream.length, np.uint8)
         stream.read_into(tokens, 0)
         stream.read_weights_into(weights, 0)
-        found[split] = tokens, weights
-    tokens, weights = found["train"]
+        arrays[split] = tokens, weights
+    tokens, weights = arrays["train"]
     text = trained.tokenizer.decode(tokens.tolist())
     assert all(text.count(f"Instruction:\n{record.instruction}\n") == 1 for record in train)
     answers = "".join(f"{record.output}<|endoftext|>" for record in train)
-    counted = trained.tokenizer.decode(tokens[weights == 1].tolist())
-    assert (len(counted) > len(answers)) if prompt_loss else (sorted(counted) == sorted(answers))
-    tokens, weights = found["validation"]
+    weighted_text = trained.tokenizer.decode(tokens[weights == 1].tolist())
+    assert (len(weighted_text) > len(answers)) if prompt_loss else (sorted(weighted_text) == sorted(answers))
+    tokens, weights = arrays["validation"]
     answers = "".join(f"{record.output}<|endoftext|>" for record in held_out)
     assert trained.tokenizer.decode(tokens[weights == 1].tolist()) == answers
     values = json.loads((tmp_path / "run" / "train.json").read_text())
-    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # of eight records in three rows
+    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # from eight records in three rows
 
 
 @pytest.mark.slow
-def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp_path: Path) -> None:
-    place = locate(str(copied), None)
-    ours, settings = load(place, None, torch.device("cpu")), FineTuneSettings(epochs=1, batch_size=4, weight_decay=0.0)
+def test_update_uses_the_mean_over_answer_tokens(copied: Path, tmp_path: Path) -> None:
+    location = locate(str(copied), None)
+    ours, settings = (
+        load(location, None, torch.device("cpu")),
+        FineTuneSettings(epochs=1, batch_size=4, weight_decay=0.0),
+    )
     short = [Record(instruction="Say", input="", output=f"{number} is {number}") for number in range(6)]
     write_run(ours, short[:4], short[4:], settings, tmp_path / "tuned")
-    made = train_run(tmp_path / "tuned", place.path, torch.device("cpu"))
-    assert len(made.losses) == 2
+    outcome = train_run(tmp_path / "tuned", location.path, torch.device("cpu"))
+    assert len(outcome.losses) == 2
     optimizer = torch.optim.AdamW(ours.network.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     losses = []
     for record in short[:4]:
@@ -62,20 +65,26 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(copied: Path, tmp
         losses.append(loss[example.first_target - 1 :])
     torch.cat(losses).mean().backward()
     optimizer.step()
-    found = load(locate(str(tmp_path / "tuned"), None), None, torch.device("cpu"))
-    for (name, one), other in zip(found.network.named_parameters(), ours.network.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-4, msg=name)
-    assert found.template is not None
-    assert made == train_run(tmp_path / "tuned", place.path, torch.device("cpu"))  # complete: nothing is trained again
+    tuned = load(locate(str(tmp_path / "tuned"), None), None, torch.device("cpu"))
+    for (name, tuned_parameter), expected_parameter in zip(
+        tuned.network.named_parameters(), ours.network.parameters(), strict=True
+    ):
+        torch.testing.assert_close(tuned_parameter, expected_parameter, atol=2e-6, rtol=1e-4, msg=name)
+    assert tuned.template is not None
+    assert outcome == train_run(
+        tmp_path / "tuned", location.path, torch.device("cpu")
+    )  # the run is complete, so nothing is trained again
 
 
-def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: Path) -> None:
+def test_short_context_cuts_the_beginning_of_the_prompt(tmp_path: Path) -> None:
     record = Record(instruction="Say it.", input="", output="x" * 100)
-    whole = make_example(fresh(tmp_path, context_length=512), record)
-    assert not whole.cut
+    complete = make_example(fresh(tmp_path, context_length=512), record)
+    assert not complete.cut
     for context in (32, 128):
         example = make_example(fresh(tmp_path, context_length=context), record)
         assert example.cut
-        assert whole.tokens[: whole.first_target][-example.first_target :] == example.tokens[: example.first_target]
+        assert (
+            complete.tokens[: complete.first_target][-example.first_target :] == example.tokens[: example.first_target]
+        )
         assert len(example.tokens) <= context + 1
         assert example.first_target >= context // 2

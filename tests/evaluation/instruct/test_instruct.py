@@ -1,4 +1,4 @@
-"""`evaluate.py instruct` scores the best epoch, keeps and continues what was done, and refuses in one line."""
+"""`evaluate.py instruct` scores the best epoch, reuses and resumes earlier work, and gives one-line errors."""
 
 import json
 import shutil
@@ -12,19 +12,19 @@ import torch
 
 from common.errors import BadInput
 from evaluation.instruct.fine_tuning import answer_losses, make_example
-from evaluation.instruct.instruct import IDENTITY, _agrees, _refuse_other_folder, _write, read_questions
+from evaluation.instruct.instruct import IDENTITY, _refuse_other_folder, _settings_agree, _write, read_questions
 from evaluation.shared.load import load
 from evaluation.shared.model_location import locate
 from evaluation.shared.records import Answer, Answers, read_answers, read_records, write_answers
 from evaluation.shared.weights import WeightsIdentity
 from tests import launch
 from tests.conftest import ROOT, MakeRun, complete, shared
-from tests.evaluation.comparison.stored import refused, results, said
+from tests.evaluation.comparison.stored import output_of, refused, results
 from tests.evaluation.instruct.instructions import RECORDS, records
 
 
 def instruct(*arguments: str | Path, ranks: int = 1) -> str:
-    return said("instruct", *arguments, "--device", "cpu", ranks=ranks)
+    return output_of("instruct", *arguments, "--device", "cpu", ranks=ranks)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_split_is_that_of_the_published_comparisons() -> None:
+def test_split_matches_the_published_comparisons() -> None:
     everything = read_records(shared("instruction-data.json"))
     split = read_questions(shared("instruction-data.json"))
     assert [*split.train, *split.test, *split.validation] == everything
@@ -42,55 +42,55 @@ def test_the_split_is_that_of_the_published_comparisons() -> None:
 
 
 @pytest.mark.slow
-def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(make_run: MakeRun, data: Path) -> None:
+def test_answers_are_equal_on_any_number_of_ranks(make_run: MakeRun, data: Path) -> None:
     run = make_run(model={"context_length": 128, "drop_rate": 0.1}, min_train_tokens=8 * 128)
     complete(run)
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
-    found = []
+    contents = []
     for ranks in (1, 2, 3):
-        shutil.rmtree(run / "answers", ignore_errors=True)  # or they would be kept
+        shutil.rmtree(run / "answers", ignore_errors=True)  # otherwise, they would be reused
         done = instruct(run, *options, ranks=ranks)
         assert ", ± standard deviation over 2 seeds" in done
-        found.append({path.name: path.read_text() for path in (run / "answers").iterdir()})
-    assert found == [found[0]] * 3
+        contents.append({path.name: path.read_text() for path in (run / "answers").iterdir()})
+    assert contents == [contents[0]] * 3
     first, second = (read_answers(path) for path in sorted((run / "answers").iterdir()))
     assert (first.model, first.seed, second.seed) == (f"run {run.joinpath('checkpoints/best').resolve().name}", 0, 1)
     assert [answer.record for answer in first.answers] == records()[34:38]
     assert first.settings["losses"] != second.settings["losses"]
-    line, *others = results(run)
-    assert [one | {"time": line["time"]} for one in others] == [line] * 2
+    line, *later_lines = results(run)
+    assert [later_line | {"time": line["time"]} for later_line in later_lines] == [line] * 2
     losses = [seed["reference_loss"] for seed in line["seeds"]]
     assert line["reference_loss"] == {"value": np.mean(losses), "spread": pytest.approx(np.std(losses, ddof=1))}
 
 
 @pytest.mark.slow
-def test_what_an_earlier_session_has_done_is_kept_with_its_run(make_run: MakeRun, data: Path, tmp_path: Path) -> None:
+def test_earlier_answers_and_runs_are_reused(make_run: MakeRun, data: Path, tmp_path: Path) -> None:
     run = make_run(model={"context_length": 128}, min_train_tokens=8 * 128)
     complete(run, "--max-steps", "1")
 
-    def kept(*more: str | Path) -> list[bool]:
+    def is_reused(*more: str | Path) -> list[bool]:
         done = instruct(run, "--data", data, "--epochs", "1", "--learning-rate", "3e-3", *more)
         return ["kept from an earlier session" in line for line in done.splitlines() if "seed " in line]
 
-    assert kept() == [False]
-    (answers,) = (run / "answers").iterdir()  # and no temporary run
+    assert is_reused() == [False]
+    (answers,) = (run / "answers").iterdir()  # the temporary run was removed
     before = answers.read_bytes()
     folder = tmp_path / "tuned"
-    assert kept("--keep", folder) == [False]  # the answers have no run yet
+    assert is_reused("--keep", folder) == [False]  # the answers do not have a run yet
     assert answers.read_bytes() == before
-    assert kept("--keep", folder) == [True]
+    assert is_reused("--keep", folder) == [True]
     (tuned,) = folder.iterdir()
-    found = load(locate(str(tuned), None), None, torch.device("cpu"))
+    loaded = load(locate(str(tuned), None), None, torch.device("cpu"))
     (answer, *_) = read_answers(answers).answers
-    losses = answer_losses(found.network, make_example(found, records()[34]))
+    losses = answer_losses(loaded.network, make_example(loaded, records()[34]))
     assert float(losses.mean()) == pytest.approx(answer.reference_loss, rel=1e-5)
     why = refused("instruct", run, "--data", data, "--epochs", "1", "--keep", folder)
-    assert f"{tuned}: exists, and is no such fine-tuning; move it away, or pass another --keep" in why
+    assert f"{tuned}: exists, but belongs to another fine-tuning" in why
 
 
 @pytest.mark.slow
-def test_a_fine_tuning_goes_on_where_it_was_interrupted(copied: Path, data: Path, tmp_path: Path) -> None:
-    # Enough epochs that a busy machine interrupts it before its end
+def test_interrupted_fine_tuning_resumes(copied: Path, data: Path, tmp_path: Path) -> None:
+    # There are enough epochs that even a busy machine interrupts it before the end.
     options = ("--data", data, "--epochs", "40", "--learning-rate", "1e-4")
     instruct(copied, *options, "--output", tmp_path / "whole")
     parts = (*options, "--output", tmp_path / "parts", "--keep", tmp_path / "kept")
@@ -102,38 +102,38 @@ def test_a_fine_tuning_goes_on_where_it_was_interrupted(copied: Path, data: Path
     (run,) = (tmp_path / "kept").iterdir()
     assert json.loads((run / "exit.json").read_text())["status"] == 75
     instruct(copied, *parts)
-    (whole,), (found,) = (tmp_path / "whole").iterdir(), (tmp_path / "parts").iterdir()
-    assert whole.read_bytes() == found.read_bytes()
+    (uninterrupted,), (resumed,) = (tmp_path / "whole").iterdir(), (tmp_path / "parts").iterdir()
+    assert uninterrupted.read_bytes() == resumed.read_bytes()
 
 
-def test_a_model_that_only_gets_worse_answers_as_it_was(copied: Path, data: Path, tmp_path: Path) -> None:
-    said = instruct(copied, "--data", data, "--epochs", "1", "--learning-rate", "3", "--output", tmp_path)
-    assert "best epoch 0" in said
+def test_original_model_answers_if_tuning_does_not_help(copied: Path, data: Path, tmp_path: Path) -> None:
+    output = instruct(copied, "--data", data, "--epochs", "1", "--learning-rate", "3", "--output", tmp_path)
+    assert "best epoch 0" in output
     (answer, *_) = read_answers(next(tmp_path.glob("*seed-0.json"))).answers
     before = load(locate(str(copied), None), None, torch.device("cpu"))
     losses = answer_losses(before.network, make_example(before, records()[34]))
     assert float(losses.mean()) == pytest.approx(answer.reference_loss, rel=1e-6)
 
 
-def test_what_cannot_be_learned_from_is_one_line(copied: Path, data: Path, tmp_path: Path) -> None:
+def test_unusable_records_are_refused(copied: Path, data: Path, tmp_path: Path) -> None:
     command = ("instruct", copied, "--data")
     assert "no/such.json: cannot be read" in refused(*command, "no/such.json", ranks=2)
     file = (data, "--output", data / "answers")
     assert "answers: cannot be written: Not a directory; pass another --output" in refused(*command, *file)
     for content, message in (
         (json.dumps([*RECORDS, {"instruction": "a"}]), "record 41: output: missing"),
-        (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more"),
-        (json.dumps(RECORDS[:10]), "pass a smaller one"),
+        (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more for"),
+        (json.dumps(RECORDS[:10]), "pass a smaller number"),
     ):
         (tmp_path / "bad.json").write_text(content)
         options = ("--batch-size", "16") if "smaller" in message else ()
         assert message in refused(*command, tmp_path / "bad.json", *options)
     twice = refused("instruct", copied, copied, "--data", data)
-    assert "MODEL: got run step-00000008, run step-00000008, wanted each once" in twice
+    assert "MODEL: got run step-00000008, run step-00000008, wanted every model once" in twice
     assert not (copied / "evaluations.jsonl").exists()
 
 
-def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Path) -> None:
+def test_moved_answers_find_their_run(copied: Path, data: Path, tmp_path: Path) -> None:
     instruct(copied, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
     (file,) = (tmp_path / "elsewhere").iterdir()
     home = read_answers(file).home
@@ -145,16 +145,16 @@ def test_results_find_home_from_anywhere(copied: Path, data: Path, tmp_path: Pat
 
 
 def test_answers_of_another_model_are_never_replaced(copied: Path, data: Path, tmp_path: Path) -> None:
-    other, output = tmp_path / "old" / copied.name, tmp_path / "output"
-    shutil.copytree(copied, other, symlinks=True)
+    original, output = tmp_path / "old" / copied.name, tmp_path / "output"
+    shutil.copytree(copied, original, symlinks=True)
     title = f"{copied.name} {(copied / 'checkpoints' / 'best').resolve().name}"
     answers = [Answer(record=record, text="first", reference_loss=1.0) for record in records()[34:38]]
     file = output / f"{title.replace(' ', '-')}-seed-0.json"
     first = WeightsIdentity(values_sha256="a" * 64, files_sha256="b" * 64)
-    write_answers(file, Answers(model=title, seed=0, home=other, settings={}, answers=answers, weights=first))
+    write_answers(file, Answers(model=title, seed=0, home=original, settings={}, answers=answers, weights=first))
     before = file.read_bytes()
     why = refused("instruct", copied, "--data", data, "--output", output)
-    assert f"{file}: holds the answers of another model of this name, of {other}, weights {'a' * 12}" in why
+    assert f"{file}: contains the answers of another model of this name, in {original} (weights {'a' * 12}" in why
     assert file.read_bytes() == before
 
 
@@ -166,30 +166,30 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
     write_answers(file, first)
     before = file.read_bytes()
     _write(file, first)
-    assert not (tmp_path / "archive").exists()  # of the same fine-tuning: nothing is lost
+    assert not (tmp_path / "archive").exists()  # answers of the same fine-tuning are replaced
     later = {"tokenizer_fingerprint": "f", "ordinary_added_tokens": ["<a>"], "given_tokenizer": None}
-    assert _agrees(settings, settings | later)  # written by a version that did not record these
-    assert _agrees(settings | later, settings | later)
+    assert _settings_agree(settings, settings | later)  # an older version did not record these settings
+    assert _settings_agree(settings | later, settings | later)
     for key, value in (
         ("tokenizer_fingerprint", "g"),
         ("ordinary_added_tokens", []),
         ("given_tokenizer", {"name": "x"}),
     ):
-        assert not _agrees(settings | later, settings | later | {key: value})
-        assert not _agrees(settings | later | {key: value}, settings | later)
+        assert not _settings_agree(settings | later, settings | later | {key: value})
+        assert not _settings_agree(settings | later | {key: value}, settings | later)
     _write(file, attrs.evolve(first, settings=settings | {"weights_sha256": "c" * 64}))
     assert read_answers(file).settings["weights_sha256"] == "c" * 64
     assert [path.read_bytes() for path in tmp_path.glob("archive/*/run-seed-0.json")] == [before]
 
 
-def test_a_users_hidden_folder_is_not_removed(tmp_path: Path) -> None:
+def test_unknown_hidden_folder_is_not_removed(tmp_path: Path) -> None:
     run = tmp_path / ".run-seed-0"
-    _refuse_other_folder(run)  # it does not exist
+    _refuse_other_folder(run)  # the folder does not exist
     run.mkdir()
     (run / f".partial-{IDENTITY}").touch()
-    _refuse_other_folder(run)  # a kill has left it
+    _refuse_other_folder(run)  # left by a session that was killed
     (run / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match=r"holds notes.txt, and no fine-tuning has begun here; move it away"):
+    with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning has begun here; move it away"):
         _refuse_other_folder(run)
     (run / IDENTITY).write_text("{}")
     _refuse_other_folder(run)

@@ -1,4 +1,4 @@
-"""Scores that need no judge are means with errors, and say what they do not know."""
+"""Scores that need no judge are means with errors, and unknown errors are left out."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.evaluation.comparison.stored import instructed, rows_of
 
 
 def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
-    """Score (answer, reference, reference loss)."""
+    """Return the scores of answers, each given as (answer, reference, reference loss)."""
     rows = [
         Answer(record=Record(instruction="Say it.", input="", output=reference), text=text, reference_loss=loss)
         for text, reference, loss in answers
@@ -20,13 +20,13 @@ def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
     return reference_scores(Answers(model="run", seed=0, home=None, settings={}, answers=rows))
 
 
-def test_means_are_over_questions_with_their_standard_errors_where_known() -> None:
-    found = scores((" a b c d e f\n", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
-    assert found.exact == pytest.approx(1 / 3)
-    assert found.chrf == pytest.approx(100 / 3)
-    assert found.chrf_error == pytest.approx(100 / 3)  # the deviation of (100, 0, 0) over the root of 3
-    assert found.reference_loss == pytest.approx(7 / 3)
-    assert found.reference_loss_error == pytest.approx(math.sqrt(7 / 3 / 3))
+def test_scores_are_means_over_questions() -> None:
+    result = scores((" a b c d e f\n", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
+    assert result.exact == pytest.approx(1 / 3)
+    assert result.chrf == pytest.approx(100 / 3)
+    assert result.chrf_error == pytest.approx(100 / 3)  # the standard deviation of (100, 0, 0) divided by the root of 3
+    assert result.reference_loss == pytest.approx(7 / 3)
+    assert result.reference_loss_error == pytest.approx(math.sqrt(7 / 3 / 3))
     alone = scores(("a", "b", 1.5))
     assert (alone.chrf_error, alone.reference_loss, alone.reference_loss_error) == (None, 1.5, None)
     assert scores(("a", "b", None), ("a", "b", 2.0)).reference_loss is None
@@ -38,10 +38,12 @@ def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
         instructed(tmp_path / "b", 31.5, None, [1.2]),
         instructed(tmp_path / "c", 41.5, None, [None]),
     ]
-    found = compare(rows_of(*homes))
-    assert (found.columns, found.statements) == (["model", "chrF"], [])
-    assert [row[1].text for row in found.rows] == ["21.50 ± 1.25", "31.50 ± 1.20", "41.50"]
-    assert "± is a standard error over questions, and over fine-tuning seeds where there are several" in found.notes[0]
+    comparison = compare(rows_of(*homes))
+    assert (comparison.columns, comparison.statements) == (["model", "chrF"], [])
+    assert [row[1].text for row in comparison.rows] == ["21.50 ± 1.25", "31.50 ± 1.20", "41.50"]
+    assert (
+        "± is a standard error over questions, and over fine-tuning seeds if there are several" in comparison.notes[0]
+    )
 
 
 def test_closer_answers_score_more() -> None:

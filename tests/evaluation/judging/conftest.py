@@ -23,7 +23,7 @@ def sessions(tmp_path: Path, server: Judge) -> Sessions:
 
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """What a session without faults finds."""
+    """Return the result of a session without faults."""
     with serve(quality) as server:
         sessions = sessions_in(tmp_path_factory.mktemp("faultless"), server)
         sessions.said()

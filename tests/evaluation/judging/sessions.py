@@ -1,4 +1,4 @@
-"""Helpers: answer files, sessions of evaluate.py judge in this process, and what they have stored."""
+"""Helpers: write answer files, run sessions of evaluate.py judge in this process, and read their results."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.judge_server import Judge
 
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
-OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
+SESSION_KEYS = ("time", "base_url", "usd", "usd_uncounted")  # keys that may differ between equivalent sessions
 PRICES = {
     "date": "2026-01-01",
     "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
@@ -31,13 +31,13 @@ Result = dict[str, Any]  # a line of evaluations.jsonl
 JUDGE = WhoIsAsked(model="gpt-5-mini", effort=None, base_url="http://here/v1")
 
 
-def quality(asked: dict[str, Any]) -> dict[str, int]:
-    """Score each answer by the number that it carries."""
-    return {label: int(re.findall(r"\d+", text)[-1]) for label, text in asked["answers"].items()}
+def quality(prompt: dict[str, Any]) -> dict[str, int]:
+    """Score each answer by the number at its end."""
+    return {label: int(re.findall(r"\d+", text)[-1]) for label, text in prompt["answers"].items()}
 
 
 def write(folder: Path, model: str, level: int, seed: int = 0, *, questions: range = range(QUESTIONS)) -> Path:
-    """Write answers whose quality is about `level`; the references' is 95."""
+    """Write answers whose quality is about `level`. The quality of the references is 95."""
     settings = {"seed": seed, "epochs": 2, "losses": [2.0, 1.0 + seed], "best_epoch": seed}
     answers = [
         Answer(
@@ -74,12 +74,12 @@ class Sessions:
     def command(self, *options: str, files: list[Path] | None = None) -> list[str]:
         usual = {"--model": "scripted", "--base-url": self.server.url, "--verdicts": str(self.store)}
         usual["--prices"] = str(self.folder / "prices.json")
-        given = {option.partition("=")[0] for option in options}
-        fixed = [word for name, value in usual.items() if name not in given for word in (name, value)]
+        passed = {option.partition("=")[0] for option in options}
+        fixed = [word for name, value in usual.items() if name not in passed for word in (name, value)]
         return ["judge", *map(str, files or self.files), *fixed, *options]
 
     def run(self, *options: str, files: list[Path] | None = None) -> Any:
-        """Run evaluate.py to its end, in this process."""
+        """Run evaluate.py to its end in this process."""
         return run(*self.command(*options, files=files))
 
     def said(self, *options: str, files: list[Path] | None = None) -> str:
@@ -99,7 +99,7 @@ class Sessions:
         return set(read_store(self.store).open)
 
     def check_paid_once(self, *, wrong: int = 0) -> None:
-        """Every prompt has one right verdict, and all that was billed is kept."""
+        """Check that every prompt has one valid verdict, and that all billed replies are stored."""
         replies = self.replies()
         right = Counter(reply.key for reply in replies if reply.problem(3) is None)
         assert sorted(right.values()) == [1] * PROMPTS
@@ -113,7 +113,7 @@ def sessions_in(folder: Path, server: Judge) -> Sessions:
 
 
 def run(*arguments: str) -> Any:
-    """Run evaluate.py to its end, in this process."""
+    """Run evaluate.py to its end in this process."""
     output, errors = io.StringIO(), io.StringIO()
     with patch("sys.argv", ["evaluate.py", *arguments]), redirect_stdout(output), redirect_stderr(errors):
         status = evaluate.main()
@@ -121,9 +121,9 @@ def run(*arguments: str) -> Any:
 
 
 def result(file: Path) -> Result:
-    """Return the newest judgement of a model, less what may differ between sessions that agree."""
+    """Return the newest judgement of a model, without the keys that may differ between equivalent sessions."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
-    return {key: value for key, value in json.loads(line).items() if key not in OF_THE_SESSION}
+    return {key: value for key, value in json.loads(line).items() if key not in SESSION_KEYS}
 
 
 def printed(output: str) -> float:

@@ -1,4 +1,4 @@
-"""The judge's client: a request ends whatever its server does, and what was not sent is not billed."""
+"""The judge's client: a request ends whatever its server does, and a request that was not sent is not billed."""
 
 import asyncio
 from contextlib import suppress
@@ -11,7 +11,7 @@ import pytest
 
 from evaluation.judging import client as client_module
 from evaluation.judging.client import BoundedTransport, EndlessReply, RequestSlots, read_reply
-from evaluation.judging.store import Asked, Usage
+from evaluation.judging.store import JudgeRequest, Usage
 from tests import endless_server as endless
 from tests.endless_server import Misbehaviour
 from tests.evaluation.judging.sessions import SILENT, Sessions
@@ -25,13 +25,16 @@ async def ask(url: str, seconds: float) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("misbehaviour", [endless.dripped_headers, endless.dripped_body, endless.dripped_chunks])
-def test_a_request_ends_after_its_time(misbehaviour: Misbehaviour) -> None:
-    with endless.serve(misbehaviour) as url, pytest.raises(httpx2.ReadTimeout, match=r"no whole reply within 0\.3 s"):
+def test_request_time_is_limited(misbehaviour: Misbehaviour) -> None:
+    with (
+        endless.serve(misbehaviour) as url,
+        pytest.raises(httpx2.ReadTimeout, match=r"no complete reply within 0\.3 s"),
+    ):
         asyncio.run(ask(url, 0.3))
 
 
 @pytest.mark.parametrize("misbehaviour", [endless.chunks, endless.large_body, endless.gzip_bomb])
-def test_a_request_ends_after_its_size(misbehaviour: Misbehaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reply_size_is_limited(misbehaviour: Misbehaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MOST_REPLY_BYTES", 1_000_000)
     with (
         endless.serve(misbehaviour) as url,
@@ -40,15 +43,15 @@ def test_a_request_ends_after_its_size(misbehaviour: Misbehaviour, monkeypatch: 
         asyncio.run(ask(url, 60))
 
 
-def test_a_session_ends_whatever_its_server_drips(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_ends_although_the_server_drips(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RETRIES", 0)
     with endless.serve(endless.dripped_body) as url:
         done = sessions.run(*SILENT, "--base-url", f"{url}/v1", "--timeout", "0.2", "--concurrency", "8")
-    assert done.returncode == 1 and "no whole reply within 0.2 seconds" in done.stderr
-    assert "which may have been billed" in done.stdout  # they were sent
+    assert done.returncode == 1 and "no complete reply within 0.2 seconds" in done.stderr
+    assert "which may have been billed" in done.stdout  # the requests were sent
 
 
-def test_only_what_leaves_this_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requests_that_were_sent_count(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[set[str]] = []
 
     async def send(url: str) -> None:
@@ -64,7 +67,7 @@ def test_only_what_leaves_this_machine_counts(monkeypatch: pytest.MonkeyPatch) -
     assert sent == [{"a"}, set(), set(), set()]
 
 
-def test_a_failure_halves_the_requests_at_once() -> None:
+def test_failure_halves_the_concurrency() -> None:
     async def occupied(slots: RequestSlots, entered: list[int], done: asyncio.Event) -> None:
         async with slots:
             entered.append(slots.allowed)
@@ -87,7 +90,9 @@ def test_a_failure_halves_the_requests_at_once() -> None:
             ends[number].set()
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert (slots.allowed, len(entered)) == (2, allowed_in), number  # the next one begins when one is left
+            assert (slots.allowed, len(entered)) == (2, allowed_in), (
+                number
+            )  # the next request begins when only one is running
         for _ in range(9):
             slots.halve()
         slots.widen()
@@ -104,7 +109,7 @@ def test_a_failure_halves_the_requests_at_once() -> None:
     asyncio.run(fail_and_recover())
 
 
-def test_retried_failures_halve_the_requests_at_once(
+def test_only_retried_failures_halve_the_concurrency(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halved: list[int] = []
@@ -144,66 +149,69 @@ IMPOSSIBLE_COUNTS: list[Any] = [
 ]
 
 
-def test_any_shape_of_reply_is_an_invalid_verdict() -> None:
-    asked = Asked(id="a", key="k", limit=680, most=Usage(input=1, output=1))
+def test_malformed_replies_are_invalid_verdicts() -> None:
+    request = JudgeRequest(id="a", key="k", limit=680, most=Usage(input=1, output=1))
     for body in BODIES:
-        reply = read_reply(asked, body)
+        reply = read_reply(request, body)
         assert (reply.text, reply.refusal, reply.usage) == ("", None, None), body
         assert reply.problem(3) is not None, body
     for usage in IMPOSSIBLE_COUNTS:  # such a request is charged at its maximum
-        assert read_reply(asked, {"choices": [], "usage": usage}).usage is None, usage
-    said = read_reply(asked, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
-    assert said is not None and "overloaded" in said and "\x1b" not in said
+        assert read_reply(request, {"choices": [], "usage": usage}).usage is None, usage
+    problem = read_reply(request, {"error": {"message": "overloaded \x1b[2J, try later"}}).problem(3)
+    assert problem is not None and "overloaded" in problem and "\x1b" not in problem
 
 
-def test_no_other_type_of_a_reply_becomes_text() -> None:
-    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+def test_only_strings_become_reply_text() -> None:
+    request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     message: dict[str, Any] = {"content": "a verdict", "refusal": None}
     body = {"id": "r", "model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
     usage = {"prompt_tokens": 5, "completion_tokens": 2}
-    assert read_reply(asked, body | {"usage": usage}).usage == Usage(input=5, output=2)
+    assert read_reply(request, body | {"usage": usage}).usage == Usage(input=5, output=2)
 
-    absent = read_reply(asked, body | {"id": None, "model": None})
+    absent = read_reply(request, body | {"id": None, "model": None})
     assert (absent.id, absent.model, absent.text, absent.error) == (None, None, "a verdict", None)
     for content in (5, False, {"text": "x"}, [{"type": "image"}]):
         choice = {"message": {"content": content}, "finish_reason": "stop"}
-        refused = read_reply(asked, body | {"choices": [choice]})
+        refused = read_reply(request, body | {"choices": [choice]})
         assert refused.text == "" and "content: got" in str(refused.error), content
     parts = {"message": {"content": [{"type": "text", "text": "a verdict"}]}}
-    assert read_reply(asked, body | {"choices": [parts]}).text == "a verdict"
+    assert read_reply(request, body | {"choices": [parts]}).text == "a verdict"
     for wrong in ({"id": 5}, {"model": ["m"]}, {"choices": [{"message": message, "finish_reason": 3}]}):
-        assert "wanted a text" in str(read_reply(asked, body | wrong).error), wrong
+        assert "wanted a text" in str(read_reply(request, body | wrong).error), wrong
     choices = [{"message": message | {"refusal": True}, "finish_reason": "stop"}]
-    assert "refusal: got True" in str(read_reply(asked, body | {"choices": choices}).error)
-    assert read_reply(asked, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
+    assert "refusal: got True" in str(read_reply(request, body | {"choices": choices}).error)
+    assert read_reply(request, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
 
 
-def test_a_reply_of_another_form_is_described() -> None:
-    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+def test_malformed_reply_error_describes_its_form() -> None:
+    request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     no_list: list[Any] = [[], {}, "x", None, {"a": 1}]
     for choices, problem in (
-        *((other, f"choices: got {other!r}, wanted a list that is not empty") for other in no_list),
+        *(
+            (wrong_choices, f"choices: got {wrong_choices!r}, wanted a list that is not empty")
+            for wrong_choices in no_list
+        ),
         (["x"], "wanted an object with choices and a message"),
         ([{}], "'message' is missing"),
         ([{"message": {}}], "'content' is missing"),
         ([{"message": []}], "wanted an object with choices and a message"),
     ):
-        assert read_reply(asked, {"choices": choices}).error == f"no chat completion: {problem}", choices
+        assert read_reply(request, {"choices": choices}).error == f"not a chat completion: {problem}", choices
 
 
-def test_a_refusal_needs_no_content() -> None:
-    asked = Asked(id="a", key="k", limit=5, most=Usage(input=1, output=1))
+def test_refusal_needs_no_content() -> None:
+    request = JudgeRequest(id="a", key="k", limit=5, most=Usage(input=1, output=1))
     for choice, refusal in (
         ({"message": {"refusal": "I will not judge this."}}, "I will not judge this."),
         ({"message": {"refusal": None}, "finish_reason": "content_filter"}, "content filter"),
     ):
-        reply = read_reply(asked, {"choices": [choice]})
+        reply = read_reply(request, {"choices": [choice]})
         assert (reply.refusal, reply.text, reply.error) == (refusal, "", None)
 
 
-def test_a_server_may_ask_for_a_pause_by_date() -> None:
+def test_retry_after_may_be_a_date() -> None:
     past, now, far = "Mon, 01 Jan 2001 00:00:00 GMT", datetime.now(timezone.utc), "Fri, 01 Jan 2100 00:00:00 GMT"
-    for asked, least, most in (
+    for header, least, most in (
         (past, 0, 0),
         (format_datetime(now + timedelta(seconds=30), usegmt=True), 1, 30),
         (far, 60, 60),
@@ -212,5 +220,5 @@ def test_a_server_may_ask_for_a_pause_by_date() -> None:
         ("nan", 0, 0),
         ("", 0, 0),
     ):
-        pause = client_module._asked_pause(httpx2.Response(429, headers={"Retry-After": asked}))
-        assert least <= pause <= most, asked
+        pause = client_module._asked_pause(httpx2.Response(429, headers={"Retry-After": header}))
+        assert least <= pause <= most, header

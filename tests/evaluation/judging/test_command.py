@@ -1,4 +1,4 @@
-"""evaluate.py judge: what cannot be judged is one line; what needs no judge needs no options."""
+"""evaluate.py judge: unusable options give one-line errors, and scores without a judge need no options."""
 
 import re
 
@@ -14,8 +14,11 @@ from tests.launch import RANK_OF_TWO
 
 KEY = "sk-proj-/secret+key=0123"
 OPENAI = ("--base-url", "https://api.openai.com/v1")
-REFUSED = {  # by options: the key in the environment, and the line
-    OPENAI: ("", "OPENAI_API_KEY: not set; set it to a key"),  # before the scores that take a while
+REFUSED = {  # by options: the key in the environment, and the error
+    OPENAI: (
+        "",
+        "OPENAI_API_KEY: not set; set it to your OpenAI API key",
+    ),  # raised before the scores, which take a while
     ("--base-url", "localhost:1"): ("", "--base-url: got 'localhost:1', wanted http:// or https://"),
     ("--base-url", "https://me:secret@host/v1"): (
         "",
@@ -28,14 +31,14 @@ REFUSED = {  # by options: the key in the environment, and the line
     ("--base-url", "http://127.0.0.1:99999/v1"): ("", "--base-url: got 'http://127.0.0.1:99999/v1', wanted http://"),
     ("--base-url", "http://[::1/v1"): ("", "--base-url: got 'http://[::1/v1', wanted http:// or https://"),
     ("--base-url", "http://192.168.1.5/v1"): (KEY, "OPENAI_API_KEY would cross the network unencrypted; use https://"),
-    ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: no server: "),
+    ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: cannot be reached: "),
     ("--model", "script"): ("", "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?"),
     ("--prices", "README.md"): ("", "README.md: not JSON"),
 }
 
 
 @pytest.mark.parametrize("options", REFUSED, ids=" ".join)
-def test_what_no_judge_can_be_asked_for_is_one_line(
+def test_unusable_judge_options_are_refused(
     sessions: Sessions, options: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, line = REFUSED[options]
@@ -53,29 +56,29 @@ def test_what_no_judge_can_be_asked_for_is_one_line(
         ("401", "401: scripted 401"),
         ("404", "404: scripted 404"),
         ("echo", "401: wrong key: Bearer [secret]"),
-        ("redirect", "307: redirects are not followed; pass the final address as --base-url"),
+        ("redirect", "307: redirects are not followed; pass the final address with --base-url"),
     ],
 )
-def test_what_every_request_would_get_ends_the_session(
+def test_error_common_to_all_requests_ends_the_session(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, fault: str, line: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.every = fault
     done = sessions.run()
     assert f"evaluate.py: {server.url}: {line}" in only_line(done) and len(server.requests) == 1
-    written = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
-    assert not any("secret+key" in text for text in [done.stdout, done.stderr, *written])
+    contents = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
+    assert not any("secret+key" in text for text in [done.stdout, done.stderr, *contents])
 
 
-def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_need_no_judge(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("judge", *map(str, sessions.files))
     assert done.returncode == 0, done.stderr
-    assert "no judge was asked: name one with --model" in done.stdout
+    assert "no judge model was given; to have the answers judged, pass --model" in done.stdout
     assert re.search(r"good +1 +0\.0% +[\d.]+ ± [\d.]+ +2\.200 ± 0\.071", done.stdout)
     for name, value in RANK_OF_TWO.items():
         monkeypatch.setenv(name, value)
     ranks = sessions.run()
-    assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
+    assert (ranks.returncode, "wanted one; run python evaluate.py judge" in ranks.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -88,24 +91,22 @@ def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monke
         "\u201csk-proj-secret\u201d",
     ],
 )
-def test_a_key_that_cannot_be_sent_costs_nothing(
+def test_unsendable_key_costs_nothing(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     line = only_line(sessions.run())
-    assert "OPENAI_API_KEY: got the character" in line and "nothing was sent" in line and "proj" not in line
+    assert "OPENAI_API_KEY: contains the character" in line and "nothing was sent" in line and "proj" not in line
     assert not server.requests and not sessions.unanswered()
 
 
-def test_a_request_that_cannot_be_made_costs_nothing(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsendable_request_costs_nothing(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "org-\u00e9")  # a header of OpenAI's client
-    assert f"{server.url}: no request can be made: " in only_line(sessions.run())
+    assert f"{server.url}: the request cannot be sent: " in only_line(sessions.run())
     assert not server.requests and not sessions.unanswered()
 
 
-def test_a_key_crosses_no_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_never_sent_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
     for url in ("http://localhost:1/v1", "http://127.0.0.2/v1", "http://[::1]/v1", "https://far.example/v1"):
         assert find_key(url) == KEY
@@ -113,19 +114,17 @@ def test_a_key_crosses_no_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -
         find_key("http://192.168.1.5:8000/v1")
 
 
-def test_a_placeholder_is_sent_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholder_key_may_be_sent_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
-    assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # as vLLM's documentation has it
+    assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # the key in vLLM's documentation
 
 
-def test_an_echoed_key_is_stored_in_no_spelling(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_echoed_key_is_never_stored(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.every = "echo in any spelling"
     done = sessions.run("--concurrency", "1")
     assert done.returncode == 1 and "[secret]" in done.stderr
-    written = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
-    for text in [done.stdout, done.stderr, *written]:
+    contents = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
+    for text in [done.stdout, done.stderr, *contents]:
         assert "secret+key" not in text and "secret\\" not in text and "u002" not in text.lower()
     assert {reply.id for reply in sessions.replies()} == {"[secret]"}

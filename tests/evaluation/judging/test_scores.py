@@ -1,4 +1,4 @@
-"""Scores are what the judge said, kept once, never replaced by less, and compared as the session found them."""
+"""Scores are the judge's grades; they are stored once, never replaced by fewer, and compared within their session."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.comparison.compare import compare
 from evaluation.judging.prompt import Grade, Prompt, make_prompts
-from evaluation.judging.scores import ASSUMED_OF_TWO, JudgedCandidate, describe, judged_difference, score
+from evaluation.judging.scores import TWO_SEEDS_ASSUMPTION, JudgedCandidate, describe, judged_difference, score
 from evaluation.shared.significance import Interval
 from tests.conftest import one_line
 from tests.evaluation.comparison.stored import judged, rows_of
@@ -18,13 +18,13 @@ from tests.judge_server import Judge
 
 
 def grades(prompt: Prompt, *scores: float) -> list[Grade]:
-    """Return the verdict on a prompt that scores each candidate, and last the reference."""
+    """Return a verdict on a prompt. `scores`: the score of each candidate, and finally that of the reference."""
     return [Grade(score=scores[answer], comment="") for answer in prompt.order]
 
 
-def test_scores_are_those_that_the_judge_gave(faultless: Result) -> None:
+def test_scores_are_means_of_the_judges_grades(faultless: Result) -> None:
     good, poor = faultless["candidates"]
-    assert faultless["candidate"] == "good"  # which of them the line is of
+    assert faultless["candidate"] == "good"  # the candidate to which the line belongs
     assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
     assert (poor["model"], poor["score"]) == ("poor", 42)
     assert faultless["anchor"] == 95
@@ -35,14 +35,14 @@ def test_scores_are_those_that_the_judge_gave(faultless: Result) -> None:
     assert (faultless["left_out"], faultless["refused"], faultless["orders"]) == (0, 0, ORDERS)
 
 
-def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, sessions: Sessions) -> None:
-    def biased(asked: dict[str, Any]) -> dict[str, int]:
-        return {label: score + (5 if label == "A" else 0) for label, score in quality(asked).items()}
+def test_position_bias_does_not_change_differences(server: Judge, sessions: Sessions) -> None:
+    def biased(prompt: dict[str, Any]) -> dict[str, int]:
+        return {label: score + (5 if label == "A" else 0) for label, score in quality(prompt).items()}
 
     server.scorer = biased
     sessions.said("--orders", "2")
-    found = sessions.result()
-    assert abs(found["differences"][0]["value"] - 20) < 1
+    stored = sessions.result()
+    assert abs(stored["differences"][0]["value"] - 20) < 1
     alone = sessions.said(files=sessions.files[:1])
     assert "\ndifference" not in alone
     assert [row["model"] for row in sessions.result()["candidates"]] == ["good"]
@@ -51,36 +51,36 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
 def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
     more = [write(tmp_path, *answers) for answers in (("good", 64, 1), ("poor", 40, 1), ("poor", 0, 2))]
     done = sessions.said("--orders", "1", files=[*sessions.files, *more])
-    assert "judged: the first 2 of each model's seeds" in done
+    assert "judging the first 2 seeds of each model" in done
     assert len(server.requests) == 2 * QUESTIONS
     good, poor = sessions.result()["candidates"]
-    assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
+    assert (good["score"], poor["score"]) == (64, 42)  # from seeds 0 and 1
     assert sessions.result()["seeds"] == 2
     assert all(len(json.loads(body["messages"][1]["content"])["answers"]) == 3 for body in server.requests)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
+def test_single_fine_tunings_are_not_ranked(seeds: int) -> None:
     models = panel(2, 4, slots=seeds)
     prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
-    found = score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts])
-    assert seeds == 1 or [found.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
-    said = describe(models, found)
-    assert ("rank " in said.splitlines()[0]) == (seeds > 1)
-    assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
-    apart = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
-    assert ("not told apart" in describe(models, apart)) == (seeds > 1)
+    scores = score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts])
+    assert seeds == 1 or [scores.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
+    text = describe(models, scores)
+    assert ("rank " in text.splitlines()[0]) == (seeds > 1)
+    assert ("only this one fine-tuning" in text, "--seeds 2 or more" in text) == (seeds == 1, seeds == 1)
+    mixed = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
+    assert ("not significant" in describe(models, mixed)) == (seeds > 1)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_two_seeds_name_the_assumption_they_need(seeds: int) -> None:
+def test_two_seeds_state_their_assumption(seeds: int) -> None:
     models = panel(2, 4, slots=seeds)
     prompts = make_prompts(models, JUDGE, repeats=1, seed=0)
-    said = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
-    assert (ASSUMED_OF_TWO in said) == (seeds == 2)
+    text = describe(models, score(models, prompts, [grades(prompt, 30, 80, 95) for prompt in prompts]))
+    assert (TWO_SEEDS_ASSUMPTION in text) == (seeds == 2)
 
 
-def test_what_is_not_judged_counts_for_nobody() -> None:
+def test_prompts_without_a_verdict_do_not_count() -> None:
     models = panel(2, 4)
     prompts = make_prompts(models, JUDGE, repeats=2, seed=0)
     verdicts = [grades(p, *(score - 10 * p.question for score in (80, 30, 95))) for p in prompts]
@@ -94,26 +94,28 @@ def test_what_is_not_judged_counts_for_nobody() -> None:
     assert [mean.value for mean in score(models, prompts, without).means] == [70, 20]
 
 
-def test_a_judgement_adds_one_result_and_no_less_complete_one(server: Judge, sessions: Sessions) -> None:
+def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Sessions) -> None:
     for effort in ("low", "none", "low", "none"):
         done = sessions.said("--effort", effort)
-    assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 0", done)
+    assert re.search(
+        r"good: no result was added, because the one of \S+ leaves out 0 prompts, and this one leaves out 0", done
+    )
     complete = sessions.results.read_text()
     assert len(complete.splitlines()) == 2
     sessions.store.unlink()
     server.said.clear()
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
     refused = one_line(sessions.run("--effort", "low"))
-    assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %: the result is not kept" in refused
+    assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %, so the result was not stored" in refused
     server.every = "400"
     done = sessions.said("--effort", "low", "--allow-left-out", "50")
-    assert "leaves out 0 prompts, this one 7" in done
+    assert "leaves out 0 prompts, and this one leaves out 7" in done
     assert sessions.results.read_text() == complete
 
 
-def test_the_judges_snapshot_and_comments_are_kept(server: Judge, sessions: Sessions) -> None:
+def test_snapshot_and_comments_are_stored(server: Judge, sessions: Sessions) -> None:
     server.snapshot, server.faults = "scripted-2026-01-01", dict.fromkeys(range(8, PROMPTS), "400")
-    assert sessions.run().returncode == 1  # too few for a result
+    assert sessions.run().returncode == 1  # too few verdicts for a result
     (comments,) = sessions.files[0].parent.glob("judged-by-scripted-????????.md")
     done = sessions.run()
     assert f"the judge's comments: {comments}" in done.stdout
@@ -125,38 +127,40 @@ def test_the_judges_snapshot_and_comments_are_kept(server: Judge, sessions: Sess
     assert "**poor**, seed 0\n\n> poor says to 0: 40\n\n- 40: follows" in text
     comments.write_text("notes of the user")
     done = sessions.run()
-    refusal = f"{comments}: is not a file of the judge's comments, and is left as it is (17 bytes)"
+    refusal = f"{comments}: is not a file of the judge's comments, so it was not overwritten (17 bytes)"
     assert done.returncode == 0 and refusal in done.stdout and comments.read_text() == "notes of the user"
     sessions.said("--orders", "2", "--effort", "low")
     assert len(list(sessions.files[0].parent.glob("judged-by-*.md"))) == 2
 
 
-def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -> None:
+def test_compare_ranks_no_single_fine_tunings(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
-    found = compare(rows_of(*homes))
-    told = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
-    assert found.statements == [told]
-    assert any("95 % intervals over questions only, of one fine-tuning each" in note for note in found.notes)
+    comparison = compare(rows_of(*homes))
+    statement = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
+    assert comparison.statements == [statement]
+    assert any("95 % intervals over questions only, with one fine-tuning each" in note for note in comparison.notes)
 
 
-def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_them(tmp_path: Path) -> None:
+def test_judged_runs_with_equal_names_are_distinguished(tmp_path: Path) -> None:
     names = ["run (/one)", "run (/two)"]
     clear = [{"a": names[1], "b": names[0], "value": 4.0, "low": 1.0, "high": 7.0}]
-    one = judged(tmp_path / "one" / "run", [20, 17, 23], clear, candidate=names[0])
-    two = judged(tmp_path / "two" / "run", [20, 17, 23], clear, candidate=names[1])
-    found = compare(rows_of(one, two))
-    assert found.statements[0].startswith(f"judge's score: {one}: run is below {two}: run by 4.00 [1.00, 7.00] points")
+    first = judged(tmp_path / "one" / "run", [20, 17, 23], clear, candidate=names[0])
+    second = judged(tmp_path / "two" / "run", [20, 17, 23], clear, candidate=names[1])
+    comparison = compare(rows_of(first, second))
+    assert comparison.statements[0].startswith(
+        f"judge's score: {first}: run is below {second}: run by 4.00 [1.00, 7.00] points"
+    )
 
 
-def test_of_several_candidates_a_side_it_is_the_mean_of_their_differences() -> None:
+def test_several_candidates_give_the_mean_difference() -> None:
     pairs = {("a", "c"): Interval(value=4, low=1, high=7), ("b", "c"): Interval(value=2, low=0, high=4)}
     a, b, c = (JudgedCandidate(name=name, differences=pairs) for name in "abc")
     assert judged_difference([a, b], [c], 0.95) == Interval(value=3, low=0.5, high=5.5)
     assert judged_difference([a], [b], 0.95) is None
 
 
-def test_new_answers_of_one_name_get_their_result(sessions: Sessions) -> None:
+def test_new_answers_add_a_new_result(sessions: Sessions) -> None:
     sessions.said("--effort", "none")
     first = sessions.result()
     changed = sessions.files[0].read_text().replace("good says to", "good says now to")

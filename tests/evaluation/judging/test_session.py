@@ -1,4 +1,4 @@
-"""Sessions: no fault of the server loses a verdict, pays for one twice or makes a zero. Over real sockets."""
+"""Sessions over real sockets: no fault of the server loses a verdict, pays for it twice, or turns it into a zero."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less 
 
 
 @pytest.mark.parametrize("faults", [REPEATED, ANSWERED_AGAIN, ODD], ids=["repeated", "answered again", "odd"])
-def test_no_fault_loses_or_doubles_a_verdict(
+def test_faults_neither_lose_nor_repeat_verdicts(
     server: Judge, sessions: Sessions, faultless: Result, faults: list[str]
 ) -> None:
     server.faults, server.slow_seconds = dict(enumerate(faults, 1)), 12
@@ -33,32 +33,33 @@ def test_no_fault_loses_or_doubles_a_verdict(
     assert {body["reasoning_effort"] for body in server.requests} == {"low"}
 
 
-def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, sessions: Sessions) -> None:
+def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: Sessions) -> None:
     server.faults = {2: "refusal", 7: "refusal"}
     done = sessions.said("--allow-left-out", "20")
     assert "verdicts: 13 of 15, refused: 2" in done
-    found = sessions.result()
-    assert (found["left_out"], found["refused"]) == (2, 2)
-    assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
-    too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %: the result is not kept"
+    stored = sessions.result()
+    assert (stored["left_out"], stored["refused"]) == (2, 2)
+    assert [(row["model"], row["score"]) for row in stored["candidates"]] == [
+        ("good", 62),
+        ("poor", 42),
+    ]  # refusals are not zeros
+    too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
     server.every = "refusal"
     alone = sessions.run(files=sessions.files[:1])
-    said = "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; pass another --model\n"
-    assert (alone.returncode, alone.stderr) == (1, said)
+    error = "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; pass another --model\n"
+    assert (alone.returncode, alone.stderr) == (1, error)
 
 
-def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_useless_judge_is_paid_for_eight_replies_only(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.every = "missing label"
     done = sessions.run("--concurrency", "64")
     assert done.returncode == 1
     assert done.stderr == (
-        "evaluate.py: scripted: 8 replies in a row are not valid verdicts, the last one: labels B, C, wanted A, B, C "
-        f"once each; it says '{sessions.replies()[-1].text[:200]}'; they are stored, and not paid for again: pass "
-        "another --model, or --retry-wrong\n"
+        "evaluate.py: scripted: 8 replies in a row were not valid verdicts, the last one because of labels B, C, "
+        f"wanted each of A, B, C once, in the reply '{sessions.replies()[-1].text[:200]}'; they are stored and will "
+        "not be paid for again; pass another --model, or --retry-wrong\n"
     )
     assert "cost, including earlier sessions: $" in done.stdout
     assert server.billed == len(sessions.replies()) == 8
@@ -73,17 +74,15 @@ def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     assert server.billed == 8 + PROMPTS
 
 
-def test_a_pause_is_that_of_the_server_where_it_is_a_number() -> None:
-    for asked, seconds in (("0.5", 0.5), ("999", 60), ("1.2.3", 0), ("soon", 0)):
-        assert _asked_pause(httpx2.Response(429, headers={"Retry-After": asked})) == seconds
+def test_retry_after_number_sets_the_pause() -> None:
+    for header, seconds in (("0.5", 0.5), ("999", 60), ("1.2.3", 0), ("soon", 0)):
+        assert _asked_pause(httpx2.Response(429, headers={"Retry-After": header})) == seconds
 
 
-def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_twice_invalid_prompt_is_left_out(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults, server.wrong_again = {2: "prose"}, True
     done = sessions.said()
-    assert "invalid verdicts only: 1 prompts, which are not paid for again unless --retry-wrong" in done
+    assert "prompts with only invalid verdicts: 1; to pay for them again, pass --retry-wrong" in done
     assert sessions.result()["left_out"] == 1
     assert (sessions.run().returncode, server.billed) == (0, PROMPTS + 1)
     server.wrong_again = False
@@ -91,38 +90,36 @@ def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
     assert (sessions.result(), server.billed) == (faultless, PROMPTS + 2)
 
 
-def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_killed_session_continues_without_repaying(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *sessions.command("--concurrency", "2"))
     wait_until(lambda: server.billed == 7)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    kept = len(sessions.replies())
-    assert (kept, len(sessions.unanswered())) == (5, 2)
+    replies = len(sessions.replies())
+    assert (replies, len(sessions.unanswered())) == (5, 2)
     store = sessions.store
     content = store.read_bytes()
     last_reply = content.index(b"\n", content.rindex(b'{"reply"'))
-    store.write_bytes(content[: last_reply - 20])  # the last reply is torn as well
-    asked = len(server.requests)
+    store.write_bytes(content[: last_reply - 20])  # the last reply is incomplete as well
+    requests = len(server.requests)
     done = sessions.said()
-    assert f"{PROMPTS - kept + 1} requests, {kept - 1} already answered" in done
-    assert len(server.requests) - asked == PROMPTS - kept + 1
-    assert len(server.replies) == PROMPTS  # what was paid for and lost is repeated, not billed again
+    assert f"{PROMPTS - replies + 1} requests, {replies - 1} already answered" in done
+    assert len(server.requests) - requests == PROMPTS - replies + 1
+    assert len(server.replies) == PROMPTS  # a reply that was paid for and lost is repeated but not billed again
     assert sessions.result() == faultless
     assert printed(done) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
-    assert len(server.requests) - asked == PROMPTS - kept + 1
+    assert len(server.requests) - requests == PROMPTS - replies + 1
     assert sessions.result(1)["differences"] == faultless["differences"]
 
 
-def test_ctrl_c_keeps_what_is_in_flight(server: Judge, sessions: Sessions) -> None:
+def test_ctrl_c_waits_for_requests_in_flight(server: Judge, sessions: Sessions) -> None:
     server.faults, server.slow_seconds = {3: "slow", 4: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *sessions.command("--concurrency", "2"))
     wait_until(lambda: server.billed == 5)
-    assert "verdicts.jsonl: another judge holds it; wait for it" in one_line(sessions.run())
+    assert "verdicts.jsonl: in use by another judge session; wait for it" in one_line(sessions.run())
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "stopping: waiting for requests in flight; press Ctrl-C again to abandon them\n"
     server.released.set()
@@ -132,14 +129,12 @@ def test_ctrl_c_keeps_what_is_in_flight(server: Judge, sessions: Sessions) -> No
     assert len(sessions.replies()) == server.billed == 5
 
 
-def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_rejected_prompt_does_not_stop_the_others(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults = {0: "400", 4: "400"}
     done = sessions.said("--allow-left-out", "20")
-    assert "rejected by the server: 2 prompts, such as 'Instruction " in done
+    assert "prompts rejected by the server: 2, for example 'Instruction " in done
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
-    sessions.said()  # they are asked again, as the server may take it now
+    sessions.said()  # they are sent again, because the server may accept them now
     assert sessions.result() == faultless
     server.every = "400"
     done = sessions.run("--effort", "high")
@@ -147,9 +142,7 @@ def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
     assert "7 verdicts are missing: 400: scripted 400" in done.stderr
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
-    server: Judge, sessions: Sessions, faultless: Result
-) -> None:
+def test_session_continues_after_a_full_disk(server: Judge, sessions: Sessions, faultless: Result) -> None:
     full = launch.run(ROOT / "evaluate.py", *sessions.command(), file_bytes=4000)
     assert "verdicts.jsonl: cannot be written" in only_line(full)
     assert 0 < len(server.said) < PROMPTS
@@ -158,34 +151,34 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
     assert len(server.replies) == PROMPTS
 
 
-def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessions: Sessions) -> None:
-    """Half a body is not asked again in the session."""
+def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessions) -> None:
+    """A request with an incomplete body is not repeated in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
-    failed = ["429", "500", "503", "400"]  # which the API itself says: they count as nothing
+    failed = ["429", "500", "503", "400"]  # the API itself reports these, so they cost nothing
     server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
     sessions.run(*SILENT, "--timeout", "4")
     done = sessions.said(*SILENT)
-    lost = len(faults)
-    assert (server.billed, len(sessions.replies())) == (PROMPTS + lost, PROMPTS)
+    unanswered = len(faults)
+    assert (server.billed, len(sessions.replies())) == (PROMPTS + unanswered, PROMPTS)
     assert sessions.unanswered() == set(server.bill) - {reply.asked for reply in sessions.replies()}
-    assert f"for {lost} requests without an answer or count, which may have been billed" in done
+    assert f"for {unanswered} requests without an answer or count, which may have been billed" in done
     assert printed(done) >= server.usd(PRICES)
     assert printed(sessions.run(*SILENT).stdout) == printed(done)
 
 
-def test_a_server_without_replies_is_asked_eight_times(server: Judge, sessions: Sessions) -> None:
+def test_dead_server_gets_eight_requests(server: Judge, sessions: Sessions) -> None:
     server.idempotent, server.every = False, "billed and dropped"
     assert (sessions.run("--concurrency", "64").returncode, server.billed) == (1, 8)
 
 
-def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
+def test_internal_error_loses_no_reply_in_flight(
     server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
 
     def broken(store: VerdictStore, line: StoreLine) -> None:
         append(store, line)
-        if len(store.replies) == 6 and not server.released.is_set():  # the first that overtakes the slow ones
+        if len(store.replies) == 6 and not server.released.is_set():  # the first reply that overtakes the slow ones
             server.released.set()
             raise RuntimeError("a fault of ours")
 
@@ -197,12 +190,10 @@ def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
     assert len(sessions.replies()) == server.billed < PROMPTS
 
 
-def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrency_grows_with_verdicts(server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight = [0]
 
-    def counted(name: str, change: int) -> None:
+    def count_calls(name: str, change: int) -> None:
         method = getattr(Judgement, name)
 
         def called(judgement: Judgement, *arguments: object) -> bool:
@@ -211,19 +202,22 @@ def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
 
         monkeypatch.setattr(Judgement, name, called)
 
-    counted("reserve", 1)
-    counted("take", -1)
+    count_calls("reserve", 1)
+    count_calls("take", -1)
     sessions.said(*SILENT, "--concurrency", "4")
     assert (in_flight[:4], max(in_flight)) == ([0, 1, 0, 1], 4)
 
 
-def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultless: Result) -> None:
-    silent = (*SILENT, "--concurrency", "1")  # a little may be said, nothing thought
+def test_spending_never_exceeds_the_limit(server: Judge, sessions: Sessions, faultless: Result) -> None:
+    silent = (*SILENT, "--concurrency", "1")  # short replies without reasoning
     refused = sessions.run(*silent, "--max-usd", "0.5")
-    assert "--max-usd: got 0.5, and 15 requests may cost about $" in one_line(refused)
+    assert "--max-usd: got 0.5, but 15 requests may cost about $" in one_line(refused)
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
-    server.faults, server.wrong_again = dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"), True  # dearer than planned
+    server.faults, server.wrong_again = (
+        dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"),
+        True,
+    )  # more expensive than planned
     done = sessions.run(*silent, "--max-usd", str(estimate * 1.05))
     spent = float(re.findall(r"sessions: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")
@@ -232,15 +226,13 @@ def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultl
     assert re.search(r"verdicts are missing, and the next one may cost up to \$\d+\.\d+; nothing is lost", done.stdout)
     server.wrong_again, billed = False, server.billed
     again = sessions.run(*silent, "--max-usd", str(spent + 0.1))
-    assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
-    assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
+    assert (again.returncode, server.billed) == (1, billed)  # the limit includes the cost of earlier sessions
+    assert f"in addition to ${spent:.4f} for earlier sessions; nothing was sent" in again.stderr
     sessions.said(*silent, "--retry-wrong", "--max-usd", str(estimate * 3))
     assert sessions.result() == faultless | {"effort": "none"}
 
 
-def test_timeouts_and_wrong_counts_do_not_spend_more_than_allowed_and_printed(
-    server: Judge, sessions: Sessions
-) -> None:
+def test_timeouts_and_wrong_counts_respect_the_limit(server: Judge, sessions: Sessions) -> None:
     server.idempotent, server.every = False, "slow"
     done = sessions.run(*SILENT, "--timeout", "0.2", "--max-usd", "4", "--concurrency", "64")
     assert done.returncode == 75, done.stderr

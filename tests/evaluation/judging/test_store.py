@@ -1,4 +1,4 @@
-"""The verdict store pays for nothing twice, older files included; costs count at their most until they are known."""
+"""The verdict store never pays twice, even with older files; unknown costs count at their maximum."""
 
 import json
 from contextlib import closing
@@ -49,50 +49,50 @@ def verdict(scores: dict[str, int]) -> str:
     return json.dumps({"grades": [{"label": label, "comment": "", "score": score} for label, score in scores.items()]})
 
 
-def asked(id: str, key: str) -> dict[str, Any]:
+def request(id: str, key: str) -> dict[str, Any]:
     return {"id": id, "key": key, **ASKED, "batch": False}
 
 
 def reply(id: str, key: str, text: str, usage: Any = USAGE) -> dict[str, Any]:
-    said = {"key": key, "id": "resp_1", "text": text, "refusal": None, "usage": usage, "batch": False, "asked": id}
-    return {"reply": {**said, "model": "scripted", "cut": False, "error": None}, "time": "2026-11-25T18:01:53Z"}
+    fields = {"key": key, "id": "resp_1", "text": text, "refusal": None, "usage": usage, "batch": False, "asked": id}
+    return {"reply": {**fields, "model": "scripted", "cut": False, "error": None}, "time": "2026-11-25T18:01:53Z"}
 
 
-def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, sessions: Sessions) -> None:
+def test_store_of_2996586_is_read_without_repaying(server: Judge, sessions: Sessions) -> None:
     judge = attrs.evolve(JUDGE, model="scripted", base_url=server.url)
     prompts = make_prompts(read_panel(sessions.files, common=False), judge, ORDERS, 0)
-    (uncounted, other), *direct = [(one.key, verdict(quality(json.loads(one.text)))) for one in prompts]
+    (uncounted, its_verdict), *direct = [(prompt.key, verdict(quality(json.loads(prompt.text)))) for prompt in prompts]
     lines: list[dict[str, Any]] = [
         {"batch": {"upload": "file-0", "id": "batch_0"}},
         {"batch_done": "file-0"},
-        {"asked": asked("u", uncounted)},
-        reply("u", uncounted, other, None),
-        {"asked": asked("f", uncounted)},
+        {"asked": request("u", uncounted)},
+        reply("u", uncounted, its_verdict, None),
+        {"asked": request("f", uncounted)},
         {"unbilled": ["f"], "why": "429: scripted 429"},
-        {"asked": asked("lost", uncounted)},
+        {"asked": request("lost", uncounted)},
     ]
-    for number, (key, said) in enumerate(direct):
-        lines += [{"asked": asked(str(number), key)}, reply(str(number), key, said)]
+    for number, (key, reply_text) in enumerate(direct):
+        lines += [{"asked": request(str(number), key)}, reply(str(number), key, reply_text)]
     sessions.store.write_text("".join(json.dumps(line) + "\n" for line in lines))
     again = sessions.said()
     assert f"0 requests, {PROMPTS} already answered" in again
     assert "NOTE" not in again
     assert server.billed == 0
     assert [row["score"] for row in sessions.result()["candidates"]] == [62, 42]
-    dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
+    dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the tests' prices
     most = (1539 * 100 + 680 * 1000) / 1e6
     assert printed(again) == pytest.approx(len(direct) * dollars + 2 * most, abs=1e-4)
     assert "for 2 requests without an answer or count" in again
 
 
-def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_store_lines_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
-    assert [one.text for one in read_store(file).replies] == ["{}"]
-    assert capsys.readouterr().err.startswith(f"NOTE: {file}: left out as damaged: 1 line, from line 2 on")
+    assert [stored.text for stored in read_store(file).replies] == ["{}"]
+    assert capsys.readouterr().err.startswith(f"NOTE: {file}: skipped 1 damaged line, from line 2 on")
 
 
-def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:
+def test_prices_cover_dated_model_versions() -> None:
     for model in json.loads(PRICES.read_text())["usd_per_million_tokens"]:
         price = read_price(PRICES, model)
         assert 0 < price.cached_input <= price.input < price.output
@@ -104,42 +104,42 @@ def test_every_price_has_its_numbers_and_dated_versions_are_known() -> None:
     assert read_price(PRICES, "gpt-5-mini").of(used) == pytest.approx(2 * 0.25 + 0.025 + 2 * 2)
 
 
-def test_a_request_counts_at_its_most_until_it_is_answered(tmp_path: Path) -> None:
+def test_open_request_counts_at_its_maximum(tmp_path: Path) -> None:
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
         options = JudgeCommand(answers=("a",), orders=2)
         judgement = Judgement(panel(2, 1), JUDGE, store, read_price(PRICES, JUDGE.model), options)
         first, second = judgement.prompts
-        asked = [
+        requests = [
             attrs.evolve(judgement.request(prompt)[0], most=Usage(input=0, output=150_000))  # 0.3 dollars
             for prompt in (first, first, second)
         ]
-        assert all(judgement.reserve(one) for one in asked)
+        assert all(judgement.reserve(request) for request in requests)
         assert judgement.cost.usd == pytest.approx(0.9)
-        reply = attrs.evolve(EMPTY, key=first.key, asked=asked[0].id)
+        reply = attrs.evolve(EMPTY, key=first.key, asked=requests[0].id)
         judgement.take(attrs.evolve(reply, usage=Usage(input=0, output=25_000)))
-        judgement.take(attrs.evolve(reply, asked=asked[1].id))
-        assert (judgement.cost.counted, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
-        judgement.release(asked[2], "never sent")
-        judgement.release(asked[0], "of the answered ones this says nothing")
+        judgement.take(attrs.evolve(reply, asked=requests[1].id))
+        assert (judgement.cost.billed_usd, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
+        judgement.release(requests[2], "never sent")
+        judgement.release(requests[0], "of the answered ones this says nothing")
         assert judgement.cost.usd == pytest.approx(0.35)
         store.append(StoreLine(unbilled=["unknown"]))
         unpriced = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, options)
         assert unpriced.cost.usd == 0
 
 
-def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was_cut(tmp_path: Path) -> None:
+def test_reply_limit_doubles_after_a_cut_reply(tmp_path: Path) -> None:
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
         judgement = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, JudgeCommand(answers=("a",)))
         prompt = judgement.prompts[0]
-        asked, body = judgement.request(prompt)
-        assert body["max_completion_tokens"] == asked.limit == asked.most.output == most_output(3, JUDGE) > 6000
-        assert asked.most.input >= len(prompt.text)
-        judgement.take(attrs.evolve(EMPTY, key=prompt.key, asked=asked.id, usage=Usage(input=1, output=1), cut=True))
-        assert judgement.request(prompt)[0].limit == 2 * asked.limit
+        request, body = judgement.request(prompt)
+        assert body["max_completion_tokens"] == request.limit == request.most.output == most_output(3, JUDGE) > 6000
+        assert request.most.input >= len(prompt.text)
+        judgement.take(attrs.evolve(EMPTY, key=prompt.key, asked=request.id, usage=Usage(input=1, output=1), cut=True))
+        assert judgement.request(prompt)[0].limit == 2 * request.limit
     assert most_output(3, attrs.evolve(JUDGE, effort="high")) > 20_000
     assert most_output(3, attrs.evolve(JUDGE, effort="none")) < 1000
-    assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # it does not reason
-    silent = attrs.evolve(JUDGE, model="gpt-5.4-mini")  # nor that, by default
+    assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # this model never reasons
+    silent = attrs.evolve(JUDGE, model="gpt-5.4-mini")  # this model does not reason by default
     assert expected_usage(400, 3, silent) == Usage(input=100, output=120)
     assert expected_usage(400, 3, JUDGE).output == 620
 

@@ -1,4 +1,4 @@
-"""Named ranges are fetched without the tokens to train on."""
+"""Named ranges are downloaded without the tokens to train on."""
 
 import json
 from pathlib import Path
@@ -20,13 +20,11 @@ from tests.evaluation.comparison.stored import refused
 from tests.tokens.format.token_directory import write_llm_c
 
 
-def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
+def test_named_range_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads = []
 
     def download(dataset: str, directory: Path, train_tokens: int) -> None:
-        asked.append((dataset, train_tokens))
+        downloads.append((dataset, train_tokens))
         directory.mkdir(parents=True)
         write_llm_c(directory / "fineweb_val_000000.bin", np.arange(1000, dtype=np.uint16))
         (directory / "download.json").write_text(json.dumps({"dataset": dataset}))
@@ -36,14 +34,12 @@ def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
     monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(token_range, "download_dataset", download)
     span = token_range.choose_named("fineweb-val-10m", None, [])
-    assert asked == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # nothing to train on
+    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # no tokens to train on
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
     assert attrs.asdict(named).items() <= span.identity().items()
 
 
-def test_a_directory_that_does_not_hold_the_range_is_refused(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
+def test_directory_without_the_range_is_refused(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
     run = make_run()
     complete(run, "--max-steps", "1")
     write_llm_c(tmp_path / "fineweb_val_000000.bin", np.arange(4000, dtype=np.uint16))
@@ -53,13 +49,13 @@ def test_a_directory_that_does_not_hold_the_range_is_refused(
     assert "got dataset someone/else, wanted kjj0/fineweb10B-gpt2 for --range fineweb-val-10m" in refused(*command)
 
 
-def test_a_range_takes_no_start() -> None:
-    line = "--from does not go with --range: a published range has its own split, start and count"
+def test_named_range_refuses_a_start() -> None:
+    line = "--from cannot be combined with --range: a published range has its own split, start and count"
     with pytest.raises(UsageError, match=line):
         parse("evaluate.py", {"loss": LossCommand}, ["loss", "m", "--range", "gpjt-test", "--from", "5"])
 
 
-def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
+def test_validation_on_the_named_range_is_noted(
     make_run: MakeRun, token_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(validation_sequences=16)
@@ -71,7 +67,7 @@ def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
         check_unseen(locate(str(run), None), attrs.evolve(span, name="gpjt-test"))
 
 
-def test_named_ranges_are_those_of_the_published_tables() -> None:
+def test_named_ranges_match_the_published_tables() -> None:
     records, gpjt = (attrs.astuple(NAMED_RANGES[name]) for name in ("fineweb-val-10m", "gpjt-test"))
-    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 batches of the speedrun
+    assert records == ("kjj0/fineweb10B-gpt2", "validation", 0, 20 * 512 * 1024)  # 20 of the speedrun's batches
     assert gpjt == ("gpjt/fineweb-gpt2-tokens", "validation", 50_000_000, 19_660_800)

@@ -1,4 +1,4 @@
-"""A conversational model of a few steps, and real servers of it on loopback."""
+"""A chat model trained for a few steps, and real servers of it on loopback."""
 
 import json
 import os
@@ -32,10 +32,10 @@ class Served:
 
 @pytest.fixture(scope="session")
 def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of conversations, with two steps behind it. Tests read it."""
+    """A run that was trained on conversations for two steps. Tests only read it."""
     folder = tmp_path_factory.mktemp("chat")
-    said = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three " * 20}]
-    (folder / "conversations.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 40)
+    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three " * 20}]
+    (folder / "conversations.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 40)
     options = ("--template", "turns", "--context-length", str(CONTEXT), "--tokenizer", "bytes")
     source, tokens = str(folder / "conversations.jsonl"), str(folder / "tokens")
     tail = ("--split", "tail", "--validation-fraction", "0.2")
@@ -48,7 +48,7 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve() -> Serve:
-    """Return a context manager that serves a run: its first line says where."""
+    """Return a context manager that serves a run. The first line of its output has the address."""
 
     @contextmanager
     def serving(run: Path, *options: str, **environment: str) -> Iterator[Served]:
@@ -56,7 +56,7 @@ def serve() -> Serve:
         process = launch.start(ROOT / "evaluate.py", *command, environment=environment)
         try:
             line = process.stdout.readline()
-            assert " is the page" in line, process.communicate()
+            assert " is the chat page" in line, process.communicate()
             yield Served(process, line.partition(": ")[2].partition(" ")[0])
         finally:
             process.send_signal(15)
@@ -68,6 +68,6 @@ def serve() -> Serve:
 
 @pytest.fixture(scope="session")
 def served(chat_run: Path, serve: Serve) -> Iterator[Served]:
-    """One server, which many tests ask."""
+    """A server that many tests share."""
     with serve(chat_run) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Parts of an answer: whole characters, up to the first stop string, each token with the part that it completes."""
+"""Parts of an answer: complete characters up to the first stop string, and tokens with the parts they complete."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evaluation.generation.generated_text import TextDecoder
-from evaluation.serve.answer import AnswerPart, DrawnAnswer, Score
+from evaluation.serve.answer import AnswerPart, Score, ServedAnswer
 from evaluation.serve.api_request import AnswerRequest, ServedModel
 from evaluation.serve.engine import Engine
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
-from model.generate import Drawn, Finish, Sampling
+from model.generate import DrawnToken, Finish, Sampling
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL
 from tokens.tokenizer.loading import load_tokenizer
@@ -28,72 +28,82 @@ PLACE = ModelLocation(Path("m"), None, Path("m"))
 TOKENIZER = load_tokenizer("bytes")
 
 
-def new_answer(**changed: Any) -> DrawnAnswer:
+def new_answer(**changed: Any) -> ServedAnswer:
     trained = Trained(None, TOKENIZER, PLACE)  # type: ignore[arg-type]
     served = ServedModel(trained=trained, name="", longest_answer=9, most_answers=4)
-    return DrawnAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
+    return ServedAnswer(attrs.evolve(REQUEST, **changed), served, lambda _: None)
 
 
 def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
-    answer, found = new_answer(**changed), []
+    answer, answer_parts = new_answer(**changed), []
     for token in [*text, TOKENIZER.end_of_text_id]:
-        found.append(take(answer, token))
-        if found[-1].finish:
+        answer_parts.append(take(answer, token))
+        if answer_parts[-1].finish:
             break
-    return found
+    return answer_parts
 
 
-def take(answer: DrawnAnswer, token: int) -> AnswerPart:
-    """Return the part of a token that was drawn, as `Drawing` ends a text."""
+def take(answer: ServedAnswer, token: int) -> AnswerPart:
+    """Return the part that a token completes. Like `Drawing`, end the text at its end-of-text id or its length."""
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None
-    return answer.take(Drawn(token, torch.zeros(2000), ended))
+    return answer.take(DrawnToken(token, torch.zeros(2000), ended))
 
 
 @given(st.binary(max_size=30), st.lists(st.sampled_from(["a", "ab", "bab", "é", "aa b"]), max_size=4))
 @example(b"b", ["a", "bab"])  # "a" is complete before "bab", which begins before it
-def test_parts_end_at_the_first_stop_string_and_cut_no_character(noise: bytes, stops: list[str]) -> None:
+def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
-    whole = text.decode(errors="replace")
-    # The one that is complete first ends the answer; of several with the same last character, the longest.
-    places = [(place + len(stop), place) for stop in stops if (place := whole.find(stop)) >= 0]
-    found = parts(text, stop=tuple(stops))
-    assert "".join(part.text for part in found) == whole[: min(places, default=(0, len(whole)))[1]]
-    assert found[-1].finish == "stop" and all(part.finish is None for part in found[:-1])
-    said = [one.token for part in found for one in part.tokens]
-    assert said == [*text[: len(said)]]
+    full_text = text.decode(errors="replace")
+    # The stop string that is complete first ends the answer, or the longest of those with the same last character.
+    places = [(position + len(stop), position) for stop in stops if (position := full_text.find(stop)) >= 0]
+    answer_parts = parts(text, stop=tuple(stops))
+    assert "".join(part.text for part in answer_parts) == full_text[: min(places, default=(0, len(full_text)))[1]]
+    assert answer_parts[-1].finish == "stop" and all(part.finish is None for part in answer_parts[:-1])
+    tokens = [token.token for part in answer_parts for token in part.tokens]
+    assert tokens == [*text[: len(tokens)]]
     if not places:
-        assert len(said) == len(text)
+        assert len(tokens) == len(text)
 
 
 @given(st.lists(st.binary(max_size=4), max_size=12), st.integers(0, 12))
-@example([b"\xed", b"\xa0"], 0)  # a surrogate, whose first two bytes Python's decoder holds back
-def test_an_offset_is_the_place_of_a_tokens_first_byte(spelled: list[bytes], prompt: int) -> None:
+@example([b"\xed", b"\xa0"], 0)  # Python's decoder holds back the first two bytes of a surrogate
+def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: int) -> None:
     ids = [*range(1000, 1000 + len(spelled))]
     answer = new_answer(echo=ids[:prompt], prompt=ids[:prompt] or [1], count=1 + len(ids[prompt:]))
     answer._decoder = TextDecoder(lambda token: dict(zip(ids, spelled, strict=True))[token])
     answer._prompt_scores += [Score(0.0, [])] * len(ids)
-    found = [answer._echo_part(ids[:prompt])]
+    answer_parts = [answer._echo_part(ids[:prompt])]
     for token in [*ids[prompt:], TOKENIZER.end_of_text_id]:
-        found.append(take(answer, token))
-    text, tokens = "".join(part.text for part in found), [one for part in found for one in part.tokens]
+        answer_parts.append(take(answer, token))
+    text, tokens = (
+        "".join(part.text for part in answer_parts),
+        [token for part in answer_parts for token in part.tokens],
+    )
     data = b"".join(spelled)
-    assert text == data.decode(errors="replace") and [one.token for one in tokens] == [*ids, TOKENIZER.end_of_text_id]
-    # The character of a byte is the last one that the bytes up to it begin, the rest left out.
-    for number, one in enumerate(tokens[:-1]):
+    assert text == data.decode(errors="replace") and [token.token for token in tokens] == [
+        *ids,
+        TOKENIZER.end_of_text_id,
+    ]
+    # A byte belongs to the last character of the text that is decoded from all bytes up to this one.
+    for number, token in enumerate(tokens[:-1]):
         before = b"".join(spelled[:number])
         if spelled[number]:
-            assert one.offset == len((before + spelled[number][:1]).decode(errors="replace")) - 1
+            assert token.offset == len((before + spelled[number][:1]).decode(errors="replace")) - 1
     assert tokens[-1].offset == len(text)
 
 
-def test_an_answer_ends_at_its_length_and_holds_back_what_may_be_a_stop_string() -> None:
+def test_possible_stop_strings_are_held_back() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
-    assert [part.text for part in parts([300, *b"a"])] == ["", "a", ""]  # an id beyond the tokenizer has no text
+    assert [part.text for part in parts([300, *b"a"])] == [
+        "",
+        "a",
+        "",
+    ]  # an id outside the tokenizer's vocabulary has no text
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 
-def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> None:
+def test_engine_survives_failing_answers() -> None:
     network = GPT(ModelConfig(**TINY_MODEL)).eval()
     initialize(network, 0)
     trained = Trained(network, TOKENIZER, PLACE)
@@ -101,16 +111,16 @@ def test_damaged_weights_and_deadlines_end_an_answer_and_not_the_engine() -> Non
 
     def ended(seconds: float, damaged: float | None = None) -> str:
         posted: list[AnswerPart | Exception] = []
-        answer = DrawnAnswer(attrs.evolve(REQUEST, count=20, repeatable=True), served, posted.append)
+        answer = ServedAnswer(attrs.evolve(REQUEST, count=20, repeatable=True), served, posted.append)
         answer.deadline += seconds
         row = network.token_embedding.weight.data[1]
-        kept = row.clone()
+        original = row.clone()
         if damaged is not None:
             row.fill_(damaged)
         engine.submit([answer])
         while not (posted and (isinstance(posted[-1], Exception) or posted[-1].finish)):
             pass
-        row.copy_(kept)
+        row.copy_(original)
         return str(posted[-1]) if isinstance(posted[-1], Exception) else str(posted[-1].finish)
 
     assert ended(-1e6) == "the answer took too long; ask for fewer tokens, or for fewer answers at once"

@@ -1,4 +1,4 @@
-"""Requests, read without a server: a hostile template is a refusal, and forms of clients that change no prompt."""
+"""Requests, read without a server: hostile templates are refused, and equivalent requests give equal prompts."""
 
 import json
 import os
@@ -29,8 +29,8 @@ def prompt(template: Template, *messages: Any, **options: Any) -> str:
     return tokenizer.decode(read_request(body, served, chat=True)[0].prompt)
 
 
-def test_a_hostile_template_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendering._process_of(os.getpid())._end()  # one with the usual limits may run
+def test_hostile_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering._process_of(os.getpid())._end()  # a process with the usual limits may be running
     monkeypatch.setattr(rendering, "SECONDS", 0.2)
     for text, problem in ((LOOP, "seconds of processor time"), ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters")):
         with pytest.raises(ApiError, match=problem) as raised:
@@ -39,13 +39,13 @@ def test_a_hostile_template_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> Non
     rendering._process_of(os.getpid())._end()
 
 
-def test_forms_of_clients_change_no_prompt() -> None:
+def test_equivalent_requests_give_equal_prompts() -> None:
     turns = TEMPLATES["turns"]
-    asked = prompt(turns, HELLO)
-    assert asked == "<|user|>Hello<|end|><|assistant|>"
+    plain = prompt(turns, HELLO)
+    assert plain == "<|user|>Hello<|end|><|assistant|>"
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     empty = {"name": None, "tool_calls": [], "refusal": None, "annotations": [], "audio": None, "function_call": {}}
-    assert prompt(turns, HELLO | empty) == prompt(turns, HELLO | {"content": parts}) == asked
+    assert prompt(turns, HELLO | empty) == prompt(turns, HELLO | {"content": parts}) == plain
     neutral = {
         "n": 1,
         "presence_penalty": 0.0,
@@ -55,6 +55,6 @@ def test_forms_of_clients_change_no_prompt() -> None:
         "user": "u",
         "store": False,
     }
-    assert prompt(turns, HELLO, **neutral, stop=None, max_tokens=5, max_completion_tokens=5) == asked
+    assert prompt(turns, HELLO, **neutral, stop=None, max_tokens=5, max_completion_tokens=5) == plain
     texts = [prompt(turns, {"role": role, "content": "S"}, HELLO) for role in ("developer", "system")]
-    assert texts == [f"<|system|>S<|end|>{asked}"] * 2
+    assert texts == [f"<|system|>S<|end|>{plain}"] * 2

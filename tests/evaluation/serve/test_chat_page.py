@@ -1,4 +1,4 @@
-"""The page of `evaluate.py serve` in a browser: chat, colours with alternatives, stop, errors, phone, dark."""
+"""The page of `evaluate.py serve` in a browser: chat, coloured tokens, stopping, errors, narrow and dark screens."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,12 +22,12 @@ def browser() -> Any:
 
 
 def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) -> Any:
-    """Return a page that chats greedily; its complaints, and requests to other servers, are added to `troubles`."""
+    """Return a page with temperature 0. Its error messages and requests to other servers are added to `troubles`."""
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.on("console", lambda message: troubles.append(message.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
     ours = (served.url, "data:")
-    page.on("request", lambda asked: None if asked.url.startswith(ours) else troubles.append(asked.url))
+    page.on("request", lambda request: None if request.url.startswith(ours) else troubles.append(request.url))
     page.goto(served.url)
     page.locator("#temperature").evaluate(TEMPERATURE)
     return page
@@ -36,21 +36,21 @@ def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) 
 def slow_down(page: Any) -> None:
     """Let the page receive 5,000 bytes a second, so that an answer of 500 tokens lasts more than a minute.
 
-    The server alone needs a second, and a click that comes later finds no button.
+    Without this, the answer would take a second, and a later click would find no button.
     """
     speed = {"offline": False, "latency": 0, "downloadThroughput": 5_000, "uploadThroughput": -1}
     page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", speed)
 
 
 def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
-    """Send a message; wait for what shows `then`."""
+    """Send a message, and wait until `then` is visible."""
     page.fill("#message", text)
     page.press("#message", "Enter")
     page.locator(then, **options).first.wait_for(state="visible", timeout=60_000)
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: Any, served: Served, width: int) -> None:
+def test_chat_shows_coloured_tokens_with_alternatives(browser: Any, served: Served, width: int) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles, width)
     page.click("#options-button")
@@ -70,8 +70,8 @@ def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: A
     page.check("#colours")
     assert cell.evaluate(background) != plain and page.locator(".legend").is_visible()
     cell.click() if width == 390 else cell.hover()
-    told = cell.evaluate("element => getComputedStyle(element, '::after').content")
-    assert told.count("%") == 6 and "nats" in told
+    tooltip = cell.evaluate("element => getComputedStyle(element, '::after').content")
+    assert tooltip.count("%") == 6 and "nats" in tooltip
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(WIDE) <= 0
@@ -79,7 +79,7 @@ def test_a_chat_has_turns_and_coloured_tokens_with_their_alternatives(browser: A
     assert page.locator(".said").count() == 0 and troubles == []
 
 
-def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, served: Served) -> None:
+def test_stop_button_and_errors_are_shown(browser: Any, served: Served) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles)
     slow_down(page)
@@ -92,7 +92,7 @@ def test_an_answer_is_stopped_and_a_refusal_stands_in_its_place(browser: Any, se
 
 
 @pytest.mark.parametrize("kind", ["chat", "base"])
-def test_a_full_context_forgets_the_oldest_and_says_so(
+def test_full_context_notes_forgotten_turns(
     browser: Any, served: Served, finished: Path, serve: Serve, kind: str
 ) -> None:
     """The finished run has a context of 32 tokens of one byte each, and no conversation template."""
@@ -103,37 +103,37 @@ def test_a_full_context_forgets_the_oldest_and_says_so(
         page.click("#options-button")
         page.fill("#longest", "4")
         sent = []
-        page.on("request", lambda asked: sent.append(asked.post_data_json) if asked.method == "POST" else None)
+        page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
         for letter in "abcdef":
             say(page, letter * length)
             page.locator("#send").wait_for(state="visible", timeout=60_000)
         assert page.locator(".error").count() == 0 and troubles == []
         context = CONTEXT if kind == "chat" else 32
         [note] = page.locator(".note").all_inner_texts()
-        assert note == f"NOTE: the oldest turns are forgotten: the context has {context} tokens"
+        assert note == f"NOTE: the model no longer sees the oldest turns, because its context has only {context} tokens"
         turns = [len(body.get("messages") or [*body["earlier"], body["prompt"]]) for body in sent]
-        assert turns[:2] == [1, 3] and max(turns) < 2 * 6 - 1  # what is forgotten is not sent again
+        assert turns[:2] == [1, 3] and max(turns) < 2 * 6 - 1  # forgotten turns are not sent again
         page.click("#new")
         assert page.locator(".note").count() == 0
         say(page, "x" * 600, ".error", has_text="message: got 6")
 
 
-def test_an_answer_that_is_forgotten_or_stopped_before_its_beginning_is_no_turn(browser: Any, served: Served) -> None:
+def test_abandoned_answers_are_not_sent_again(browser: Any, served: Served) -> None:
     page = opened(browser, served, [])
     say(page, "Hello", ".text span:nth-child(4)")
     page.click("#new")
     page.locator("#send").wait_for()
-    page.route("**/v1/chat/completions", lambda _: None)  # no answer begins
+    page.route("**/v1/chat/completions", lambda _: None)  # the answer never begins
     say(page, "Hi", "#stop")
     page.click("#stop")
     page.locator(".about", has_text="0 tokens, stopped").wait_for()
     assert page.input_value("#message") == "Hi"
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         page.press("#message", "Enter")
-    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Hi"}]
+    assert request.value.post_data_json["messages"] == [{"role": "user", "content": "Hi"}]
 
 
-def test_a_base_model_continues_text_and_a_key_is_asked_for(browser: Any, finished: Path, serve: Serve) -> None:
+def test_base_model_page_asks_for_the_key(browser: Any, finished: Path, serve: Serve) -> None:
     key = "0123456789abcdef"
     with serve(finished, LOCKSTEP_API_KEY=key) as served:
         page = opened(browser, served, [])

@@ -1,4 +1,4 @@
-"""`evaluate.py serve`, asked by OpenAI's client: answers, refusals in the API's form, clients that leave, signals."""
+"""`evaluate.py serve` with OpenAI's client: answers, errors in the API's form, clients that disconnect, and signals."""
 
 import http.client
 import json
@@ -37,7 +37,7 @@ def client(served: Served, key: str = "none") -> Any:
 
 
 def ask(served: Served, body: Any, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any, Any]:
-    """Return status, headers and JSON of a POST; `body`: bytes, or a value to write as JSON."""
+    """Return the status, headers and JSON of a POST. `body`: bytes, or a value to encode as JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -56,51 +56,51 @@ def stream(served: Served, **body: Any) -> socket.socket:
     return connection
 
 
-def test_answers_are_those_of_the_network_whole_and_streamed(chat_run: Path, served: Served) -> None:
+def test_answers_equal_generated_text(chat_run: Path, served: Served) -> None:
     trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
     assert trained.template is not None
     prompt = trained.template.prompt(trained.tokenizer, [Message("user", "Hello")])
-    wanted = "".join(GeneratedText(trained, prompt, 40, Sampling(temperature=0), stop=trained.stop_ids))
-    asked: Any = client(served).chat.completions
-    said = asked.create(**GREEDY, max_tokens=40, logprobs=True, top_logprobs=3)
-    assert (said.choices[0].message.content, said.choices[0].finish_reason) == (wanted, "length")
-    assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(prompt), 40)
-    scores = said.choices[0].logprobs.content
-    assert b"".join(bytes(one.bytes) for one in scores) == wanted.encode()
-    assert all(one.logprob == one.top_logprobs[0].logprob and len(one.top_logprobs) == 3 for one in scores)
+    expected = "".join(GeneratedText(trained, prompt, 40, Sampling(temperature=0), stop=trained.stop_ids))
+    completions: Any = client(served).chat.completions
+    completion = completions.create(**GREEDY, max_tokens=40, logprobs=True, top_logprobs=3)
+    assert (completion.choices[0].message.content, completion.choices[0].finish_reason) == (expected, "length")
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (len(prompt), 40)
+    scores = completion.choices[0].logprobs.content
+    assert b"".join(bytes(chunk.bytes) for chunk in scores) == expected.encode()
+    assert all(chunk.logprob == chunk.top_logprobs[0].logprob and len(chunk.top_logprobs) == 3 for chunk in scores)
     usage = {"include_usage": True}
-    chunks = [*asked.create(**GREEDY, max_completion_tokens=40, stream=True, stream_options=usage)]
-    assert "".join(one.choices[0].delta.content for one in chunks[:-1]) == wanted
+    chunks = [*completions.create(**GREEDY, max_completion_tokens=40, stream=True, stream_options=usage)]
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == expected
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].usage.completion_tokens == 40 and chunks[-1].choices == []
-    stopped = asked.create(**GREEDY, stop=[wanted[10:14], "never"])
-    text = wanted[: wanted.index(wanted[10:14])]
+    stopped = completions.create(**GREEDY, stop=[expected[10:14], "never"])
+    text = expected[: expected.index(expected[10:14])]
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == (text, "stop")
 
 
-def test_the_history_of_a_chat_is_not_computed_again_unless_a_seed_is_given(served: Served) -> None:
-    asked: Any = client(served).chat.completions
-    first = asked.create(**GREEDY, max_tokens=9)
+def test_chat_history_is_cached_without_a_seed(served: Served) -> None:
+    completions: Any = client(served).chat.completions
+    first = completions.create(**GREEDY, max_tokens=9)
     history = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}, *HELLO]
     for more, least in (({}, 8), ({"seed": 3}, 0)):
-        again = asked.create(**{**GREEDY, "messages": history}, max_tokens=9, **more)
+        again = completions.create(**{**GREEDY, "messages": history}, max_tokens=9, **more)
         cached = again.usage.prompt_tokens_details.cached_tokens
         assert cached >= least if least else cached == 0
 
 
-def test_text_is_continued_with_the_tokens_of_the_older_form(served: Served) -> None:
-    asked = client(served).completions
-    said = asked.create(model="run", prompt="one tw", temperature=0, max_tokens=8, logprobs=2)
-    scores = said.choices[0].logprobs
-    assert scores and scores.tokens and said.choices[0].finish_reason == "length"
-    assert "".join(scores.tokens) == said.choices[0].text
+def test_text_completions_report_their_tokens(served: Served) -> None:
+    completions = client(served).completions
+    completion = completions.create(model="run", prompt="one tw", temperature=0, max_tokens=8, logprobs=2)
+    scores = completion.choices[0].logprobs
+    assert scores and scores.tokens and completion.choices[0].finish_reason == "length"
+    assert "".join(scores.tokens) == completion.choices[0].text
     assert ask(served, {"model": "run", "prompt": [5], "max_tokens": 1}, "/v1/completions")[0] == 200
-    chunks = [*asked.create(model="run", prompt=[*b"one tw"], temperature=0, max_tokens=8, stream=True)]
-    assert "".join(one.choices[0].text for one in chunks) == said.choices[0].text
-    assert [one.id for one in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
+    chunks = [*completions.create(model="run", prompt=[*b"one tw"], temperature=0, max_tokens=8, stream=True)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == completion.choices[0].text
+    assert [chunk.id for chunk in client(served).models.list()] == ["run"] and client(served).models.retrieve("run")
 
 
-def test_a_full_context_leaves_out_what_chat_leaves_out(chat_run: Path, served: Served) -> None:
+def test_truncation_leaves_out_the_same_turns_as_chat(chat_run: Path, served: Served) -> None:
     trained = load(locate(str(chat_run), None), None, torch.device("cpu"))
     conversation = Conversation(trained, 20, "Be brief.")
     turns = [Message(("user", "assistant")[number % 2], f"{number} " + "word " * 20) for number in range(6)]
@@ -108,10 +108,10 @@ def test_a_full_context_leaves_out_what_chat_leaves_out(chat_run: Path, served: 
     prompt = conversation._prompt(Message("user", "Hello"))
     sent = [*conversation.system, *turns, Message("user", "Hello")]
     body: Any = {**GREEDY, "max_tokens": 20, "messages": [message._asdict() for message in sent]}
-    status, _, told = ask(served, body)
-    assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
-    status, _, told = ask(served, body | {"truncation": "auto"})
-    assert (status, told["left_out"], told["usage"]["prompt_tokens"]) == (200, conversation.unseen, len(prompt))
+    status, _, response = ask(served, body)
+    assert (status, response["error"]["code"]) == (400, "context_length_exceeded")
+    status, _, response = ask(served, body | {"truncation": "auto"})
+    assert (status, response["left_out"], response["usage"]["prompt_tokens"]) == (200, conversation.unseen, len(prompt))
     assert conversation.unseen > 0
     chunk = next(iter(client(served).chat.completions.create(**body, stream=True, extra_body={"truncation": "auto"})))
     assert chunk.left_out == conversation.unseen
@@ -119,44 +119,46 @@ def test_a_full_context_leaves_out_what_chat_leaves_out(chat_run: Path, served: 
     with pytest.raises(BadInput) as refused:
         conversation._prompt(Message("user", long))
     body["messages"] = [*body["messages"], {"role": "user", "content": long}]
-    status, _, told = ask(served, body | {"truncation": "auto"})
-    assert (status, told["error"]["message"]) == (400, str(refused.value))
+    status, _, response = ask(served, body | {"truncation": "auto"})
+    assert (status, response["error"]["message"]) == (400, str(refused.value))
     texts = {"earlier": ["a" * 300, "b" * 100], "prompt": "c" * 200, "truncation": "auto", "max_tokens": 300}
-    status, _, told = ask(served, {"model": "run", **texts}, "/v1/completions")
-    assert (status, told["left_out"], told["usage"]["prompt_tokens"]) == (200, 2, 200)
+    status, _, response = ask(served, {"model": "run", **texts}, "/v1/completions")
+    assert (status, response["left_out"], response["usage"]["prompt_tokens"]) == (200, 2, 200)
 
 
-def test_each_of_several_prompts_has_its_own_choices(served: Served) -> None:
-    asked: Any = client(served).completions
+def test_several_prompts_have_separate_choices(served: Served) -> None:
+    completions: Any = client(served).completions
     body = {"model": "run", "temperature": 0, "max_tokens": 8, "stop": ["thr"]}
     prompts: list[Any] = ["one tw", [*b"two"], "Gr\u00fc\u00df"]
-    alone = [asked.create(prompt=prompt, **body) for prompt in prompts]
-    together = asked.create(prompt=prompts, n=2, **body)
+    alone = [completions.create(prompt=prompt, **body) for prompt in prompts]
+    together = completions.create(prompt=prompts, n=2, **body)
     assert [choice.index for choice in together.choices] == [*range(6)]
-    wanted = [(one.choices[0].text, one.choices[0].finish_reason) for one in alone for _ in range(2)]
-    assert [(choice.text, choice.finish_reason) for choice in together.choices] == wanted
-    assert together.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone) == 6 + 3 + 6
-    assert together.usage.completion_tokens == 2 * sum(one.usage.completion_tokens for one in alone)
-    chunks = [*asked.create(prompt=prompts, stream=True, stream_options={"include_usage": True}, **body)]
+    expected = [
+        (completion.choices[0].text, completion.choices[0].finish_reason) for completion in alone for _ in range(2)
+    ]
+    assert [(choice.text, choice.finish_reason) for choice in together.choices] == expected
+    assert together.usage.prompt_tokens == sum(completion.usage.prompt_tokens for completion in alone) == 6 + 3 + 6
+    assert together.usage.completion_tokens == 2 * sum(completion.usage.completion_tokens for completion in alone)
+    chunks = [*completions.create(prompt=prompts, stream=True, stream_options={"include_usage": True}, **body)]
     texts, ends = [""] * 3, [""] * 3
     for choice in (chunk.choices[0] for chunk in chunks[:-1]):
         texts[choice.index] += choice.text
         ends[choice.index] += choice.finish_reason or ""
-    assert [*zip(texts, ends, strict=True)] == wanted[::2]
+    assert [*zip(texts, ends, strict=True)] == expected[::2]
     assert chunks[-1].choices == [] and chunks[-1].usage.prompt_tokens == together.usage.prompt_tokens
 
 
-def test_a_seed_gives_each_prompt_its_answers_in_any_company(served: Served) -> None:
-    asked: Any = client(served).completions
+def test_seeded_answers_do_not_depend_on_other_prompts(served: Served) -> None:
+    completions: Any = client(served).completions
     body = {"model": "run", "temperature": 1.5, "max_tokens": 30, "seed": 7}
-    pair, crowd = (asked.create(prompt=prompts, n=2, **body) for prompts in (["ab"], ["cd", "ab", "ef"]))
-    assert [one.text for one in pair.choices] == [one.text for one in crowd.choices[2:4]]
+    pair, crowd = (completions.create(prompt=prompts, n=2, **body) for prompts in (["ab"], ["cd", "ab", "ef"]))
+    assert [choice.text for choice in pair.choices] == [choice.text for choice in crowd.choices[2:4]]
     assert pair.choices[0].text != pair.choices[1].text
 
 
-def test_a_prompt_is_scored_as_lm_evaluation_harness_reads_it(chat_run: Path, served: Served) -> None:
+def test_prompt_scores_suit_lm_evaluation_harness(chat_run: Path, served: Served) -> None:
     network = load(locate(str(chat_run), None), None, torch.device("cpu")).network
-    end = 256  # of a text, in the tokenizer `bytes`
+    end = 256  # the end-of-text id in the tokenizer `bytes`
     prompts = [[end, *b"one two three", *"Gr\u00fc\u00df".encode()], [*b"four " * 60], [end, 97], [97]]
     prompts.append([98] * (CHUNK + 1))
     form = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -166,42 +168,44 @@ def test_a_prompt_is_scored_as_lm_evaluation_harness_reads_it(chat_run: Path, se
         with torch.inference_mode():
             rows = torch.log_softmax(network(torch.tensor([prompt]))[0], dim=-1)
         scores, text = choice["logprobs"], choice["text"]
-        assert text.startswith(b"".join(b"<|endoftext|>" if one == end else bytes([one]) for one in prompt).decode())
-        # One entry more than the prompt has tokens, whatever was drawn: the harness leaves the last one out.
+        assert text.startswith(
+            b"".join(b"<|endoftext|>" if entry == end else bytes([entry]) for entry in prompt).decode()
+        )
+        # There is always one more entry than the prompt has tokens, because the harness drops the last one.
         assert {len(values) for values in scores.values()} == {len(prompt) + 1}
         assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
-        wanted = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
-        assert scores["token_logprobs"][1:-1] == pytest.approx(wanted, abs=1e-4)
+        expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
+        assert scores["token_logprobs"][1:-1] == pytest.approx(expected, abs=1e-4)
         pairs = [*zip(scores["token_logprobs"], scores["top_logprobs"], strict=True)][1:-1]
         greedy = [value == max(top.values()) for value, top in pairs]
         assert greedy == [int(row.argmax()) == token for row, token in zip(rows, prompt[1:], strict=False)]
     streamed = [*client(served).completions.create(model="run", prompt=prompts[1], stream=True, **form)]
-    assert "".join(one.choices[0].text for one in streamed) == body["choices"][1]["text"]
-    values = [value for one in streamed for value in one.choices[0].logprobs.token_logprobs]
+    assert "".join(entry.choices[0].text for entry in streamed) == body["choices"][1]["text"]
+    values = [value for entry in streamed for value in entry.choices[0].logprobs.token_logprobs]
     assert values == body["choices"][1]["logprobs"]["token_logprobs"]
 
 
-def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None:
-    asked: Any = client(served).completions
+def test_echo_begins_with_the_prompt(served: Served) -> None:
+    completions: Any = client(served).completions
     body = {"model": "run", "echo": True, "temperature": 0}
-    bare = asked.create(prompt=["Gr\u00fc\u00df", ""], max_tokens=0, **body)
-    assert [(one.text, one.finish_reason, one.logprobs) for one in bare.choices] == [
+    bare = completions.create(prompt=["Gr\u00fc\u00df", ""], max_tokens=0, **body)
+    assert [(entry.text, entry.finish_reason, entry.logprobs) for entry in bare.choices] == [
         ("Gr\u00fc\u00df", "length", None),
         ("", "length", None),
     ]
     assert bare.usage.completion_tokens == 0
-    scored = asked.create(prompt="Gr\u00fc\u00df", max_tokens=0, logprobs=0, **body).choices[0].logprobs
+    scored = completions.create(prompt="Gr\u00fc\u00df", max_tokens=0, logprobs=0, **body).choices[0].logprobs
     assert scored.text_offset == [0, 1, 2, 2, 3, 3] and scored.tokens == [
         "G",
         "r",
-        *[f"\\x{one:x}" for one in b"\xc3\xbc\xc3\x9f"],
+        *[f"\\x{entry:x}" for entry in b"\xc3\xbc\xc3\x9f"],
     ]
     pairs = zip(scored.tokens[1:], scored.token_logprobs[1:], strict=True)
     assert scored.top_logprobs == [None, *({name: value} for name, value in pairs)]
-    plain = asked.create(model="run", prompt="one tw", temperature=0, max_tokens=8).choices[0].text
-    assert asked.create(prompt="one tw", max_tokens=8, stop=["ne"], **body).choices[0].text == "one tw" + plain
+    plain = completions.create(model="run", prompt="one tw", temperature=0, max_tokens=8).choices[0].text
+    assert completions.create(prompt="one tw", max_tokens=8, stop=["ne"], **body).choices[0].text == "one tw" + plain
     full = [5] * CONTEXT
-    assert asked.create(prompt=full, max_tokens=0, logprobs=5, **body).usage.total_tokens == CONTEXT
+    assert completions.create(prompt=full, max_tokens=0, logprobs=5, **body).usage.total_tokens == CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -231,9 +235,9 @@ def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None
         (
             {"prompt": ["a", "<|endoftext|>a"], "echo": True, "logprobs": 1},
             "prompt",
-            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored; .* send token ids .* 256",
+            r"prompt\[1\]: got '<\|endoftext\|>' in a text whose tokens are scored, .* send token ids .* 256",
         ),
-        ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server draws at most 72"),
+        ({"prompt": ["a"] * 73}, "prompt", "73 prompts with n = 1 are 73 answers; this server allows at most 72"),
         ({"prompt": ["a"] * 37, "n": 2}, "prompt", "37 prompts with n = 2 are 74 answers"),
         ({"n": 0}, "n", "n: got 0, wanted an integer of at least 1, at most 128"),
         ({"echo": 1}, "echo", "true or false"),
@@ -241,9 +245,7 @@ def test_an_echo_is_the_prompt_with_or_without_an_answer(served: Served) -> None
         ({"best_of": 3}, "best_of", "not supported"),
     ],
 )
-def test_a_refusal_of_a_completion_names_the_prompt(
-    served: Served, changed: dict[str, Any], param: str, problem: str
-) -> None:
+def test_completion_errors_name_the_prompt(served: Served, changed: dict[str, Any], param: str, problem: str) -> None:
     status, _, body = ask(served, {"model": "run", "prompt": "a", "max_tokens": 1, **changed}, "/v1/completions")
     assert (status, body["error"]["param"]) == (400, param), body
     assert re.search(problem, body["error"]["message"]), body
@@ -291,7 +293,7 @@ def test_a_refusal_of_a_completion_names_the_prompt(
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, None, "600|60[0-9] tokens"),
     ],
 )
-def test_refusals_are_the_apis_own(
+def test_errors_have_the_form_of_the_api(
     served: Served, changed: dict[str, Any], status: int, param: str | None, problem: str
 ) -> None:
     got, _, body = ask(served, {**GREEDY, **changed})
@@ -300,10 +302,10 @@ def test_refusals_are_the_apis_own(
     assert re.search(problem, error["message"]), error
 
 
-def test_what_is_no_request_is_refused(served: Served) -> None:
+def test_malformed_requests_are_refused(served: Served) -> None:
     for body in (b"", b"{", b"\xff\x00", b"[" * 200_000, b"[]", b'{"model":"run","model":"run"}'):
-        status, _, told = ask(served, body)
-        assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+        status, _, response = ask(served, body)
+        assert (status, response["error"]["type"]) == (400, "invalid_request_error")
     assert ask(served, b" " * (2 << 20))[0] == 413
     assert ask(served, {}, "/v1/chat/complete")[2]["error"]["code"] == "unknown_url"
     assert ask(served, {}, "/v1/../../etc/passwd")[0] == 404
@@ -322,23 +324,21 @@ def test_what_is_no_request_is_refused(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
-def test_a_connection_that_begins_no_request_ends_in_seconds(served: Served, sent: bytes) -> None:
+def test_idle_connections_are_closed(served: Served, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(100) == b""
 
 
-def test_pages_of_other_origins_and_names_are_refused(served: Served) -> None:
+def test_other_origins_and_host_names_are_refused(served: Served) -> None:
     for header in ("Host: evil.example", "Origin: http://evil.example", "Origin: null", "Origin: http://["):
         assert ask(served, GREEDY, **dict([header.split(": ")]))[0] == 403
-    own = f"127.0.0.1:{served.port}"
-    status, headers, _ = ask(served, {**GREEDY, "max_tokens": 1}, Host=own, Origin=f"http://{own}")
+    host = f"127.0.0.1:{served.port}"
+    status, headers, _ = ask(served, {**GREEDY, "max_tokens": 1}, Host=host, Origin=f"http://{host}")
     assert status == 200 and "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
-    chat_run: Path, served: Served, serve: Serve, tmp_path: Path
-) -> None:
+def test_api_key_protects_every_path(chat_run: Path, served: Served, serve: Serve, tmp_path: Path) -> None:
     import openai
 
     (tmp_path / "key").write_text(f"{KEY}\n")
@@ -355,7 +355,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
             assert ask(locked, {}, "/v1/models", Authorization="Bearer é", Host="chat.example")[0] == 401
             assert client(locked, KEY).models.list().data[0].id == "run"
     for options, problem in (
-        (["--host=0.0.0.0"], "not loopback: pass an API key"),
+        (["--host=0.0.0.0"], "not a loopback address, so an API key is needed"),
         (["--host=no.such.host.invalid"], "--host no.such.host.invalid"),
         ([f"--port={served.port}"], "Address already in use"),
         (["--api-key-file", str(tmp_path / "none")], "No such file"),
@@ -366,7 +366,7 @@ def test_a_key_is_asked_for_everywhere_in_the_api_and_another_address_needs_one(
         assert problem in only_line(done)
 
 
-def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slot(chat_run: Path, serve: Serve) -> None:
+def test_disconnected_client_frees_its_slot(chat_run: Path, serve: Serve) -> None:
     with serve(chat_run, "--slots=1", "--queue=0") as served:
         leaves = stream(served)
         status, headers, body = ask(served, GREEDY)
@@ -375,16 +375,16 @@ def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slot(chat_ru
         launch.wait_until(lambda: ask(served, {**GREEDY, "max_tokens": 1})[0] == 200, served.process)
 
 
-def test_a_seed_gives_one_answer_whatever_else_is_served_or_slowly_read(served: Served) -> None:
+def test_seeded_answers_do_not_depend_on_other_clients(served: Served) -> None:
     slow = stream(served, logprobs=True, top_logprobs=20)
 
-    def said(seed: int | None) -> str:
+    def content_of(seed: int | None) -> str:
         body = {**GREEDY, "temperature": 1.5, "seed": seed, "max_tokens": 60}
         return str(ask(served, body)[2]["choices"][0]["message"]["content"])
 
-    alone = [said(seed) for seed in (7, -8)]
+    alone = [content_of(seed) for seed in (7, -8)]
     with ThreadPoolExecutor(8) as pool:
-        crowd = [*pool.map(said, [7, None, -8, None, None, 7, None, -8])]
+        crowd = [*pool.map(content_of, [7, None, -8, None, None, 7, None, -8])]
     assert [crowd[0], crowd[5]] == [alone[0]] * 2 and [crowd[2], crowd[7]] == [alone[1]] * 2
     assert len({*crowd}) >= 5
     slow.close()

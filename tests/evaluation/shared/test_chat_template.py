@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face directories render as transformers renders them; those that are none are one line."""
+"""Chat templates of Hugging Face directories are rendered like in transformers; damaged ones give one-line errors."""
 
 import json
 from pathlib import Path
@@ -45,18 +45,18 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
     prompt = template.prompt(tokenizer, MESSAGES)
     conversation = [message._asdict() for message in MESSAGES]
     tokens: Any = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
-    wanted, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
-    assert tokenizer.decode(prompt) == wanted[0]
+    rendered, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
+    assert tokenizer.decode(prompt) == rendered[0]
     end = tokenizer.special_tokens["<|im_end|>"]
-    assert prompt.count(end) == 4  # and not the one that the user typed
+    assert prompt.count(end) == 4  # the one that the user typed is ordinary text
     assert template.ends(tokenizer) == [end, end]
 
 
-def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:
+def test_damaged_chat_template_is_refused(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
     for settings, problem in (
-        ({"chat_template": 5}, "wanted a Jinja text"),
-        ({"chat_template": ["a"]}, "wanted a Jinja text"),
+        ({"chat_template": 5}, "wanted the text of a Jinja template"),
+        ({"chat_template": ["a"]}, "wanted the text of a Jinja template"),
         ({"chat_template": "{{ 1 / 0 }}"}, "zero"),
         ({"chat_template": "{% if %}"}, "Expected"),
         ({"pad_token": {"lstrip": False}}, "pad_token: got"),
@@ -68,7 +68,7 @@ def test_no_template_is_none_and_a_damaged_one_is_one_line(tmp_path: Path) -> No
             read_template(tmp_path).prompt(load_tokenizer("bytes"), [])  # type: ignore[union-attr]
 
 
-def test_ids_that_end_an_answer_are_one_or_several(tmp_path: Path) -> None:
+def test_end_ids_may_be_one_or_several(tmp_path: Path) -> None:
     assert end_ids(tmp_path) == frozenset()
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
     assert end_ids(tmp_path) == {7}

@@ -1,4 +1,4 @@
-"""Weights of other programs as those programs save them: tied ones stored once, nanoGPT's activation and checkpoint."""
+"""Models are loaded as other programs save them, for example with tied weights that are stored once."""
 
 import json
 import re
@@ -26,7 +26,7 @@ TIED = attrs.evolve(SMALL, tie_weights=True, qkv_bias=True)
 
 
 class Shared(nn.Module):
-    """Two names of one tensor, as gpjt/ddp-base-model-from-scratch has them."""
+    """A module with two names for one tensor, like the model of gpjt/ddp-base-model-from-scratch."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -35,9 +35,9 @@ class Shared(nn.Module):
         self.out_head.weight = self.tok_emb.weight
 
 
-def difference(loaded: GPT, wanted: GPT) -> float:
+def difference(loaded: GPT, original: GPT) -> float:
     with torch.no_grad():
-        return float((loaded(TOKENS) - wanted(TOKENS)).abs().max())
+        return float((loaded(TOKENS) - original(TOKENS)).abs().max())
 
 
 def write(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None, **config: Any) -> Path:
@@ -47,13 +47,13 @@ def write(folder: Path, weights: dict[str, Tensor], metadata: dict[str, str] | N
     return folder
 
 
-def test_a_tied_model_of_gpjt_s_is_whole_under_either_name(tmp_path: Path) -> None:
+def test_gpjt_tied_weights_load_under_either_name(tmp_path: Path) -> None:
     model = network(TIED)
     weights = {name.removeprefix("module."): value for name, value in gpjt(plain_of(model), TIED).items()}
     save_model(Shared(weights["tok_emb.weight"]), str(tmp_path / "shared"))
     with safe_open(tmp_path / "shared", framework="pt") as file:
         metadata = file.metadata()
-    assert metadata["tok_emb.weight"] == "out_head.weight"  # what the library does
+    assert metadata["tok_emb.weight"] == "out_head.weight"  # the library's choice
     weights["out_head.weight"] = weights.pop("tok_emb.weight")
     assert difference(load_foreign(write(tmp_path / "told", weights, metadata), None), model) < 1e-6
     configured = load_foreign(write(tmp_path / "configured", weights, tie_weights=True), None)
@@ -62,17 +62,19 @@ def test_a_tied_model_of_gpjt_s_is_whole_under_either_name(tmp_path: Path) -> No
         load_foreign(write(tmp_path / "untold", weights), None)
 
 
-def test_nanogpt_is_tied_and_has_its_own_activation_unless_told_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nanogpt_defaults_to_tied_weights_and_exact_gelu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact, tanh = network(attrs.evolve(TIED, activation="gelu")), network(TIED)
     weights = nanogpt(plain_of(exact), TIED)
     del weights["_orig_mod.transformer.wte.weight"]
     loaded = load_foreign(write(tmp_path / "own", weights), None)
     assert loaded.config == exact.config and difference(loaded, exact) < 1e-6
     assert difference(loaded, tanh) > 1e-4
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "exact GELU is assumed" in said and '"activation_function": "gelu_new"' in said
+    message = capsys.readouterr().err
+    assert (
+        message.count("\n") == 1
+        and "exact GELU is assumed" in message
+        and '"activation_function": "gelu_new"' in message
+    )
     older = load_foreign(write(tmp_path / "older", weights, activation_function="gelu_new"), None)
     assert older.config == tanh.config and difference(older, tanh) < 1e-6
     assert capsys.readouterr().err == ""
@@ -86,7 +88,7 @@ LLAMA: dict[str, Any] = {
 LLAMA_NETWORK = attrs.evolve(SMALL, **SWIGLU, n_kv_heads=2, mlp_width=100, rope_base=500.0)
 
 
-def test_an_older_llama_is_read_in_half_precision_with_its_buffers(tmp_path: Path) -> None:
+def test_old_llama_in_bf16_loads_despite_its_buffers(tmp_path: Path) -> None:
     model = network(attrs.evolve(LLAMA_NETWORK, tie_weights=True))
     weights = {name: value.bfloat16() for name, value in to_stock(plain_of(model), model.config).items()}
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
@@ -97,7 +99,7 @@ def test_an_older_llama_is_read_in_half_precision_with_its_buffers(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "ArceeForCausalLM", "NanoChatForCausalLM"])
-def test_keys_that_a_file_leaves_out_mean_what_the_class_means(tmp_path: Path, name: str) -> None:
+def test_missing_config_keys_have_transformers_defaults(tmp_path: Path, name: str) -> None:
     import transformers
 
     shape = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -111,28 +113,28 @@ def test_keys_that_a_file_leaves_out_mean_what_the_class_means(tmp_path: Path, n
         assert (loaded(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-5
 
 
-def test_a_bias_that_the_network_lacks_is_refused_unless_it_is_zero(tmp_path: Path) -> None:
+def test_unsupported_bias_is_refused_unless_zero(tmp_path: Path) -> None:
     model = network(attrs.evolve(SMALL, **QWEN3 | {"qkv_bias": True}))
     weights = to_stock(plain_of(model), model.config)
     values = stock_class(model.config).config
     assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
     weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
-    said = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
-    with pytest.raises(BadInput, match=said):
+    message = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros, because a Qwen3ForCausalLM"
+    with pytest.raises(BadInput, match=message):
         load_foreign(write(tmp_path / "other", weights, **values), None)
 
 
 @pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
-def test_biases_of_attention_or_mlp_alone_are_read(tmp_path: Path, bias: str) -> None:
+def test_biases_only_in_attention_or_mlp_load(tmp_path: Path, bias: str) -> None:
     model = network(attrs.evolve(LLAMA_NETWORK, biases=True, qkv_bias=bias == "attention_bias"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") and ("mlp" in name) != (bias == "mlp_bias"):
                 parameter.zero_()
     weights = to_stock(plain_of(model), model.config)
-    kept = {name: value for name, value in weights.items() if ".bias" not in name or value.abs().max() > 0}
+    nonzero_weights = {name: value for name, value in weights.items() if ".bias" not in name or value.abs().max() > 0}
     values = LLAMA | {"tie_word_embeddings": False, bias: True}
-    assert difference(load_foreign(write(tmp_path / "model", kept, **values), None), model) < 1e-6
+    assert difference(load_foreign(write(tmp_path / "model", nonzero_weights, **values), None), model) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,7 @@ def test_biases_of_attention_or_mlp_alone_are_read(tmp_path: Path, bias: str) ->
         ({"intermediate_size": 64}, "parameter blocks.0.mlp.up.weight: got shape (100, 64), wanted (64, 64)"),
     ],
 )
-def test_a_directory_that_would_be_another_network_is_one_line(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_contradicting_stock_config_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     model = network(LLAMA_NETWORK)
     weights = to_stock(plain_of(model), model.config)
     values = LLAMA | {"tie_word_embeddings": False, "hidden_act": "silu"} | change
@@ -165,7 +165,7 @@ def test_a_directory_that_would_be_another_network_is_one_line(
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
-    """Write ckpt.pt as nanoGPT's train.py does, of a compiled model."""
+    """Write ckpt.pt in the way nanoGPT's train.py does for a compiled model."""
     model = network(attrs.evolve(TIED, activation="gelu"))
     folder.mkdir()
     content = {
@@ -186,47 +186,50 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_checkpoint_of_nanogpt_is_read_as_it_is(tmp_path: Path) -> None:
+def test_nanogpt_checkpoint_loads_unchanged(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "out")
     model = network(attrs.evolve(TIED, activation="gelu"))
     assert locate(str(folder), None).path == folder
     assert difference(load_foreign(folder, None), model) < 1e-6
     (folder / "config.json").write_text('{"activation_function": "gelu_new"}')
     assert load_foreign(folder, None).config == TIED
-    with pytest.raises(BadInput, match=re.escape(f"{folder / 'ckpt.pt'}: is a file, wanted its folder: {folder}")):
+    with pytest.raises(BadInput, match=re.escape(f"{folder / 'ckpt.pt'}: is a file; pass its folder: {folder}")):
         locate(str(folder / "ckpt.pt"), None)
 
 
-def test_a_name_that_no_file_can_have_is_one_line() -> None:
+def test_impossible_file_name_is_refused() -> None:
     with pytest.raises(BadInput, match="cannot be read: File name too long"):
         locate("a" * 300, None)
 
 
 class Code:
-    """What an unpickler would run."""
+    """An object that makes an unpickler run code."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("ran"),)
 
 
-def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_runs_no_code_and_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def refused(folder: Path) -> str:
-        with pytest.raises(BadInput) as found:
+        with pytest.raises(BadInput) as raised:
             load_foreign(folder, None)
-        assert "\n" not in str(found.value)
-        return str(found.value)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
 
-    said = refused(checkpoint(tmp_path / "code", config=Code()))
-    assert "a pickle with more than tensors and plain values" in said and 'python -c "import torch; ' in said
+    message = refused(checkpoint(tmp_path / "code", config=Code()))
+    assert (
+        "a pickle that contains more than tensors and plain values" in message
+        and 'python -c "import torch; ' in message
+    )
     assert not (tmp_path / "ran").exists()
     assert "got no 'model' and 'model_args'" in refused(checkpoint(tmp_path / "other", model_args=None))
     numbers = checkpoint(tmp_path / "numbers", model={"transformer.wte.weight": 1})
-    assert "wanted nothing but tensors" in refused(numbers)
+    assert "wanted only tensors" in refused(numbers)
     torn = checkpoint(tmp_path / "torn")
     (torn / "ckpt.pt").write_bytes((torn / "ckpt.pt").read_bytes()[:5000])
-    assert "refused: damaged" in refused(torn)
+    assert "refused: the file is damaged" in refused(torn)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +239,8 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
         *(("n_positions", -1), ("n_inner", 0), ("model_type", "opt"), ("activation_function", ["relu"])),
     ],
 )
-def test_a_configuration_that_the_weights_contradict_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
+def test_config_that_contradicts_the_weights_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     folder = write(tmp_path / "own", nanogpt(plain_of(network(TIED)), TIED), **{key: value})
-    wanted = "the weights beside it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
-    with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*({wanted})"):
+    problems = "the weights next to it have|wanted 'gpt2'|wanted 'gelu_new', 'gelu', 'relu2', 'gelu_pytorch_tanh'"
+    with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*({problems})"):
         load_foreign(folder, None)

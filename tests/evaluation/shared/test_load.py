@@ -1,4 +1,4 @@
-"""Models of runs and of other programs are loaded, or the reason why not is one line."""
+"""Models of runs and of other programs are loaded, or a one-line error says why not."""
 
 import json
 import os
@@ -15,34 +15,34 @@ from common.errors import BadInput
 from evaluation.shared.load import Trained, load
 from evaluation.shared.model_location import locate
 from tests.conftest import TINY_MODEL, only_line, seal_again
-from tests.evaluation.comparison.stored import evaluate, said
+from tests.evaluation.comparison.stored import evaluate, output_of
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 from tokens.tokenizer.template import TEMPLATES, Template
 
 
-def test_a_run_is_asked_as_it_was_trained() -> None:
+def test_template_that_changes_the_trained_prompt_is_refused() -> None:
     good = "{# mine #}" + TEMPLATES["turns"].text
     for text, problem in (
         (good, None),
-        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "its prompt"),
+        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "the prompt"),
     ):
         record = SimpleNamespace(template=text)
-        place: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
-        trained = Trained(cast(Any, None), None, place)
+        location: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
+        trained = Trained(cast(Any, None), None, location)
         if problem is None:
             assert trained.template == Template(text)
             continue
-        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* its prompt: .*; train it on tokens"):
+        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* prompt that asks for it: .*; prepare the tokens"):
             _ = trained.template
 
 
 @pytest.mark.parametrize("naming", [openai, nanogpt, gpjt])
-def test_models_of_other_programs_are_asked_like_ours(
+def test_foreign_models_generate_like_ours(
     copied: Path, tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
 ) -> None:
     ours = load(locate(str(copied), None), None, torch.device("cpu"))
     weights = naming(plain_of(ours.network), ours.network.config)
-    if naming is gpjt:  # a run directory as that repository leaves it
+    if naming is gpjt:  # a run directory in the form of that repository
         folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
         folder.mkdir(parents=True)
         (tmp_path / "theirs" / "model.json").write_text((copied / "model.json").read_text())
@@ -53,18 +53,22 @@ def test_models_of_other_programs_are_asked_like_ours(
         config = {"n_head": TINY_MODEL["n_heads"], "activation_function": "gelu_new"}
         (folder / ("hparams.json" if naming is openai else "config.json")).write_text(json.dumps(config))
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
-    asked = said("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
-    assert asked.split(":\n", 1)[1] == said("smoke", copied, "--prompt", "def").split(":\n", 1)[1]
-    assert "pass it with --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
+    output = output_of("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
+    assert output.split(":\n", 1)[1] == output_of("smoke", copied, "--prompt", "def").split(":\n", 1)[1]
+    assert "pass --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
 
 
-def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None:
+def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) -> None:
     typed = os.path.relpath(copied)
-    assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
+    assert (
+        str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"
+    )  # results contain the path as it was typed
     exported = tmp_path / "exported"
-    said("export", copied, exported)
+    output_of("export", copied, exported)
     (exported / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    damaged = load(locate(str(exported), None), None, torch.device("cpu"))  # most commands need no ends of an answer
+    damaged = load(
+        locate(str(exported), None), None, torch.device("cpu")
+    )  # most commands do not need the ends of an answer
     with pytest.raises(BadInput, match="eos_token_id: got 'x'"):
         _ = damaged.stop_ids
     config, weights = exported / "config.json", exported / "model.safetensors"
@@ -74,15 +78,17 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
         return only_line(evaluate(*(arguments or ("smoke", exported))))
 
     assert f"{exported}: exists; pass another folder" in refused("export", copied, exported)
-    assert "--checkpoint best applies to a run directory" in refused("smoke", exported, "--checkpoint", "best")
+    assert "not a run directory, so --checkpoint best does not apply" in refused(
+        "smoke", exported, "--checkpoint", "best"
+    )
     (tmp_path / "empty").mkdir()
-    assert "no model; wanted a run directory" in refused("smoke", tmp_path / "empty")
+    assert "not a model; wanted a run directory" in refused("smoke", tmp_path / "empty")
     assert "--license: got 'M I T'" in refused("export", copied, tmp_path / "new", "--license", "M I T")
     assert not (tmp_path / "new").exists()
     config.write_text(json.dumps(json.loads(good) | {"activation_function": "relu"}))
     assert "activation_function: got 'relu', wanted 'gelu_new'" in refused()
     config.write_text(json.dumps({key: value for key, value in json.loads(good).items() if key != "n_head"}))
-    assert "got none of n_head" in refused()
+    assert "got none of the keys n_head" in refused()
     config.write_text("{")
     assert "not JSON" in refused()
     config.write_text(good)
@@ -91,12 +97,14 @@ def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None
     weights.write_bytes(weights.read_bytes()[:1000])
     assert "damaged" in refused()
     weights.unlink()
-    assert "missing; wanted weights as safetensors" in refused()
+    assert "missing; wanted weights in safetensors files" in refused()
     (copied / "checkpoints/step-00000008/state.json").unlink()
-    assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)  # not taken for a foreign one
+    assert "state.json: missing; choose another checkpoint" in refused(
+        "smoke", copied
+    )  # it is not treated as another program's model
 
 
-def test_a_checkpoint_of_another_version_is_loaded_unless_its_network_is_another(copied: Path) -> None:
+def test_checkpoint_with_unknown_train_keys_loads(copied: Path) -> None:
     def change(section: str, **keys: Any) -> None:
         file = copied / "checkpoints" / "step-00000008" / "state.json"
         state = json.loads(file.read_text())
@@ -105,10 +113,10 @@ def test_a_checkpoint_of_another_version_is_loaded_unless_its_network_is_another
         seal_again(file.parent)
 
     change("train", optimizer="lion", on_spike="skip")
-    place = locate(str(copied), "latest")
-    assert load(place, None, torch.device("cpu")).network.config.emb_dim == TINY_MODEL["emb_dim"]
+    location = locate(str(copied), "latest")
+    assert load(location, None, torch.device("cpu")).network.config.emb_dim == TINY_MODEL["emb_dim"]
     change("model", parallel_block=True)
     with pytest.raises(
         BadInput, match=r"step-00000008/state.json: model: unknown key 'parallel_block', so another version"
     ):
-        load(place, None, torch.device("cpu"))
+        load(location, None, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Machines and software of a run: all that trained it, also of jobs of earlier versions."""
+"""The machines and software of all jobs that trained a run, including jobs of earlier versions."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ def start(step: int, devices: dict[str, int], software: str = "torch 2.12, Pytho
     return {"event": "start", "step": step, "devices": devices, "software": software, "commit": commit}
 
 
-def test_all_machines_of_a_run_are_named() -> None:
+def test_all_machines_of_a_run_are_listed() -> None:
     first, second = start(0, {"A100": 8}), start(500, {"H100": 4, "L4": 1}, commit="b")
     again = start(600, {"A100": 8}, "torch 2.13, Python 3.11", commit="b")
-    found = trained_on([first, {"step": 1}, second, again], 700, *RECORD)
-    assert found.machines == "8 x A100, from step 500 on 4 x H100 and 1 x L4, from step 600 on 8 x A100"
-    assert found.software == "torch 2.12, Python 3.11, from step 600 on torch 2.13, Python 3.11"
-    assert found.commits == "a, from step 500 on b" and found.devices == ("A100", "H100", "L4")
+    trained = trained_on([first, {"step": 1}, second, again], 700, *RECORD)
+    assert trained.machines == "8 x A100, from step 500 on 4 x H100 and 1 x L4, from step 600 on 8 x A100"
+    assert trained.software == "torch 2.12, Python 3.11, from step 600 on torch 2.13, Python 3.11"
+    assert trained.commits == "a, from step 500 on b" and trained.devices == ("A100", "H100", "L4")
     assert trained_on([first, second, again], 600, *RECORD).devices == ("A100", "H100", "L4")
-    assert trained_on([first, second, again], 500, *RECORD).machines == "8 x A100"  # the next job began there
+    assert trained_on([first, second, again], 500, *RECORD).machines == "8 x A100"  # the next job began at this step
     assert trained_on([start(0, {"A100": 8}), start(9, {"A100": 8})], 20, *RECORD).machines == "8 x A100"
 
 
-def test_machines_of_earlier_versions_are_known_or_said_to_be_unknown() -> None:
+def test_old_runs_list_machines_as_not_recorded() -> None:
     old = [{"event": "start", "step": step, "world_size": 2, "commit": "c"} for step in (0, 100)]
     assert trained_on(old[:1], 90, *RECORD) == trained_on([], 90, *RECORD) == LAST
     assert trained_on(old, 200, *RECORD).machines == "not recorded, from step 100 on 2 x H100"
@@ -41,18 +41,18 @@ def test_machines_of_earlier_versions_are_known_or_said_to_be_unknown() -> None:
     assert trained_on([], 90, None, "c") == TrainedOn(machines=None, software=None, commits=None, devices=())
 
 
-def test_changes_of_numerics_are_told() -> None:
+def test_changes_of_numerics_are_described() -> None:
     drift = {"event": "numerics-drift", "step": 40, "changes": ["precision: bf16 -> fp32"]}
     assert describe_drift([drift], 41) == ["changed at step 40: precision: bf16 -> fp32"]
     assert describe_drift([drift], 40) == []
 
 
-def test_a_job_whose_steps_are_repeated_trained_nothing() -> None:
+def test_jobs_with_only_repeated_steps_are_ignored() -> None:
     killed, first, last = start(0, {"A100": 8}, commit="b"), start(0, {"H100": 8}), start(500, {"H100": 8})
     lines = [killed, first, {"step": 500, "train_loss": 1.0}, start(500, {"L4": 1}, "torch 2.9, Python 3.10", "c")]
-    found = trained_on(current_records([*lines, {"step": 600, "train_loss": 1.0}, last]), 700, *RECORD)
-    assert found == trained_on([first, last], 700, *RECORD)
-    assert (found.machines, found.commits, found.devices) == ("8 x H100", "a", ("H100",))
+    trained = trained_on(current_records([*lines, {"step": 600, "train_loss": 1.0}, last]), 700, *RECORD)
+    assert trained == trained_on([first, last], 700, *RECORD)
+    assert (trained.machines, trained.commits, trained.devices) == ("8 x H100", "a", ("H100",))
 
     def drift(name: str) -> dict[str, Any]:
         return {"event": "numerics-drift", "step": 500, "changes": [f"precision: bf16 -> {name}"]}

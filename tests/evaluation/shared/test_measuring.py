@@ -1,4 +1,4 @@
-"""Several models in one command: one that cannot be measured does not stop the others."""
+"""Several models in one command: a model that cannot be measured does not stop the others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,7 @@ from evaluation.shared import measuring
 from training.parallel import process_group
 
 
-def test_a_bad_model_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_models_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stored, prepared = [], []
 
     def locate(reference: str, name: str | None) -> Any:
@@ -24,15 +22,15 @@ def test_a_bad_model_does_not_stop_the_others(
             raise BadInput("gone: no such directory")
         return SimpleNamespace(path=Path(reference), home=Path(reference), title=reference)
 
-    def load(_: Any, place: Any, tokenizer: str | None) -> Any:
-        if place.title == "damaged":
+    def load(_: Any, location: Any, tokenizer: str | None) -> Any:
+        if location.title == "damaged":
             raise BadInput("damaged: its sha256 differs")
-        return SimpleNamespace(title=place.title, network=None, given_tokenizer=None)
+        return SimpleNamespace(title=location.title, network=None, given_tokenizer=None)
 
-    def measure(place: Any, _: Any, ranks: Any) -> tuple[dict[str, Any], str]:
-        if place.title == "endless":
+    def measure(location: Any, _: Any, ranks: Any) -> tuple[dict[str, Any], str]:
+        if location.title == "endless":
             raise BadInput("endless: its loss is not finite")
-        return {"value": 1}, f" measured {place.title}"
+        return {"value": 1}, f" measured {location.title}"
 
     monkeypatch.setattr(measuring, "locate", locate)
     monkeypatch.setattr(measuring, "load_on_all", load)
@@ -48,23 +46,23 @@ def test_a_bad_model_does_not_stop_the_others(
     problems = ["gone: no such directory", "damaged: its sha256 differs", "endless: its loss is not finite"]
     assert run("gone", "good", "damaged", "endless", "fine") == problems
     assert [title for _, title, *_ in stored] == ["good", "fine"]
-    assert [place.title for place in prepared[0]] == ["good", "damaged", "endless", "fine"]
+    assert [location.title for location in prepared[0]] == ["good", "damaged", "endless", "fine"]
     assert capsys.readouterr().out == "good: measured good\nfine: measured fine\n"
     assert run("gone") == problems[:1] and len(prepared) == 1
-    measuring.stop()  # as the end of the process does
+    measuring.stop()  # as at the end of the process
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_shares_come_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_shared_results_keep_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     done: list[int] = []
 
     def work(batch: int) -> int:
         done.append(batch)
         return 10 * batch
 
-    def gathered(_: Any, own: Callable[[], Any]) -> list[tuple[int, list[int]]]:
+    def gathered(_: Any, work_of_rank: Callable[[], Any]) -> list[tuple[int, list[int]]]:
         shares = [(rank, [10 * batch for batch in range(rank, 7, size)]) for rank in range(size)]
-        number, results = own()
+        number, results = work_of_rank()
         assert (number, results) == shares[number]
         return shares[::-1]
 
@@ -77,12 +75,16 @@ def test_shares_come_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch, si
     assert sorted(done) == list(range(7))  # each batch on one rank
 
 
-def test_a_batch_refused_by_one_rank_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_on_one_rank_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}: no text")
 
-    other = (True, (1, [5]), None)  # what the other rank gives
-    monkeypatch.setattr(process_group, "gather", lambda ranks, own, group: [own, other][:: 1 - 2 * ranks.rank])
+    from_other_rank = (True, (1, [5]), None)  # the contribution of the other rank
+    monkeypatch.setattr(
+        process_group,
+        "gather",
+        lambda ranks, from_this_rank, group: [from_this_rank, from_other_rank][:: 1 - 2 * ranks.rank],
+    )
     for rank, problem in ((0, "batch 0: no text"), (1, "batch 1: no text")):
         ranks: Any = SimpleNamespace(
             rank=rank, device=torch.device("cpu"), coordinates=True, data_parallel=SimpleNamespace(rank=rank, size=2)

@@ -1,4 +1,4 @@
-"""Two files that describe one network, or its tokenizer, agree, or neither is preferred."""
+"""Files that contradict each other about a network or its tokenizer are refused; neither is preferred."""
 
 import json
 from collections.abc import Callable
@@ -31,17 +31,17 @@ def write_index(model: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("add", "said"),
+    ("add", "message"),
     [
         (
             lambda model: write_index(model, "model-00001-of-00001.safetensors"),
-            "model.safetensors and the files of .* both",
+            "model.safetensors and the files listed in .* both",
         ),
         (
             lambda model: write_index(model, "model.safetensors", "model-00002-of-00002.safetensors"),
-            "is not in .*index",
+            "not listed in .*index",
         ),
-        (lambda model: (model / "adapter_config.json").write_text("{}"), "an adapter, which is not applied"),
+        (lambda model: (model / "adapter_config.json").write_text("{}"), "adapters are not applied"),
         (
             lambda model: (model / "params.json").write_text('{"n_heads": 8, "vocab_size": -1}'),
             "n_heads: got 8, but config",
@@ -53,52 +53,53 @@ def write_index(model: Path, *names: str) -> None:
         ),
     ],
 )
-def test_a_second_description_of_a_network_is_refused(
-    model: Path, add: Callable[[Path], None], said: str | None
-) -> None:
+def test_contradicting_model_files_are_refused(model: Path, add: Callable[[Path], None], message: str | None) -> None:
     locate(str(model), None)
     add(model)
-    if said is None:
+    if message is None:
         locate(str(model), None)  # the other file does not say how many layers there are
     else:
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             locate(str(model), None)
 
 
-def test_weights_that_are_not_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unread_weight_files_are_noted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("pytorch_model.bin", "ckpt.pt"):
         (model / name).write_bytes(b"")
     locate(str(model), None)
     assert (
-        "reads model.safetensors; other weights next to it are not read: ckpt.pt and 1 more" in capsys.readouterr().err
+        "reading model.safetensors; other files of weights next to it are ignored: ckpt.pt and 1 more"
+        in capsys.readouterr().err
     )
     load_foreign(model, None)
 
 
-def test_a_second_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_contradicting_tokenizer_files_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes")
     write_tokenizer_files(tokenizer, tmp_path, 128)
     assert read_tokenizer_files(tmp_path) is not None
     (tmp_path / "tokenizer.model").write_text("".join(f"{code} {rank}\n" for rank, code in enumerate(["YQ=="] * 300)))
-    assert read_tokenizer_files(tmp_path) is not None  # no file of ranks, and it is noted
+    assert read_tokenizer_files(tmp_path) is not None  # this is not a file of ranks, which is noted
     (tmp_path / "tokenizer.model").unlink()
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"a": vocabulary["b"], "b": vocabulary["a"]}))
-    with pytest.raises(BadInput, match=r"vocab\.json: 'a': got id .*; delete the one that is wrong"):
+    with pytest.raises(BadInput, match=r"vocab\.json: 'a': got id .*; delete the wrong one of"):
         read_tokenizer_files(tmp_path)
 
 
-def test_a_second_chat_template_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_chat_templates_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(text)
-    for other, notes in ((text, 0), (text + "x", 1)):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": other}))
+    for setting, notes in ((text, 0), (text + "x", 1)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": setting}))
         assert read_template(tmp_path) is not None
-        said = capsys.readouterr().err.splitlines()
-        assert [f"NOTE: {tmp_path}/chat_template.jinja: differs from" in line for line in said] == [True] * notes
+        notes_printed = capsys.readouterr().err.splitlines()
+        assert [f"NOTE: {tmp_path}/chat_template.jinja: differs from" in line for line in notes_printed] == [
+            True
+        ] * notes
 
 
-def test_every_file_may_name_ends_of_an_answer(tmp_path: Path) -> None:
+def test_both_config_files_add_end_ids(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
     assert end_ids(tmp_path) == {1, 2, 3}

@@ -1,4 +1,4 @@
-"""Models are found in runs, whatever has become of their links, and folders that hide hub models are noted."""
+"""Models are found in runs even if links were lost, and folders that hide models on the hub are noted."""
 
 import json
 import shutil
@@ -13,18 +13,20 @@ from evaluation.shared.model_location import home_of, locate
 from training.checkpoints.saved_state import read_state
 
 
-def test_a_best_checkpoint_that_is_not_here_is_said_not_replaced_by_the_newest(copied: Path) -> None:
+def test_missing_best_checkpoint_is_an_error(copied: Path) -> None:
     directory = copied / "checkpoints"
     state = json.loads((directory / "latest" / "state.json").read_text())
     assert state["best_step"] == state["step"] == 8
     (directory / "latest").unlink()
-    (directory / "latest").symlink_to("step-00000004")  # as where a run has stopped then, and the best one is elsewhere
+    (directory / "latest").symlink_to(
+        "step-00000004"
+    )  # as if the run had stopped then and the best checkpoint were elsewhere
     shutil.rmtree(directory / "step-00000008")
     absent = f"{directory}/best: the best checkpoint, step-00000008, is not on this disk; .* another one: .*/latest"
     with pytest.raises(BadInput, match=absent):
         locate(str(copied), None)
     assert locate(str(directory / "latest"), None).path.name == "step-00000004"
-    (directory / "best").unlink()  # where links were not copied, the newest state tells
+    (directory / "best").unlink()  # without links, the newest state names the best checkpoint
     assert locate(str(copied), None).path.name == "step-00000004"
     shutil.copytree(directory / "step-00000004", directory / "kept")
     shutil.rmtree(directory / "step-00000004")
@@ -34,17 +36,17 @@ def test_a_best_checkpoint_that_is_not_here_is_said_not_replaced_by_the_newest(c
         locate(str(copied), None)
 
 
-def test_a_checkpoint_behind_a_link_to_another_disk_belongs_to_its_run(copied: Path, tmp_path: Path) -> None:
-    other = tmp_path / "disk" / "checkpoints"
-    shutil.move(copied / "checkpoints", other)
-    (copied / "checkpoints").symlink_to(other)
-    place = locate(str(copied / "checkpoints" / "latest"), None)
-    assert (place.run, place.home, place.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
+def test_linked_checkpoints_folder_belongs_to_its_run(copied: Path, tmp_path: Path) -> None:
+    target = tmp_path / "disk" / "checkpoints"
+    shutil.move(copied / "checkpoints", target)
+    (copied / "checkpoints").symlink_to(target)
+    location = locate(str(copied / "checkpoints" / "latest"), None)
+    assert (location.run, location.home, location.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
     assert home_of(str(copied / "checkpoints" / "latest")) == copied
 
 
 @pytest.mark.parametrize("kind", ["folders", "files", "none"])
-def test_a_copied_runs_links_are_understood(copied: Path, kind: str) -> None:
+def test_links_of_a_copied_run_are_understood(copied: Path, kind: str) -> None:
     directory = copied / "checkpoints"
     for link in ("latest", "best"):
         target = (directory / link).resolve()
@@ -60,7 +62,7 @@ def test_a_copied_runs_links_are_understood(copied: Path, kind: str) -> None:
         assert read_state(locate(str(copied), name).path).position.step == 8
 
 
-def test_a_folder_that_hides_a_hub_model_is_noted(
+def test_folder_that_hides_a_hub_model_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     note_local.cache_clear()
@@ -68,13 +70,13 @@ def test_a_folder_that_hides_a_hub_model_is_noted(
     for name in ("owner/model", "owner/run/checkpoints/step-1"):
         Path(name).mkdir(parents=True)
     assert home_of("owner/model") == Path("owner/model")
-    assert "owner/model: reads the local path of this name; for a model of the hub write hf:owner/model" in (
+    assert "owner/model: reads the local path of this name; for a model on the hub, write hf:owner/model" in (
         capsys.readouterr().err
     )
     assert home_of("hf:owner/model") == Path("runs/owner--model")
-    home_of("owner/run")  # it can only be a run of ours
+    home_of("owner/run")  # a run is never a model on the hub
     note_local.cache_clear()
     data = ModelCardData(library_name="transformers", tags=["gpt2", OUR_TAG])
     Path("owner/model/README.md").write_text(f"---\n{data}\n---\n\n# model\n")
-    home_of("owner/model")  # an export of ours
+    home_of("owner/model")  # an export by Lockstep
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""A tokenizer that is given and is not the model's own is named; a run's own tokens are known from its record."""
+"""A given tokenizer that is not the model's own is reported; a run's token directories come from its record."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,8 @@ from tests.model.test_gpt import SMALL
 from tokens.tokenizer.loading import load_tokenizer, record_of
 
 
-def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def given(run: Path, name: str) -> GivenTokenizer | None:
+def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def record_of_given(run: Path, name: str) -> GivenTokenizer | None:
         return given_tokenizer(ModelLocation(run / "checkpoints" / "a", run, run), load_tokenizer(name), SMALL)
 
     for name, record in (
@@ -30,25 +30,25 @@ def test_a_tokenizer_other_than_its_own_is_named(tmp_path: Path, capsys: pytest.
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "resolved.json").write_text(json.dumps(record))
-    assert given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
+    assert record_of_given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
     assert capsys.readouterr().err == ""
-    other = given(tmp_path / "run", "chars:abc")
-    assert other is not None and (other.name, other.is_other) == ("chars", True)
-    assert "--tokenizer chars gives other ids than its own tokenizer, bytes" in capsys.readouterr().err
-    unknown = given(tmp_path / "old", "bytes")
+    characters = record_of_given(tmp_path / "run", "chars:abc")
+    assert characters is not None and (characters.name, characters.is_other) == ("chars", True)
+    assert "--tokenizer chars gives different ids from the model's own tokenizer, bytes" in capsys.readouterr().err
+    unknown = record_of_given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
-    assert GivenTokenizer.of({"given_tokenizer": other.as_record()}) == other
-    # A model of GPT-2's size that names no tokenizer is taken for one of GPT-2's tokens without --tokenizer as well.
-    place = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
+    assert GivenTokenizer.of({"given_tokenizer": characters.as_record()}) == characters
+    # As without --tokenizer, a model of GPT-2's size that names no tokenizer is assumed to use GPT-2's.
+    location = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
     named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")
-    assert given_tokenizer(place, named, attrs.evolve(SMALL, vocab_size=50257)) is None
-    assert given_tokenizer(place, named, SMALL) is not None
+    assert given_tokenizer(location, named, attrs.evolve(SMALL, vocab_size=50257)) is None
+    assert given_tokenizer(location, named, SMALL) is not None
     for damaged in ({"name": 5, "identity": "x", "is_other": True}, "bytes", {"name": "bytes"}):
         with pytest.raises(ValueError, match="given_tokenizer: wanted an object"):
             GivenTokenizer.of({"given_tokenizer": damaged})
 
 
-def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_none(tmp_path: Path) -> None:
+def test_several_token_directories_are_searched_but_not_measured(tmp_path: Path) -> None:
     directories = [tmp_path / name for name in ("a", "b")]
     for directory in directories:
         directory.mkdir()
@@ -56,19 +56,19 @@ def test_a_run_of_several_token_directories_is_traced_in_all_and_measured_on_non
         (directory / "meta.pkl").write_text("not nanoGPT's")
     names = [str(directory) for directory in directories]
     (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names}))
-    place = ModelLocation(tmp_path, tmp_path, tmp_path)
-    trained: Any = SimpleNamespace(place=place, tokenizer=load_tokenizer("bytes"))
+    location = ModelLocation(tmp_path, tmp_path, tmp_path)
+    trained: Any = SimpleNamespace(location=location, tokenizer=load_tokenizer("bytes"))
     assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories
     loss: Any = SimpleNamespace(name=None, tokens=None)
-    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
-        choose(loss, [place])
-    assert tokenizer_of(place, None, SMALL) is None  # no meta.pkl is read
+    with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
+        choose(loss, [location])
+    assert tokenizer_of(location, None, SMALL) is None  # no meta.pkl is read
     (tmp_path / "resolved.json").write_text(json.dumps({"token_files": names[0]}))
     assert [stream.files[0].path.parent for stream in training_data(trained, [])] == directories[:1]
     with pytest.raises(BadInput, match=r"a/meta\.pkl"):
-        tokenizer_of(place, None, SMALL)
+        tokenizer_of(location, None, SMALL)
     (tmp_path / "resolved.json").write_text("{}")
-    with pytest.raises(BadInput, match="names no token directory; pass --against DIR"):
+    with pytest.raises(BadInput, match="does not name a token directory; pass --against DIR"):
         training_data(trained, [])
-    with pytest.raises(BadInput, match="names no single token directory; pass --tokens DIR"):
-        choose(loss, [place])
+    with pytest.raises(BadInput, match="does not name exactly one token directory; pass --tokens DIR"):
+        choose(loss, [location])

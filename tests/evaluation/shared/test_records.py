@@ -1,4 +1,4 @@
-"""Records and answers are read whole, or the damaged one is named."""
+"""Records and answers are read completely, or an error names the damaged one."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def answers(**changes: Any) -> Answers:
     return Answers(**({"model": "run", "seed": 1, "home": None, "settings": {"epochs": 2}, "answers": rows} | changes))
 
 
-def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
+def test_json_array_and_json_lines_give_equal_records(tmp_path: Path) -> None:
     for text in (json.dumps([ROW, ROW | {"input": "x"}]), f"{json.dumps(ROW)}\n{json.dumps(ROW | {'input': 'x'})}\n"):
         (tmp_path / "records").write_text("\ufeff" + text)
         assert read_records(tmp_path / "records") == [RECORD, Record(instruction="Say it.", input="x", output="it")]
@@ -28,7 +28,7 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[", "not JSON"),
-        ("[]", "holds no records"),
+        ("[]", "no records; wanted"),
         (json.dumps([ROW, {"instruction": "a"}]), "record 2: output: missing; correct or remove the record"),
         (json.dumps([ROW | {"output": " "}]), "record 1: output: empty"),
         (json.dumps([ROW | {"input": 3}]), "record 1: input: got 3, wanted a string"),
@@ -36,7 +36,7 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
         (json.dumps([ROW | {"system": "Be brief."}]), "record 1: got 'system', which is not read"),
         (
             json.dumps([ROW | {"train": False}]),
-            "record 1: got 'train': false, but every record is trained or tested on",
+            "record 1: got 'train': false, which excludes the record from training, but every record is used",
         ),
         *(
             (json.dumps([ROW, ROW | {key: "half \ud83d"}]), f"record 2: {key}: got half a surrogate pair")
@@ -47,7 +47,7 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_damaged_record_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_error_names_the_damaged_record(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "records"
     path.write_text(text)
     with pytest.raises(BadInput) as raised:
@@ -55,21 +55,22 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str, message: str) -> N
     assert str(raised.value).startswith(str(path)) and message in str(raised.value)
 
 
-def test_unread_fields_of_records_are_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unread_record_fields_are_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "records"
     path.write_text(
         json.dumps([ROW | {"category": "c", "history": [], "input": None}, ROW | {"category": "d", "id": 0}])
     )
     assert read_records(path) == [RECORD, RECORD]
     assert (
-        capsys.readouterr().err == f"NOTE: {path}: these fields of records are not read: 'category' of 2, 'id' of 1\n"
+        capsys.readouterr().err
+        == f"NOTE: {path}: ignored fields, each with the number of records that have it: 'category' 2, 'id' 1\n"
     )
 
 
-def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
-    for written in (answers(home=tmp_path), answers(model="run\udcff")):  # a name that is not UTF-8
-        write_answers(tmp_path / "new" / "a.json", written)
-        assert read_answers(tmp_path / "new" / "a.json") == written
+def test_written_answers_can_be_read_back(tmp_path: Path) -> None:
+    for original in (answers(home=tmp_path), answers(model="run\udcff")):  # a name that is not UTF-8
+        write_answers(tmp_path / "new" / "a.json", original)
+        assert read_answers(tmp_path / "new" / "a.json") == original
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_damaged_answers_are_refused(tmp_path: Path, change: dict[str, Any], mes
         read_answers(path)
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
+def test_unwritable_output_folder_error_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []

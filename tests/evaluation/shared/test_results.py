@@ -1,4 +1,4 @@
-"""Results are read back by model and kind, told as text and bounds, with a cost that counts each job at its price."""
+"""Results are read back by model and kind and shown as text and bounds; costs use the price of each job."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from evaluation.shared.significance import Interval
 from reporting.run_history import clock
 
 
-def test_results_are_found_by_model_and_kind_oldest_first(tmp_path: Path) -> None:
+def test_results_are_selected_by_model_and_kind(tmp_path: Path) -> None:
     for model, kind, value in (("a", "loss", 1), ("b", "loss", 2), ("a", "smoke", 3), ("a", "loss", 4)):
         append_result(tmp_path / "new", model, kind, {"value": value})
     assert [result["value"] for result in results_of(tmp_path / "new", "a", "loss")] == [1, 4]
@@ -27,7 +27,7 @@ def test_results_are_found_by_model_and_kind_oldest_first(tmp_path: Path) -> Non
     assert read_results(tmp_path / "absent") == []
 
 
-def test_a_result_that_cannot_be_stored_is_in_the_error(tmp_path: Path) -> None:
+def test_error_contains_a_result_that_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "evaluations.jsonl").mkdir()
     with pytest.raises(BadInput, match=r'cannot be written: .*; the result is \{"evaluation": "loss"'):
         append_result(tmp_path, "a", "loss", {"value": 1})
@@ -36,7 +36,7 @@ def test_a_result_that_cannot_be_stored_is_in_the_error(tmp_path: Path) -> None:
 LOSS = Measure(name="loss", digits=2)
 
 
-def test_a_measurement_is_told_with_its_error_its_interval_or_alone() -> None:
+def test_measurement_text_shows_error_or_interval() -> None:
     alone = Measurement(measure=LOSS, value=1.234)
     error = Measurement(measure=LOSS, value=1.234, error=0.5, freedom=2)
     interval = Measurement(measure=LOSS, value=1.234, interval=Interval(value=1.234, low=1, high=2))
@@ -50,7 +50,7 @@ HOUR = 3600.0
 
 
 def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
-    """Return the records of a launch that ran until so many hours of the run."""
+    """Return the records of a job that recorded the run's time at these hours."""
     return [
         {"event": "start", "step": 0, "price_per_hour": price},
         *({"step": 1, "train_loss": 1.0, "elapsed_seconds": hour * HOUR} for hour in hours),
@@ -58,7 +58,7 @@ def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
 
 
 SEVERAL = [*launch(2.0, 0.5, 1.0), *launch(None, 1.5), *launch(3.0, 2.0, 4.0)]
-AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill: half an hour of records comes twice
+AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill, half an hour of records is repeated
 OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_seconds": HOUR}]
 
 
@@ -71,13 +71,15 @@ OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_
         *((AGAIN, 2, {2.0: 1, 3.0: 1}), (OLDER, 1, {9.0: 1}), ([], 1, {9.0: 1})),
     ],
 )
-def test_a_checkpoint_costs_the_hours_of_each_launch_at_its_price_or_the_runs(
+def test_checkpoint_cost_uses_the_price_of_each_job(
     records: list[dict[str, Any]], hours: float, paid: dict[float, float]
 ) -> None:
-    assert seconds_by_price(records, hours * HOUR, 9.0) == {price: one * HOUR for price, one in paid.items()}
+    assert seconds_by_price(records, hours * HOUR, 9.0) == {
+        price: price_hours * HOUR for price, price_hours in paid.items()
+    }
 
 
-def test_the_report_and_the_comparison_count_the_same_dollars() -> None:
+def test_report_and_comparison_agree_on_dollars() -> None:
     records = [*launch(None, 1.0), *launch(2.0, 1.5), *launch(None, 3.0), *launch(4.0, 3.5), *launch(None, 5.0)]
     for lines, stated in ((records, 9.0), (launch(None, 5.0), 9.0)):
         hours = {price: seconds / HOUR for price, seconds in seconds_by_price(lines, 5 * HOUR, stated).items()}
@@ -86,7 +88,7 @@ def test_the_report_and_the_comparison_count_the_same_dollars() -> None:
     assert seconds_by_price(records, 5 * HOUR, 9.0) == {4.0: 4.5 * HOUR, 2.0: 0.5 * HOUR}
 
 
-def test_the_cost_names_its_prices() -> None:
+def test_cost_text_names_the_prices() -> None:
     cost = RunCost(tokens=1, hours=3.0, hours_by_price={2.0: 1.0, 3.0: 2.0})
     assert (cost.dollars, str(cost)) == (8.0, "$8.00 at $2.00 and $3.00 an hour")
     assert str(RunCost(tokens=1, hours=1, hours_by_price={3.29: 1.0})) == "$3.29 at $3.29 an hour"

@@ -1,4 +1,4 @@
-"""Statistics: intervals cover what they state, critical values are those of tables, equal models are not told apart."""
+"""Statistics: intervals have the stated coverage, critical values match tables, and equal models seldom differ."""
 
 import numpy as np
 import pytest
@@ -31,26 +31,30 @@ from evaluation.shared.significance import (
 )
 
 
-def test_an_interval_is_turned_round_widened_and_told_with_its_bounds() -> None:
-    found = Interval(value=2, low=-1, high=5)
-    assert -found == Interval(value=-2, low=-5, high=1)
-    assert not found.apart and Interval(value=2, low=1, high=3).apart and Interval(value=-2, low=-3, high=-1).apart
+def test_intervals_are_negated_widened_and_printed() -> None:
+    interval = Interval(value=2, low=-1, high=5)
+    assert -interval == Interval(value=-2, low=-5, high=1)
+    assert (
+        not interval.excludes_zero
+        and Interval(value=2, low=1, high=3).excludes_zero
+        and Interval(value=-2, low=-3, high=-1).excludes_zero
+    )
     unknown = Interval(value=2, low=None, high=None)
-    assert not unknown.apart and -unknown == Interval(value=-2) and unknown.widened(1) == unknown
+    assert not unknown.excludes_zero and -unknown == Interval(value=-2) and unknown.widened(1) == unknown
     assert Interval(value=0, low=-3, high=6).widened(4) == Interval(value=0, low=-5, high=52**0.5)
     assert (plus_minus(-0.04, None, 1), plus_minus(0.26, 0.14, 1)) == ("0.0", "0.3 ± 0.1")  # no negative zero
     assert (Interval(value=1, low=0.5, high=2).text(1), unknown.text(2)) == ("1.0 [0.5, 2.0]", "2.00")
 
 
-def test_quantiles_and_intervals_are_students() -> None:  # of a table
+def test_quantiles_match_a_table_of_students_t() -> None:  # values of a table
     for freedom, quantile in ((1, 12.706), (2, 4.303), (10, 2.228), (109, 1.982), (float("inf"), 1.960)):
         assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
-    found = student_interval(2.0, 0.5, 10)
-    assert [found.low, found.high] == pytest.approx([2 - 2.228 * 0.5, 2 + 2.228 * 0.5], abs=1e-3)
+    interval = student_interval(2.0, 0.5, 10)
+    assert [interval.low, interval.high] == pytest.approx([2 - 2.228 * 0.5, 2 + 2.228 * 0.5], abs=1e-3)
     assert student_interval(2.0, None, 0) == Interval(value=2.0)
 
 
-def test_errors_are_those_of_means_and_weighed_by_their_degrees_of_freedom() -> None:
+def test_errors_of_means_and_sums_are_correct() -> None:
     values = np.array([1.0, 2.0, 4.0, 9.0])
     assert mean_and_error(values * 10, np.full(4, 10.0)) == mean_and_error(values)
     assert mean_and_error(values) == (4.0, pytest.approx(values.std(ddof=1) / 2))
@@ -60,19 +64,19 @@ def test_errors_are_those_of_means_and_weighed_by_their_degrees_of_freedom() -> 
 
 
 @pytest.mark.parametrize("documents", [3, 5, 30])
-def test_the_interval_of_a_loss_holds_for_few_documents_of_uneven_lengths(documents: int) -> None:
+def test_loss_interval_covers_with_few_uneven_documents(documents: int) -> None:
     draw, tables = np.random.default_rng(documents), 2000
     inside = 0
     for _ in range(tables):
         tokens = np.round(np.exp(draw.normal(6.3, 1.0, documents))) + 1
         losses = 3.5 + draw.normal(0, 0.5, documents) + draw.normal(0, 1.5, documents) / np.sqrt(tokens)
-        found = student_interval(*mean_and_error(losses * tokens, tokens), ratio_freedom(tokens))
-        inside += found.low <= 3.5 <= found.high
+        interval = student_interval(*mean_and_error(losses * tokens, tokens), ratio_freedom(tokens))
+        inside += interval.low <= 3.5 <= interval.high
     assert 0.92 <= inside / tables <= 0.97
 
 
 @pytest.mark.parametrize(("comparisons", "freedom"), [(2, 4), (3, 20), (5, 10), (9, 60)])
-def test_dunnetts_values_hold_95_percent_of_the_multivariate_t(comparisons: int, freedom: int) -> None:
+def test_dunnett_values_match_the_multivariate_t(comparisons: int, freedom: int) -> None:
     shape = np.full((comparisons, comparisons), 0.5) + 0.5 * np.eye(comparisons)
     reach = np.full(comparisons, dunnett_quantile(comparisons, freedom))
     inside = multivariate_t.cdf(reach, shape=shape, df=freedom, lower_limit=-reach, maxpts=200_000, random_state=0)
@@ -80,36 +84,36 @@ def test_dunnetts_values_hold_95_percent_of_the_multivariate_t(comparisons: int,
 
 
 @pytest.mark.parametrize("comparisons", [1, 2, 5])
-def test_the_default_seeds_find_three_deviations_with_the_stated_power_and_one_fewer_does_not(comparisons: int) -> None:
+def test_default_seeds_are_the_fewest_with_enough_power(comparisons: int) -> None:
     seeds = default_seeds(comparisons)
-    found = detectable_deviations(comparisons, seeds)
-    assert found <= SOUGHT_DEVIATIONS < detectable_deviations(comparisons, seeds - 1)
-    assert power(found / (2 / seeds) ** 0.5, comparisons, seeds) == pytest.approx(POWER, abs=1e-5)
+    detectable = detectable_deviations(comparisons, seeds)
+    assert detectable <= SOUGHT_DEVIATIONS < detectable_deviations(comparisons, seeds - 1)
+    assert power(detectable / (2 / seeds) ** 0.5, comparisons, seeds) == pytest.approx(POWER, abs=1e-5)
     assert power(0.0, comparisons, seeds) < 0.05
     assert 8 <= default_seeds(999) <= 15
 
 
-def test_two_recipes_are_compared_by_the_paired_t_test_where_they_share_seeds() -> None:
-    one, other = {1: 4.0, 2: 4.3, 3: 5.1}, {1: 3.8, 2: 4.2, 3: 4.7, 9: 8.0}
-    noise = seed_noise([one, other], one, other)
+def test_shared_seeds_give_the_paired_t_test() -> None:
+    first, second = {1: 4.0, 2: 4.3, 3: 5.1}, {1: 3.8, 2: 4.2, 3: 4.7, 9: 8.0}
+    noise = seed_noise([first, second], first, second)
     error = np.std([0.2, 0.1, 0.4], ddof=1) / 3**0.5
-    assert noise is not None and (noise.freedom, noise.own_freedom) == (2, 2)
-    assert (noise.pooled, noise.own) == pytest.approx((error, error))
+    assert noise is not None and (noise.freedom, noise.pairwise_freedom) == (2, 2)
+    assert (noise.pooled, noise.pairwise) == pytest.approx((error, error))
     assert noise.reach(1) == pytest.approx(4.303 * error, abs=1e-3)
     assert dunnett_quantile(1, 2) == pytest.approx(4.303, rel=1e-3)
 
 
-def test_recipes_that_share_no_seed_are_compared_by_their_means_and_one_seed_tells_nothing() -> None:
-    one, other, third = {1: 1.0, 2: 3.0}, {3: 5.0, 4: 5.0, 5: 8.0}, {9: 9.0}
-    assert residual_deviation([one, other, third], paired=False) == (pytest.approx((8 / 3) ** 0.5), 3)
-    noise = seed_noise([one, other, third], one, other)
+def test_different_seeds_give_the_unpaired_test() -> None:
+    first, second, third = {1: 1.0, 2: 3.0}, {3: 5.0, 4: 5.0, 5: 8.0}, {9: 9.0}
+    assert residual_deviation([first, second, third], paired=False) == (pytest.approx((8 / 3) ** 0.5), 3)
+    noise = seed_noise([first, second, third], first, second)
     assert noise is not None and noise.freedom == 3
-    assert (noise.pooled, noise.own) == pytest.approx(((8 / 3 * 5 / 6) ** 0.5, 2**0.5))  # Welch
-    assert seed_noise([one, other, third], one, third) is None
+    assert (noise.pooled, noise.pairwise) == pytest.approx(((8 / 3 * 5 / 6) ** 0.5, 2**0.5))  # Welch
+    assert seed_noise([first, second, third], first, third) is None
 
 
 def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviation: float = 0) -> np.ndarray:
-    """Return a judge's scores of equal models, 0 to 100: most questions are hard for everybody, answers are noisy."""
+    """Return a judge's scores, 0 to 100, of equal models: most questions are hard for all, and answers are noisy."""
     models, seeds, questions = shape
     scores = draw.beta(0.6, 2, questions) * 100 + draw.normal(0, 8, (models, 1, questions))
     scores = scores + draw.normal(0, 18, shape) + draw.normal(0, seed_deviation, (models, seeds, 1))
@@ -118,31 +122,34 @@ def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviati
 
 @pytest.mark.parametrize("deviation", [1.7, 8])
 @pytest.mark.parametrize("shape", [(2, 2, 110), (3, 2, 500), (2, 3, 500), (2, 1, 110), (3, 1, 80)], ids=str)
-def test_equal_models_are_not_told_apart_19_times_in_20(shape: tuple[int, int, int], deviation: float) -> None:
+def test_equal_models_seldom_differ(shape: tuple[int, int, int], deviation: float) -> None:
     draw, sessions = np.random.default_rng(sum(shape)), 400
-    of_seeds = deviation if shape[1] > 1 else 0  # one fine-tuning each: no winner, whatever the interval
-    found = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
-    assert np.mean([any(one.apart for one in each) for each in found]) <= 0.05 + 3 * (0.05 * 0.95 / sessions) ** 0.5
+    of_seeds = deviation if shape[1] > 1 else 0  # with one fine-tuning each, there is never a winner
+    intervals = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
+    assert (
+        np.mean([any(interval.excludes_zero for interval in session_intervals) for session_intervals in intervals])
+        <= 0.05 + 3 * (0.05 * 0.95 / sessions) ** 0.5
+    )
 
 
-def test_a_difference_is_paired_by_question_and_found() -> None:
+def test_pairing_by_question_detects_a_small_difference() -> None:
     draw = np.random.default_rng(0)
     hardness = draw.uniform(0, 100, 60)
     scores = np.stack([hardness + 2, hardness])[:, None] + draw.normal(0, 1, (2, 1, 60))
     means, differences = two_way_intervals(scores)
-    found = differences[0, 1]
-    assert found.value == pytest.approx(means[0].value - means[1].value)
-    assert 1 < found.low < found.value < found.high < 3
-    assert means[0].high - means[0].low > 10  # though each alone is little known
+    difference = differences[0, 1]
+    assert difference.value == pytest.approx(means[0].value - means[1].value)
+    assert 1 < difference.low < difference.value < difference.high < 3
+    assert means[0].high - means[0].low > 10  # although each mean alone is uncertain
 
 
-def test_what_was_not_judged_is_left_out_for_all_alike() -> None:
+def test_unjudged_questions_are_left_out_for_all_models() -> None:
     scores = session(np.random.default_rng(0), (2, 2, 30))
     scores[:, 1, 4] = scores[:, :, 7] = np.nan
     means, _ = two_way_intervals(scores)
     assert means[0].value == pytest.approx(np.nanmean(scores[0]))
     scores[0, 0, 9] = np.nan
-    with pytest.raises(ValueError, match="the same ones judged"):
+    with pytest.raises(ValueError, match="the same questions judged"):
         two_way_intervals(scores)
     with pytest.raises(ValueError, match="at least one judged"):
         two_way_intervals(np.full((2, 1, 3), np.nan))
@@ -151,7 +158,7 @@ def test_what_was_not_judged_is_left_out_for_all_alike() -> None:
 
 
 def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
-    """Return normal units of deviation 1, each of which correlates with the one before it."""
+    """Return normal units with deviation 1. Each unit is correlated with the one before it."""
     units = draw.standard_normal(shape)
     for at in range(1, shape[-1]):
         units[..., at] = correlation * units[..., at - 1] + np.sqrt(1 - correlation**2) * units[..., at]
@@ -159,78 +166,78 @@ def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: f
 
 
 @pytest.mark.parametrize(("number", "correlation"), [(100, 0.8), (100, 0.95), (256, 0.5), (256, 0.95), (1500, 0.8)])
-def test_an_interval_covers_although_neighbours_are_alike(number: int, correlation: float) -> None:
+def test_interval_covers_despite_correlated_neighbours(number: int, correlation: float) -> None:
     draw, repeats = np.random.default_rng(number), 300
     sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (repeats, number))))
     units = 3.5 + 0.4 * neighbours(draw, (repeats, number), correlation)
     inside = 0
     for levels, counts in zip(units, sizes, strict=True):
-        found = stream_mean(levels * counts, counts)
-        interval = student_interval(found.value, found.error, found.freedom)
-        stored = student_interval(found.value, found.error_for(ratio_freedom(counts)), ratio_freedom(counts))
+        mean = stream_mean(levels * counts, counts)
+        interval = student_interval(mean.value, mean.error, mean.freedom)
+        stored = student_interval(mean.value, mean.error_for(ratio_freedom(counts)), ratio_freedom(counts))
         assert [stored.low, stored.high] == pytest.approx([interval.low, interval.high])
         inside += interval.low <= 3.5 <= interval.high
     assert inside >= 0.85 * repeats
 
 
-def test_independent_units_keep_the_error_they_had() -> None:
+def test_independent_units_keep_the_plain_error() -> None:
     draw = np.random.default_rng(1)
     sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (200, 300))))
-    drawn = draw.normal(3.5, 0.4, (200, 300)) * sizes
-    kept = [stream_mean(each, size) for each, size in zip(drawn, sizes, strict=True)]
+    values = draw.normal(3.5, 0.4, (200, 300)) * sizes
+    means = [stream_mean(row, size) for row, size in zip(values, sizes, strict=True)]
     same = [
-        (found.value, found.error) == mean_and_error(each, size)
-        for found, each, size in zip(kept, drawn, sizes, strict=True)
+        (mean.value, mean.error) == mean_and_error(row, size)
+        for mean, row, size in zip(means, values, sizes, strict=True)
     ]
-    assert np.mean(same) > 0.95 and kept[0].independent == 300
+    assert np.mean(same) > 0.95 and means[0].independent == 300
     alike = stream_mean(neighbours(draw, (2000,), 0.9), np.ones(2000))
     assert alike.independent == pytest.approx(2000 * 0.1 / 1.9, rel=0.5)
     assert stream_mean(np.full(50, 2.0), np.ones(50)).error == 0 and stream_mean(np.ones(1), np.ones(1)).error is None
 
 
-def test_a_band_of_three_runs_knows_two_degrees() -> None:
-    constant = np.array([[0.0], [1.0], [2.0]]) + np.zeros((3, 40))  # each run stays where it is
+def test_band_of_three_runs_has_two_degrees_of_freedom() -> None:
+    constant = np.array([[0.0], [1.0], [2.0]]) + np.zeros((3, 40))  # every run is constant
     low, high = prediction_band(constant, 4)
     assert high - 1 == pytest.approx(student_quantile(0.98, 2) * (4 / 3) ** 0.5)
     assert 1 - low == pytest.approx(high - 1)
 
 
-def test_no_hit_and_no_difference_have_an_error() -> None:
+def test_all_misses_still_have_an_error() -> None:
     none, half = np.zeros(200), np.arange(200) % 2
     assert hits_error(none, 1.0, paired=False) == pytest.approx((1 / 202 * 201 / 202 / 202) ** 0.5)
     assert hits_error(none + 1, 1.0, paired=False) == pytest.approx(hits_error(none, 1.0, paired=False))
     assert hits_error(none, 1.0, paired=True) == pytest.approx(1 / 202)
-    assert hits_error(half, 1.0, paired=False) == mean_and_error(half)[1]  # two items more change nothing
+    assert hits_error(half, 1.0, paired=False) == mean_and_error(half)[1]  # two additional items make no difference
     assert hits_error(none - 0.25, 4.0, paired=False) == pytest.approx(4 * hits_error(none, 1.0, paired=False))
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_a_judged_difference_lies_outside_its_own_seeds(seeds: int) -> None:
+def test_judged_difference_must_exceed_its_seeds_noise(seeds: int) -> None:
     wide, narrow = np.linspace(-15, 15, seeds), np.linspace(-0.1, 0.1, seeds)
     scores = np.stack([wide, narrow, narrow + 1, narrow - 1, narrow])[:, :, None] + np.zeros(50)
     means, differences = two_way_intervals(scores)
-    level = 0.12 if seeds == 2 else 0.03  # the first model surely scatters more than the others
-    errors = [one.std(ddof=1) / seeds**0.5 for one in (wide, narrow)]
-    error, freedom = combined_error(*((one, seeds - 1) for one in errors))
+    level = 0.12 if seeds == 2 else 0.03  # the first model clearly scatters more than the others
+    errors = [scores_of_model.std(ddof=1) / seeds**0.5 for scores_of_model in (wide, narrow)]
+    error, freedom = combined_error(*((scores_of_model, seeds - 1) for scores_of_model in errors))
     pooled = student_quantile(0.9975, 5 * (seeds - 1)) * (2 / 5) ** 0.5 * errors[0]
     reach = max(student_quantile(1 - level / 2, freedom) * error, pooled)
     assert differences[0, 1].high == pytest.approx(reach, rel=0.01)
-    own = student_quantile(1 - level / 2, seeds - 1) * errors[0]
-    assert means[0].high == pytest.approx(own, rel=0.01) and means[0].high > 2 * means[1].high
+    own_reach = student_quantile(1 - level / 2, seeds - 1) * errors[0]
+    assert means[0].high == pytest.approx(own_reach, rel=0.01) and means[0].high > 2 * means[1].high
 
 
 NOISES = st.builds(
     SeedNoise,
     pooled=st.floats(1e-3, 10.0),
     freedom=st.integers(1, 6),
-    own=st.floats(1e-3, 10.0),
-    own_freedom=st.floats(1.0, 3.0),
+    pairwise=st.floats(1e-3, 10.0),
+    pairwise_freedom=st.floats(1.0, 3.0),
 )
 
 
 @given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
-def test_more_comparisons_never_make_an_interval_narrower(noise: SeedNoise, text: float, documents: int) -> None:
-    """Holm's procedure ends because of this: a pair that differs among many differs among few."""
+def test_more_comparisons_never_narrow_an_interval(noise: SeedNoise, text: float, documents: int) -> None:
+    """Holm's procedure relies on this: a pair that differs among many pairs also differs among few."""
     widths = []
     for comparisons in range(1, 11):
         interval = student_interval(1.0, text, documents, 1 - ERROR / comparisons)
@@ -246,11 +253,11 @@ def test_seeds_that_scatter_alike_are_pooled() -> None:
     assert differences[0, 1].high == pytest.approx(-1 + reach) and differences[0, 1].low == pytest.approx(-1 - reach)
 
 
-def test_equal_models_with_one_unstable_one_seldom_differ() -> None:
+def test_equal_models_seldom_differ_despite_an_unstable_one() -> None:
     draw, tables = np.random.default_rng(2), 1000
     deviations = np.array([15.0, 2.0, 2.0])[:, None, None]
     false = 0
     for _ in range(tables):
         scores = deviations * draw.standard_normal((3, 3, 1)) + draw.normal(0, 15, (3, 3, 40))
-        false += any(one.apart for one in two_way_intervals(scores)[1].values())
+        false += any(interval.excludes_zero for interval in two_way_intervals(scores)[1].values())
     assert false <= 0.075 * tables  # 5 % and four standard errors at most; pooled variances give 10 %

@@ -30,7 +30,7 @@ def test_a_missing_dataset_is_an_error_if_steps_need_it(make_run: MakeRun) -> No
     file = Path("sweep.json")
     assert missing_tokens(file, load_run(make_run("here"), ()).train) is None
     line = missing_tokens(file, load_run(make_run("nowhere", dataset="/nope"), ()).train)
-    assert line is not None and line.startswith("sweep.json: ") and "/nope is no directory here" in line
+    assert line is not None and line.startswith("sweep.json: ") and "/nope is not a directory here" in line
     unknown = load_run(make_run("unknown", dataset="/nope", min_train_tokens=None), ()).train
-    with pytest.raises(BadInput, match=r"/nope is no directory here; .*or set min_train_tokens"):
+    with pytest.raises(BadInput, match=r"/nope is not a directory here; .*or set min_train_tokens"):
         missing_tokens(file, unknown)

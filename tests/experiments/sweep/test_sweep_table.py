@@ -108,7 +108,7 @@ def test_gains_of_survivors_are_honest_bounds() -> None:
 
 def significant_levers(sweep: np.ndarray) -> list[bool]:
     base, *levers = [dict(enumerate(losses.tolist())) for losses in sweep]
-    return [difference.apart for difference, _ in compare_with_base(base, levers, len(levers))]
+    return [difference.excludes_zero for difference, _ in compare_with_base(base, levers, len(levers))]
 
 
 def test_the_table_names_missing_runs_and_seeds(make_sweep: MakeSweep) -> None:

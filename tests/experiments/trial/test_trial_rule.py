@@ -45,7 +45,7 @@ def test_large_and_tiny_differences_end_early(rule: TrialRule, mean: float, verd
     judged = rule.judge(differences(mean, rule.looks[1]))
     assert judged is not None and judged.verdict == verdict and judged.text.startswith(verdict)
     assert judged.difference is not None and judged.difference.value == pytest.approx(mean)
-    assert judged.difference.apart == (verdict != "no difference found")
+    assert judged.difference.excludes_zero == (verdict != "no difference found")
 
 
 def test_a_medium_difference_needs_the_last_look(rule: TrialRule) -> None:

@@ -177,7 +177,7 @@ def test_errors_name_the_accepted_values(copied: Path, token_files: Path, tmp_pa
     (moved / "manifest.json").unlink()
     file = moved / "train.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"\0\0")
-    message = r"train.safetensors: damaged, or another file than the one that .*resolved.json"
+    message = r"train.safetensors: damaged, or not the file that .*resolved.json"
     with pytest.raises(BadInput, match=message):
         rebuilt(copied, 8, moved)
 
@@ -214,6 +214,6 @@ def test_look_shows_the_first_loss_of_fine_tuning(make_run: Make, finished: Path
     assert "<|user|>q" in done.stdout and "<|assistant|>answer" in done.stdout
     assert "pass --init-from" in one_line(train(run, "--look", "1"))
     assert "began with random weights" in one_line(train(finished, "--look", "1", "--init-from", str(run)))
-    assert "has weights of sha256" in one_line(
+    assert "the sha256 of these weights is" in one_line(
         train(run, "--look", "1", "--init-from", str(tmp_path / "away" / "latest"))
     )

@@ -1,6 +1,6 @@
-"""Micro-batches of a mixture: all ranks together read each step, and every window as often as it is due.
+"""Micro-batches of a mixture: all ranks together read each step, and every window the right number of times.
 
-A window of a growing stream is ready once all that it depends on is committed, as in the finished files.
+A window of a growing stream is ready when everything it depends on is committed, and equals the finished files'.
 """
 
 from pathlib import Path
@@ -29,15 +29,15 @@ STAGES = [Stage(0, (3, 1, 0)), Stage(5 * GLOBAL_BATCH, (1, 0, 1)), Stage(8 * GLO
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSource, ...]:
-    """Three streams, of uint16 and uint32; each token tells its stream and its place."""
-    made = []
+    """Three streams, of uint16 and uint32; each token encodes its stream and its position."""
+    token_sources = []
     for number, (name, length) in enumerate(LENGTHS.items()):
         folder = tmp_path_factory.mktemp(name)
         dtype = np.uint32 if name == "c" else np.uint16
         save_file({"tokens": np.arange(length, dtype=dtype) + dtype(1000 * number)}, folder / "train.safetensors")
         order = WindowOrder(count=window_count(length, 3, CONTEXT), shuffle=True, seed=5, source=number)
-        made.append(TokenSource(stream=open_split(folder, "train"), start_token=3, order=order))
-    return tuple(made)
+        token_sources.append(TokenSource(stream=open_split(folder, "train"), start_token=3, order=order))
+    return tuple(token_sources)
 
 
 def reading_of(sources: tuple[TokenSource, ...], size: int, vocabulary_size: int = 100_000) -> Reading:
@@ -46,7 +46,7 @@ def reading_of(sources: tuple[TokenSource, ...], size: int, vocabulary_size: int
 
 
 def read_steps(reading: Reading, first_step: int = 0) -> Tensor:
-    """Return what all ranks are given, (steps, G, T)."""
+    """Return the inputs of all ranks, (steps, G, T)."""
     ranks = []
     for rank in range(reading.layout.data_parallel_size):
         batches = list(micro_batches(reading, rank, range(first_step, STEPS)))
@@ -55,7 +55,7 @@ def read_steps(reading: Reading, first_step: int = 0) -> Tensor:
     return torch.cat(ranks, dim=1)
 
 
-def test_every_data_parallel_size_and_every_beginning_gives_the_same_steps(sources: tuple[TokenSource, ...]) -> None:
+def test_steps_do_not_depend_on_ranks_or_resumption(sources: tuple[TokenSource, ...]) -> None:
     alone = read_steps(reading_of(sources, 1))
     for size in (2, 4):
         assert torch.equal(read_steps(reading_of(sources, size)), alone)
@@ -63,24 +63,24 @@ def test_every_data_parallel_size_and_every_beginning_gives_the_same_steps(sourc
         assert torch.equal(read_steps(reading_of(sources, 2), first_step), alone[first_step:])
 
 
-def test_blocks_of_samples_are_invisible(sources: tuple[TokenSource, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = read_steps(reading_of(sources, 1))
+def test_block_size_does_not_change_batches(sources: tuple[TokenSource, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected_steps = read_steps(reading_of(sources, 1))
     for ahead in (1, 8, 24, 40):
         monkeypatch.setattr(room, "SAMPLES_AHEAD", ahead)
-        assert torch.equal(read_steps(reading_of(sources, 1)), whole)
+        assert torch.equal(read_steps(reading_of(sources, 1)), expected_steps)
 
 
-def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources: tuple[TokenSource, ...]) -> None:
+def test_each_epoch_reads_every_window_once(sources: tuple[TokenSource, ...]) -> None:
     read = read_steps(reading_of(sources, 1)).flatten(0, 1)[:, 0].tolist()
     of_b = [(first - 1000 - 3) // CONTEXT for first in read if 1000 <= first < 1000 + LENGTHS["b"]]
-    assert len(of_b) == 10 + 16  # a quarter of five steps, half of four: 2.6 epochs of 10 windows
+    assert len(of_b) == 10 + 16  # a quarter of five steps and half of four are 2.6 epochs of 10 windows
     first, second, third = of_b[:10], of_b[10:20], of_b[20:]
     assert sorted(first) == sorted(second) == list(range(10))
     assert len(set(third)) == 6
     assert first != second
 
 
-def test_an_id_beyond_the_vocabulary_names_step_file_and_token(sources: tuple[TokenSource, ...]) -> None:
+def test_an_id_outside_the_vocabulary_names_its_step(sources: tuple[TokenSource, ...]) -> None:
     with pytest.raises(BadInput, match=r"step \d+: .*b0/train\.safetensors: token \d+: got id 10\d\d, wanted less"):
         list(micro_batches(reading_of(sources, 2, vocabulary_size=1010), 1, range(STEPS)))
 
@@ -90,7 +90,7 @@ STREAM: Any = None  # never read here
 
 @attrs.define
 class Preparation:
-    """A growing directory: every look finds the next of these numbers of tokens; after the last it is finished."""
+    """A growing directory. Each refresh finds the next number of tokens; after the last one, it is finished."""
 
     commits: list[int]
     directory: Path = Path("tokens")
@@ -118,28 +118,28 @@ def tokens_of(windows: int) -> int:
     return START + windows * CONTEXT + 1
 
 
-def test_windows_are_those_of_the_finished_files_before_and_after_the_end() -> None:
+def test_growing_and_finished_files_give_the_same_windows() -> None:
     finished = TokenSource(stream=STREAM, start_token=START, order=WindowOrder(count=12, shuffle=True, seed=1, era=ERA))
     source = growing(tokens_of(10), tokens_of(12), max_epochs=2)
-    wanted = finished.first_tokens(np.arange(24), CONTEXT)
+    expected_tokens = finished.first_tokens(np.arange(24), CONTEXT)
     assert source.ready(9, CONTEXT)
-    assert source.first_tokens(np.arange(10), CONTEXT).tolist() == wanted[:10].tolist()  # two whole eras
+    assert source.first_tokens(np.arange(10), CONTEXT).tolist() == expected_tokens[:10].tolist()  # two complete eras
     assert not source.ready(11, CONTEXT)
     assert source.ready(23, CONTEXT)  # finished, and its second epoch
-    assert source.first_tokens(np.arange(24), CONTEXT).tolist() == wanted.tolist()
+    assert source.first_tokens(np.arange(24), CONTEXT).tolist() == expected_tokens.tolist()
 
 
-def test_a_stream_that_ended_too_early_is_named_with_what_to_do() -> None:
+def test_an_error_about_a_short_stream_gives_advice() -> None:
     source = growing(tokens_of(12), max_epochs=2)
     assert source.growing is not None
     source.growing.refresh()
     source.growing.refresh()
-    message = r"tokens: ended with 12 windows of 4 tokens, wanted enough for the run with max_epochs 2; lower"
+    message = "tokens: the preparation ended with 12 windows of 4 tokens, but the run with max_epochs 2 needs more; "
     with pytest.raises(BadInput, match=message):
         source.ready(24, CONTEXT)
 
 
-def test_a_step_waits_only_for_growing_sources_that_it_reads() -> None:
+def test_a_step_waits_only_for_sources_it_reads() -> None:
     finished = TokenSource(stream=STREAM, start_token=0, order=WindowOrder(count=100, shuffle=False, seed=1))
     layout = Layout(context_length=CONTEXT, microbatch_size=2, microbatches=2, data_parallel_size=2)
     mixture = Mixture([Stage(0, (1, 0)), Stage(4, (1, 1))])

@@ -1,4 +1,4 @@
-"""Every prefix of a mixture has its sources' shares to less than one sample, and any sample is found by itself."""
+"""Every prefix of a mixture is within one sample of its sources' shares, and any sample is located on its own."""
 
 from fractions import Fraction
 
@@ -16,12 +16,12 @@ def off_by(sources: list[int], shares: tuple[int, ...]) -> float:
     """Return the largest distance of a prefix's count from its share, in samples."""
     chosen = np.array(sources)[:, None] == np.arange(len(shares))
     samples = np.arange(1, len(sources) + 1)[:, None]
-    # times D, in whole numbers
+    # multiplied by D, so that all numbers are integers
     return float(np.abs(np.cumsum(chosen, axis=0) * sum(shares) - samples * np.array(shares)).max() / sum(shares))
 
 
 @given(SHARES)
-def test_every_prefix_is_off_by_less_than_tijdemans_bound(shares: list[int]) -> None:
+def test_every_prefix_satisfies_tijdemans_bound(shares: list[int]) -> None:
     used = sum(share > 0 for share in shares)
     assert off_by(assign(shares), tuple(shares)) <= (1 - 1 / (2 * used - 2) + 1e-12 if used > 1 else 0)
 
@@ -36,29 +36,31 @@ def test_every_prefix_is_off_by_less_than_tijdemans_bound(shares: list[int]) -> 
         ((3,), (1,)),
     ],
 )
-def test_weights_are_taken_as_they_are_written(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
+def test_decimal_weights_are_exact(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
     assert to_shares(weights) == shares
     sources = assign(shares)
-    assert np.bincount(sources, minlength=len(shares)).tolist() == list(shares)  # nobody starves
+    assert np.bincount(sources, minlength=len(shares)).tolist() == list(shares)  # every source gets its share
     assert off_by(sources, shares) < 1
 
 
-def test_the_due_dates_are_those_of_the_paper() -> None:
-    """The rule as it is printed, in fractions, against the one that compares whole numbers."""
+def test_assignment_follows_the_published_rule() -> None:
+    """Compare the published rule, in fractions, with our rule, which compares whole numbers."""
     shares = (5, 11, 0, 1, 30)
     size, bound = sum(shares), Fraction(1, 2 * 4 - 2)
-    counts, wanted = [0] * len(shares), []
+    counts, expected_sources = [0] * len(shares), []
     for sample in range(1, size + 1):
         ahead = [Fraction(sample * share, size) - count for share, count in zip(shares, counts, strict=True)]
         able = [source for source, share in enumerate(shares) if share and ahead[source] >= bound]
-        wanted.append(min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size)))
-        counts[wanted[-1]] += 1
-    assert assign(shares) == wanted
+        expected_sources.append(
+            min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size))
+        )
+        counts[expected_sources[-1]] += 1
+    assert assign(shares) == expected_sources
 
 
-def test_weights_that_are_too_fine_are_refused() -> None:
+def test_too_precise_weights_are_refused() -> None:
     assert sum(to_shares((1, MOST_ENTRIES - 1))) == MOST_ENTRIES
-    with pytest.raises(ValueError, match=r"whole numbers in proportion, 1,048,576 in all at most; round the weights"):
+    with pytest.raises(ValueError, match=r"whole numbers with a sum of at most 1,048,576; round the weights"):
         to_shares((1, MOST_ENTRIES))
     with pytest.raises(ValueError, match="round the weights to fewer digits"):
         to_shares((0.3333333333, 0.6666666667))
@@ -73,7 +75,7 @@ def mixtures(draw: st.DrawFn) -> list[Stage]:
 
 
 @given(mixtures())
-def test_each_sources_samples_are_numbered_without_a_gap_over_all_stages(stages: list[Stage]) -> None:
+def test_sample_numbers_have_no_gaps_across_stages(stages: list[Stage]) -> None:
     mixture = Mixture(stages)
     sources, places = mixture.find(np.arange(200))
     for source in range(len(stages[0].shares)):
@@ -86,7 +88,7 @@ def test_each_sources_samples_are_numbered_without_a_gap_over_all_stages(stages:
 
 
 @given(mixtures(), st.integers(0, 10**12))
-def test_any_sample_is_found_without_those_before_it(stages: list[Stage], far: int) -> None:
+def test_a_sample_is_located_without_earlier_ones(stages: list[Stage], far: int) -> None:
     mixture = Mixture(stages)
     samples = np.array([*range(130), *range(far, far + 50)])
     together = np.stack(mixture.find(samples), axis=1)

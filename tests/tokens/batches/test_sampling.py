@@ -41,14 +41,14 @@ def samples_of_step(layout: Layout, step: int) -> list[int]:
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 8, 12]), st.integers(0, 50))
-def test_every_data_parallel_size_reads_the_same_windows_in_a_step(microbatch: int, count: int, step: int) -> None:
+def test_data_parallel_size_does_not_change_a_steps_windows(microbatch: int, count: int, step: int) -> None:
     global_batch = microbatch * count
-    wanted = list(range(step * global_batch, (step + 1) * global_batch))
+    expected_samples = list(range(step * global_batch, (step + 1) * global_batch))
     for layout in layouts(global_batch, microbatch):
-        assert samples_of_step(layout, step) == wanted
+        assert samples_of_step(layout, step) == expected_samples
 
 
-def test_every_rank_takes_as_many_micro_steps_and_idle_ones_repeat_its_first_micro_batch() -> None:
+def test_idle_micro_steps_repeat_the_first_micro_batch() -> None:
     layout = Layout(context_length=8, microbatch_size=1, microbatches=8, data_parallel_size=3)
     assert [rank_samples(layout, 0, 1, rank).ravel().tolist() for rank in range(3)] == [[0, 0, 1], [2, 3, 4], [5, 6, 7]]
     assert [idle_micro_steps(layout, rank) for rank in range(3)] == [1, 0, 0]
@@ -61,7 +61,7 @@ def test_a_shuffle_is_a_permutation_in_every_epoch(count: int, seed: int, source
     windows = order.windows(epoch * count + np.arange(count))
     assert sorted(windows.tolist()) == list(range(count))
     place = seed % count
-    assert order.windows(np.array([epoch * count + place])) == windows[place]  # by itself, too
+    assert order.windows(np.array([epoch * count + place])) == windows[place]  # also on its own
 
 
 @pytest.mark.parametrize(
@@ -74,31 +74,31 @@ def test_a_shuffle_is_a_permutation_in_every_epoch(count: int, seed: int, source
         (3_000_000, 7, [109412, 1675574, 1182098, 2766560, 2063707, 2725612, 2555952, 2983703]),
     ],
 )
-def test_the_first_epoch_of_a_runs_first_source_is_as_it_always_was(count: int, seed: int, windows: list[int]) -> None:
+def test_the_first_epoch_keeps_its_recorded_order(count: int, seed: int, windows: list[int]) -> None:
     order = WindowOrder(count=count, shuffle=True, seed=seed)
     assert order.windows(np.arange(len(windows))).tolist() == windows
 
 
-def test_a_shuffle_depends_on_seed_source_and_epoch_and_leaves_no_trace_of_the_order() -> None:
+def test_a_shuffle_depends_on_seed_source_and_epoch() -> None:
     places = np.arange(10_000)
-    first, *others = [
+    first, *other_orders = [
         WindowOrder(count=10_000, shuffle=True, seed=seed, source=source).windows(places + epoch * 10_000)
         for seed, source, epoch in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 2, 0), (1, 0, 1), (1, 0, 2), (1, 1, 1))
     ]
-    orders = [first, *others]
+    orders = [first, *other_orders]
     for number, order in enumerate(orders):
-        assert all((order == other).mean() < 0.01 for other in orders[:number])
-        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # against where it stood
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # against its neighbour
+        assert all((order == earlier_order).mean() < 0.01 for earlier_order in orders[:number])
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # compared with its position before
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # compared with its neighbor
 
 
-def test_without_shuffle_every_epoch_keeps_the_streams_order() -> None:
+def test_without_shuffle_the_streams_order_is_kept() -> None:
     order = WindowOrder(count=5, shuffle=False, seed=1)
     assert order.windows(np.arange(12)).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
 @pytest.mark.parametrize("extra", [0, 1, 7, 8, 9])
-def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Path, extra: int) -> None:
+def test_targets_are_the_inputs_shifted_by_one(tmp_path: Path, extra: int) -> None:
     save_file({"tokens": np.arange(40 + extra, dtype=np.uint16)}, tmp_path / "train.safetensors")
     stream = open_split(tmp_path, "train")
     count = window_count(stream.length, 3, 8)
@@ -111,7 +111,7 @@ def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Pa
 
 
 @given(st.integers(1, 600), st.data())
-def test_shares_are_all_micro_batches_in_order_and_as_even_as_can_be(microbatches: int, data: st.DataObject) -> None:
+def test_shares_cover_all_micro_batches_evenly(microbatches: int, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, microbatches))
     shares = rank_shares(microbatches, ranks)
     assert [number for share in shares for number in share] == list(range(microbatches))
@@ -128,7 +128,7 @@ def test_shares_are_all_micro_batches_in_order_and_as_even_as_can_be(microbatche
     [
         (8, 3, [2, 5, 8]),
         (8, 6, [2, 4, 5, 6, 7, 8]),
-        (12, 5, [3, 6, 9, 11, 12]),  # runs of three
+        (12, 5, [3, 6, 9, 11, 12]),  # multiples of three
         (7, 3, [3, 6, 7]),
     ],
 )

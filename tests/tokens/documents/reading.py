@@ -1,4 +1,4 @@
-"""Units read for tests: sources in all formats, and the documents and problems that a reader finds."""
+"""Helpers for tests of readers: sources in all formats, and the documents and problems that a reader finds."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
 
 class RecordedProblems(Problems):
-    """Problems that are all kept."""
+    """Problems, every one of which is recorded in full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class RecordedProblems(Problems):
 def read(
     *names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text", separator: str | None = None
 ) -> tuple[list[Piece], Any]:
-    """Return the pieces of all units, and the reader with what was wrong."""
+    """Return the pieces of all units, and the reader with the problems that it found."""
     settings = attrs.evolve(SETTINGS, unit_bytes=unit_bytes, text_field=text_field)
     plan = make_plan(resolve_sources([str(name) for name in names]), settings)
     reader = Reader(plan.inputs, text_field, separator)

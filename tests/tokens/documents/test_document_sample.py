@@ -1,4 +1,4 @@
-"""A sample is spread over all of the sources, has the bytes asked for, and is everything where that is less."""
+"""A sample is spread over all sources and has the requested size, or contains everything if that is less."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,13 @@ def sample_of(*names: Path, most_bytes: int, unit_bytes: int = 2000) -> Document
     return DocumentSample(Reader(plan.inputs, "text"), plan.units, plan.unit_bytes, most_bytes)
 
 
-def test_places_are_spread_evenly_and_the_bytes_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_spread_evenly_and_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_module, "PLACES", 10)
     names = [jsonl(tmp_path / f"{n}.jsonl", [f"{n}{number:04} word ö" for number in range(2000)]) for n in "ab"]
     sample = sample_of(*names, most_bytes=1000)
     text = "".join(sample.texts())
     assert (sample.text_bytes, sample.is_whole) == (1000, False)
-    assert 990 <= len(text.encode()) <= 1000  # characters of two bytes that were cut
+    assert 990 <= len(text.encode()) <= 1000  # two-byte characters may be cut off
     counts = [text.count(name) for name in "ab"]
     assert abs(counts[0] - counts[1]) <= 2
     numbers = [int(digits) for digits in re.findall(r"a(\d{4})", text)]
@@ -35,7 +35,7 @@ def test_places_are_spread_evenly_and_the_bytes_are_exact(tmp_path: Path, monkey
     assert "".join(again.texts()) == text
 
 
-def test_sources_of_fewer_bytes_are_read_whole_though_their_units_differ(tmp_path: Path) -> None:
+def test_small_sources_are_read_completely(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("word " * 200_000)
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text(f"short {number} ")

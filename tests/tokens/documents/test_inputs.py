@@ -1,4 +1,4 @@
-"""Input files that changed, vanished or cannot be read are refused by name."""
+"""Input files that have changed, are missing or cannot be read are refused by name."""
 
 import errno
 import gzip
@@ -18,22 +18,20 @@ from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import make_plan
 
 
-def test_a_file_that_has_changed_is_named_and_one_that_is_gone_must_come_back(tmp_path: Path) -> None:
+def test_changed_and_missing_inputs_are_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
     write(tmp_path / "out", tmp_path / "in")
     os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1))
-    with pytest.raises(BadInput, match=r"a\.jsonl: changed since these tokens were begun; restore it, or pass another"):
+    with pytest.raises(BadInput, match=r"a\.jsonl: has changed since this preparation started; restore it, or pass"):
         write(tmp_path / "out", tmp_path / "in")
     (tmp_path / "in" / "a.jsonl").unlink()
-    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
+    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; restore it, then rerun the same command"):
         write(tmp_path / "out", tmp_path / "in")
 
 
-def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_not_counted_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all_formats(tmp_path)
     (tmp_path / "e.txt").write_text("text")
     paths = sorted(tmp_path.iterdir())
@@ -48,21 +46,21 @@ def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_dam
     def refuse(path: Path, mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    for opened, said in (
+    for opened, reason in (
         (lambda path, mode: io.BufferedReader(Broken(path)), "Input/output error"),
         (refuse, "Permission denied"),
     ):
         monkeypatch.setattr(Path, "open", opened)
         for path, plan in units.items():
-            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {said}"):
+            with pytest.raises(BadInput, match=rf"{path}: cannot be read: {reason}"):
                 list(Reader(plan.inputs, "text").read(plan.units[0]))
-        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {said}"):
+        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: {reason}"):
             make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
 
 
 @pytest.mark.parametrize("change", ["cut", "grown", "touched"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str, change: str) -> None:
+def test_a_file_that_changes_during_reading_is_refused(tmp_path: Path, name: str, change: str) -> None:
     path = tmp_path / name
     draw = random.Random(0)
     data = b"".join(b'{"text": "%b"}\n' % draw.randbytes(30).hex().encode() for _ in range(80_000))
@@ -77,12 +75,13 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: s
             file.write(b"more")
     else:
         os.utime(path, ns=(1, 1))
-    message = "became shorter while it was read" if change == "cut" and name != "a.jsonl.gz" else "changed since these"
+    is_truncated = change == "cut" and name != "a.jsonl.gz"
+    message = "was truncated while it was being read" if is_truncated else "has changed since this preparation"
     with pytest.raises(BadInput, match=rf"{path}: {message}"):
         list(pieces)
 
 
-def test_millions_of_bad_lines_are_counted_in_little_memory(tmp_path: Path) -> None:
+def test_many_bad_lines_need_little_memory(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
         file.write(b"x\n" * 50_000 + b'{"' + b'a": 1, "' * 50_000 + b'b": 1}\n')
     pieces, reader = read(tmp_path / "a.jsonl.gz")

@@ -1,4 +1,4 @@
-"""Parquet: damaged pages and rows are counted, wrong columns refused."""
+"""Parquet: damaged pages and rows are counted, and wrong columns are refused."""
 
 import io
 import re
@@ -14,7 +14,7 @@ from tokens.documents.inputs import Damaged
 from tokens.documents.parquet import open_parquet
 
 
-def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Path) -> None:
+def test_a_damaged_parquet_page_loses_only_its_row_group(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"document {number} " * 50 for number in range(300)]
     table = pyarrow.table({"text": texts})
@@ -32,18 +32,18 @@ def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Pat
     assert problem.documents == 100
 
 
-def test_a_text_that_is_damaged_is_kept_and_one_in_another_encoding_is_lost(tmp_path: Path) -> None:
+def test_damaged_text_is_kept_and_wrong_encodings_are_lost(tmp_path: Path) -> None:
     texts = [b"one", b"caf\xe9", "two".encode("utf-16"), b"\xed\xa0\x80", b"three"]
     column = pyarrow.Array.from_buffers(pyarrow.string(), 5, pyarrow.array(texts).buffers())
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     pieces, reader = read(tmp_path / "a.parquet")
     assert [piece.text for piece in pieces] == ["one", "caf\ufffd", "\ufffd", "three"]
-    found = [(problem.kind, problem.where, problem.documents) for problem in reader.problems.first]
+    reported = [(problem.kind, problem.where, problem.documents) for problem in reader.problems.first]
     rows = [f"{tmp_path}/a.parquet: row {row}" for row in (2, 3, 4)]
-    assert found == list(zip(("not UTF-8", "wrong encoding", "lone surrogate"), rows, (0, 1, 0), strict=True))
+    assert reported == list(zip(("not UTF-8", "wrong encoding", "lone surrogate"), rows, (0, 1, 0), strict=True))
 
 
-def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_path: Path) -> None:
+def test_an_error_about_columns_lists_their_types(tmp_path: Path) -> None:
     table = pyarrow.table(
         {
             "list": [["x"]],
@@ -63,13 +63,13 @@ def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_
         assert documents(tmp_path / "t.parquet", text_field=name) == ["x"]
 
 
-def test_a_column_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_column_is_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match="has the column 'text' twice"):
+    with pytest.raises(BadInput, match="has two columns 'text'; write the file again with only one of them"):
         read(tmp_path / "a.parquet")
 
 
-def test_errors_of_pyarrow_are_ours() -> None:
-    with pytest.raises(Damaged, match=r"^not a whole Parquet file; download or write the file again"):
+def test_errors_of_pyarrow_become_damaged() -> None:
+    with pytest.raises(Damaged, match=r"^not a complete Parquet file; download or write the file again"):
         open_parquet(io.BytesIO(b"PAR1" + bytes(100)))

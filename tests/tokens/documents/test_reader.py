@@ -24,7 +24,7 @@ COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 7, 100, 5000])
-def test_records_are_the_same_in_units_of_any_size(tmp_path: Path, unit_bytes: int) -> None:
+def test_unit_size_does_not_change_records(tmp_path: Path, unit_bytes: int) -> None:
     draw = random.Random(unit_bytes)
     texts = TEXTS + ["ä\n" * draw.choice([0, 1, 5, 100]) + str(number) for number in range(60)]
     for path in write_all_formats(tmp_path, texts):
@@ -32,7 +32,7 @@ def test_records_are_the_same_in_units_of_any_size(tmp_path: Path, unit_bytes: i
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 1 << 24])
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, unit_bytes: int) -> None:
+def test_byte_order_marks_are_not_part_of_texts(tmp_path: Path, unit_bytes: int) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n', encoding="utf-8-sig")
     for suffix in ("txt", "md", "py"):
         (tmp_path / f"b.{suffix}").write_text("one two", encoding="utf-8-sig")
@@ -42,7 +42,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, unit_bytes: in
     assert documents(tmp_path, unit_bytes=unit_bytes) == ["one two"] * 4 + [""]
 
 
-def test_a_long_record_comes_in_pieces_of_one_document(tmp_path: Path) -> None:
+def test_a_long_record_is_one_document_in_pieces(tmp_path: Path) -> None:
     text = "Some words, and 123 more; " * 100_000
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "b"}) + "\n")
@@ -63,18 +63,18 @@ BROKEN = {
     "line.jsonl": (GOOD + b"{'text': 1}\n" + GOOD, ": byte 17: not JSON: ", 2),
     "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body: pass --t", 2),
     "null.jsonl": (GOOD + b'{"text": null}\n' + GOOD, ": byte 17: null text: got NoneType, wanted a string", 2),
-    "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object a line", 2),
+    "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object per line", 2),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], ": damaged file: Compressed file ended", None),
-    "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(GOOD * 1000)[:-5], "the Zstandard stream is cut short", None),
+    "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(GOOD * 1000)[:-5], "the Zstandard stream is truncated", None),
     "no.jsonl.zst": (b"plain text\n", ": after line 0: damaged file: not a Zstandard stream", 0),
     "no.parquet": (b"PAR1 is not enough", ": damaged file: not readable as Parquet", 0),
     "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 100_000 + b"\n" + GOOD, ": byte 17: not JSON: maximum recursion", 2),
-    "white.jsonl": (GOOD + WHITE + GOOD, ": byte 17: no text: 500,000 characters of white space, or more", 2),
+    "white.jsonl": (GOOD + WHITE + GOOD, ": byte 17: no text: 500,000 or more characters of white space", 2),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path: Path, name: str) -> None:
+def test_bad_records_are_counted_and_the_rest_is_read(tmp_path: Path, name: str) -> None:
     data, message, readable = BROKEN[name]
     path = tmp_path / name
     path.write_bytes(data)
@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path:
 
 @pytest.mark.parametrize("unit_bytes", [1, 30, 1 << 24])
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_too_long_a_line_is_left_out(
+def test_an_overlong_line_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit_bytes: int
 ) -> None:
     monkeypatch.setattr(Reader, "longest_line", 40)
@@ -106,13 +106,13 @@ def test_too_long_a_line_is_left_out(
     assert sum(problem.lost_bytes for problem in reader.problems.first) == (41 + 501 + 300 if kind == "" else 0)
 
 
-def test_an_integer_of_any_length_loses_no_document(tmp_path: Path) -> None:
+def test_huge_integers_do_not_lose_a_document(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": %s, "text": "x"}\n' % ("1" * 5000))
     assert documents(tmp_path / "a.jsonl") == ["x"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json.gz", "jsonl.zst", "parquet"])
-def test_a_file_without_a_record_is_named(tmp_path: Path, suffix: str) -> None:
+def test_a_file_without_records_is_reported(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_bytes(b"")
     blank = {"jsonl": b"\n\n", "json.gz": gzip.compress(b"\n"), "jsonl.zst": zstandard.compress(b"")}
     (tmp_path / f"b.{suffix}").write_bytes(blank.get(suffix, b""))
@@ -120,13 +120,13 @@ def test_a_file_without_a_record_is_named(tmp_path: Path, suffix: str) -> None:
         pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "b.parquet")
     pieces, reader = read(tmp_path)
     assert pieces == []
-    found = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
-    assert found == [("empty file", 0, 0)] * 2
+    problems = [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first]
+    assert problems == [("empty file", 0, 0)] * 2
 
 
-def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> None:
-    for half, other in ((b"\\ud83d", b"\\ude00"), (b"\xed\xa0\xbd", b"\xed\xb8\x80")):  # escaped, raw
-        (tmp_path / "a.jsonl").write_bytes(b'{"text": "half %b and whole %b%b"}\n' % (half, half, other))
+def test_lone_surrogates_are_replaced_as_by_tiktoken(tmp_path: Path) -> None:
+    for half, second_half in ((b"\\ud83d", b"\\ude00"), (b"\xed\xa0\xbd", b"\xed\xb8\x80")):  # escaped, raw
+        (tmp_path / "a.jsonl").write_bytes(b'{"text": "half %b and whole %b%b"}\n' % (half, half, second_half))
         [piece], reader = read(tmp_path / "a.jsonl")
         assert piece.text == "half \ufffd and whole 😀"
         assert reference().encode_ordinary(piece.text) == reference().encode_ordinary("half \ud83d and whole 😀")
@@ -135,10 +135,10 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("unit_bytes", [*slow(1), 7, 100, 5000, 1 << 24])
 @pytest.mark.parametrize("separator", ["<|endoftext|>", "\n## ", "é日"])
-def test_a_separator_makes_the_same_documents_in_units_of_any_size(
+def test_unit_size_does_not_change_separated_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # separators lie across the blocks that are searched
+    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # so that separators span the blocks that are searched
     draw = random.Random(unit_bytes)
     texts = ["ä\n<| é|" * draw.choice([1, 5, 100]) + str(number) for number in range(40)]
     content = separator.join(["", *texts[:20], " \n", "", *texts[20:], "\n"])
@@ -154,7 +154,7 @@ def test_a_separator_makes_the_same_documents_in_units_of_any_size(
 
 
 @pytest.mark.parametrize("unit_bytes", [40, 1 << 24])
-def test_an_end_of_text_that_is_written_out_is_noted(tmp_path: Path, unit_bytes: int) -> None:
+def test_a_spelled_out_end_of_text_is_reported(tmp_path: Path, unit_bytes: int) -> None:
     text = "some words and" * 3 + "<|endoftext|>" + "more words"
     (tmp_path / "a.txt").write_text(text * 2)
     for path in (tmp_path / "a.txt", *write_all_formats(tmp_path, ["x", text])):
@@ -162,12 +162,12 @@ def test_an_end_of_text_that_is_written_out_is_noted(tmp_path: Path, unit_bytes:
         assert "<|endoftext|>" in "".join(piece.text for piece in pieces)
         problem = reader.problems.first[0]
         assert (problem.kind, problem.documents) == ("<|endoftext|> in a text", 0)
-        assert "begin anew with --separator '<|endoftext|>'" in problem.detail
+        assert "start over with --separator '<|endoftext|>'" in problem.detail
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le", "latin-1", "NUL"])
-def test_records_in_another_encoding_are_kept_or_lost_as_such(tmp_path: Path, kind: str, encoding: str) -> None:
+def test_records_in_another_encoding_are_reported(tmp_path: Path, kind: str, encoding: str) -> None:
     lines = "".join(json.dumps({"text": f"Straße {number}"}, ensure_ascii=False) + "\n" for number in range(300))
     data = lines.replace("ß", "\0").encode() if encoding == "NUL" else lines.encode(encoding)
     (tmp_path / f"a.jsonl{kind}").write_bytes(COMPRESS[kind](data))
@@ -183,13 +183,13 @@ def test_records_in_another_encoding_are_kept_or_lost_as_such(tmp_path: Path, ki
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["json", "jsonl.zst"])
-def test_a_line_of_a_gigabyte_is_left_out_in_linear_time_and_constant_memory(tmp_path: Path, kind: str) -> None:
+def test_a_huge_line_takes_linear_time_and_constant_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{kind}"
     with path.open("wb") as file:
         if kind == "json":
-            file.truncate(1 << 30)  # as an array, without a line end
+            file.truncate(1 << 30)  # like an array, it has no line end
             file.seek(0, io.SEEK_END)
-        else:  # in quadratic time, 15 s for a fifth of these bytes, it would run into the limit for hangs
+        else:  # quadratic time, 15 s for a fifth of these bytes, would exceed the time limit of tests
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
                 for _ in range(1000):
                     writer.write(b"x" * (1 << 20))
@@ -201,7 +201,7 @@ def test_a_line_of_a_gigabyte_is_left_out_in_linear_time_and_constant_memory(tmp
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
 
 
-def test_what_was_packed_ten_thousandfold_is_unpacked_in_small_parts() -> None:
+def test_highly_compressed_data_is_unpacked_in_small_parts() -> None:
     packed = io.BytesIO(zstandard.compress((b"x" * ((1 << 20) - 1) + b"\n") * 256))
     tracemalloc.start()
     lines = compressed.decompressed_lines(packed, zstandard=True, longest=text_file.LONGEST_LINE)
@@ -212,7 +212,7 @@ def test_what_was_packed_ten_thousandfold_is_unpacked_in_small_parts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, kind: str) -> None:
+def test_damage_in_a_compressed_file_loses_its_rest(tmp_path: Path, kind: str) -> None:
     draw = random.Random(0)
     lines = b"".join(json.dumps({"text": draw.randbytes(200).hex()}).encode() + b"\n" for _ in range(3000))
     compress = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}[kind]
@@ -224,36 +224,40 @@ def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, k
         assert len(pieces) > 1000
         damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
-        if "garbled" not in damage.detail:  # it was found where it is
+        if "wrong" not in damage.detail:  # the damage was noticed where it is
             assert len(pieces) <= 2000
             assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1
 
 
-def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path: Path) -> None:
+def test_a_wrong_checksum_casts_doubt_on_earlier_lines(tmp_path: Path) -> None:
     checked = zstandard.ZstdCompressor(write_checksum=True).compress(GOOD * 9)
     for name, data in (("a.jsonl.gz", flipped(gzip.compress(GOOD * 9), -8)), ("a.jsonl.zst", flipped(checked, -1))):
         (tmp_path / name).write_bytes(data)
         _, reader = read(tmp_path / name)
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
-        assert damage.detail.endswith("lines before it may be garbled")
+        assert damage.detail.endswith("lines before it may be wrong")
 
 
-def test_a_field_given_twice_is_counted(tmp_path: Path) -> None:
+def test_a_repeated_field_is_reported(tmp_path: Path) -> None:
     lines = ['{"text": "a", "text": "b"}', '{"a": {"text": "x"}, "text": "\\"text\\""}', '{"text": "c", "b": "text"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    found, reader = read(tmp_path / "a.jsonl")
-    assert [piece.text for piece in found] == ['"text"', "c"]
+    pieces, reader = read(tmp_path / "a.jsonl")
+    assert [piece.text for piece in pieces] == ['"text"', "c"]
     assert [problem.kind for problem in reader.problems.first] == ["field given twice"]
 
 
-def test_an_array_of_texts_is_told_to_be_one_record_a_line(tmp_path: Path) -> None:
+def test_an_error_about_an_array_asks_for_lines(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}]\n')
     (tmp_path / "b.json").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
     _, reader = read(tmp_path)
-    told = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
+    examples = [line for lines in reader.problems.summary()["examples"].values() for line in lines]
     assert any(
-        "a.json: byte 0: no text field: got list, wanted one object a line with the field 'text'" in one for one in told
+        "a.json: byte 0: no text field: got list, wanted one object per line with the field 'text'" in example
+        for example in examples
     )
-    assert any("b.json: byte 0: not JSON: " in one and one.endswith("; wanted one record a line") for one in told)
+    assert any(
+        "b.json: byte 0: not JSON: " in example and example.endswith("; wanted one record per line")
+        for example in examples
+    )

@@ -1,4 +1,4 @@
-"""Sources resolve to every document below a folder, wherever the command is given; what is left out is noted."""
+"""Sources resolve to all documents below a folder, from any current folder; omitted files are reported."""
 
 import io
 import os
@@ -18,10 +18,10 @@ from tokens.prepare.plan import make_plan
 
 
 def resolve(*names: str | Path) -> tuple[list[list[str]], list[str]]:
-    """Return the paths of each source, and what was said."""
-    with redirect_stderr(io.StringIO()) as said:
+    """Return the paths of each source, and the printed lines."""
+    with redirect_stderr(io.StringIO()) as stderr:
         sources = resolve_sources([str(name) for name in names])
-    return [[item.path for item in source.inputs] for source in sources], said.getvalue().splitlines()
+    return [[item.path for item in source.inputs] for source in sources], stderr.getvalue().splitlines()
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_links_to_folders_are_followed_and_circles_are_not(folder: Path, tmp_path: Path) -> None:
+def test_links_are_followed_except_in_circles(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.txt").write_text("c")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
@@ -44,9 +44,7 @@ def test_links_to_folders_are_followed_and_circles_are_not(folder: Path, tmp_pat
     assert resolve(folder) == ([[f"{folder}/{name}" for name in names]], [twice])
 
 
-def test_a_link_that_leads_nowhere_and_a_folder_that_may_not_be_read_are_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_links_and_unreadable_folders_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "lost.txt").symlink_to(folder / "gone.txt")
     with pytest.raises(BadInput, match=rf"^{folder}/lost\.txt: cannot be read: No such file"):
         resolve(folder)
@@ -59,57 +57,58 @@ def test_a_link_that_leads_nowhere_and_a_folder_that_may_not_be_read_are_refused
         return scan(path)
 
     with monkeypatch.context() as patch, pytest.raises(BadInput, match=r"sub/b\.txt: cannot be read: .* denied"):
-        patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))  # a folder that may be listed only
+        # A folder that may be listed, but whose files may not be read.
+        patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))
         resolve(folder)
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(BadInput, match=rf"^{folder}/sub: cannot be read: Permission denied"):
         resolve(folder)
 
 
-def test_token_files_inside_a_source_are_no_documents(folder: Path) -> None:
+def test_token_directories_inside_a_source_are_skipped(folder: Path) -> None:
     for _ in range(2):  # the second command finds plan.json, ledger.jsonl and manifest.json of the first
         write(folder / "tokens", folder)
     assert texts_of(folder / "tokens", "train") == ["a.txt", "sub/b.txt"]
-    with pytest.raises(BadInput, match=rf"{folder}/tokens: holds tokens; name a folder of documents"):
+    with pytest.raises(BadInput, match=rf"{folder}/tokens: contains tokens; name a folder of documents instead"):
         resolve(folder / "tokens")
     assert resolve(folder)[1] == [f"NOTE: {folder}: files of other kinds are left out: {folder}/tokens"]
     (folder / "sub" / "plan.json").write_text('{"text": "somebody else\'s"}\n')
     assert resolve(folder)[0] == [[f"{folder}/{name}" for name in ("a.txt", "sub/b.txt", "sub/plan.json")]]
 
 
-def test_a_source_is_not_the_output(folder: Path) -> None:
-    with pytest.raises(BadInput, match=rf"{folder}: is a source and the output as well; pass another --output"):
+def test_a_source_cannot_be_the_output(folder: Path) -> None:
+    with pytest.raises(BadInput, match=rf"{folder}: is both a source and the output; pass another --output"):
         write(folder, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "sub"]
 
 
-def test_files_of_other_kinds_and_those_named_twice_are_told_and_are_no_part_of_the_plan(folder: Path) -> None:
+def test_other_and_repeated_files_are_reported(folder: Path) -> None:
     _, nothing = resolve(folder)
     assert nothing == []
     [before] = resolve_sources([str(folder)])
     for name in ("z.TXT", "sub/y.txt.gz", "x.bz2", ".hidden"):
         (folder / name).write_bytes(b"")
-    _, said = resolve(folder)
-    assert said == [f"NOTE: {folder}: files of other kinds are left out: {folder}/sub/y.txt.gz and 2 more"]
+    _, notes = resolve(folder)
+    assert notes == [f"NOTE: {folder}: files of other kinds are left out: {folder}/sub/y.txt.gz and 2 more"]
     [after] = resolve_sources([str(folder)])
     assert make_plan([after], SETTINGS).fingerprint() == make_plan([before], SETTINGS).fingerprint()
-    paths, said = resolve(folder / "sub" / "b.txt", folder / "*.txt", f"{folder}/**/b.txt")
+    paths, notes = resolve(folder / "sub" / "b.txt", folder / "*.txt", f"{folder}/**/b.txt")
     assert paths == [[f"{folder}/sub/b.txt"], [f"{folder}/a.txt"], [f"{folder}/sub/b.txt"]]
-    assert said == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
+    assert notes == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
 
 
-def test_a_command_goes_on_from_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preparation_resumes_from_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     [source] = resolve_sources(["sub"])
     assert (source.name, source.inputs[0].path) == ("sub", f"{folder}/sub/b.txt")
     write(folder / "out", Path("sub"))
     monkeypatch.chdir(folder / "out")
     write(folder / "out", Path("../sub").resolve())
-    with pytest.raises(BadInput, match="the sources were named otherwise, or in another order"):
+    with pytest.raises(BadInput, match="its sources were named differently, or in another order"):
         write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
 
 
-def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None:
+def test_the_standard_library_has_a_fixed_order() -> None:
     first, again = resolve_sources(["stdlib", "stdlib"])
     assert first.inputs == again.inputs
     names = [Path(item.path).name for item in first.inputs]
@@ -120,23 +119,23 @@ def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("x.docx", r"x\.docx: unknown kind of document; wanted a name ending in \.txt, \.md"),
-        ("train.bin", r"train\.bin: holds token ids, no documents"),
+        ("train.bin", r"train\.bin: contains token ids, not documents"),
         ("*.txt", "no such file, folder or glob"),
-        ("empty", "a folder without documents"),
+        ("empty", "the folder has no documents"),
     ],
 )
-def test_sources_without_documents_are_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_sources_without_documents_are_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
-    for other in ("x.docx", "train.bin"):
-        (tmp_path / other).write_bytes(b"")
-    with pytest.raises(BadInput, match=said):
+    for file_name in ("x.docx", "train.bin"):
+        (tmp_path / file_name).write_bytes(b"")
+    with pytest.raises(BadInput, match=message):
         resolve_sources([str(tmp_path / name)])
 
 
-def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
+def test_names_are_sorted_by_their_numbers(tmp_path: Path) -> None:
     names = ["a-x.txt", "a.txt", "a0x.txt", "a9.txt", "a010.txt", "a10.txt", "a100.txt", "b2/9.txt", "b10/1.txt"]
     for name in reversed(names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -144,11 +143,11 @@ def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
     assert resolve(tmp_path) == ([[f"{tmp_path}/{name}" for name in names]], [])
 
 
-def test_a_folder_that_hides_a_dataset_is_noted(
+def test_a_folder_with_a_datasets_name_is_noted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = f"{folder.parent.name}/texts"
-    note = f"NOTE: {name}: reads the local path of this name; for a dataset of the hub write hf:{name}"
+    note = f"NOTE: {name}: reads the local path of this name; for a dataset on the hub, write hf:{name}"
     monkeypatch.chdir(folder.parent.parent)
     note_local.cache_clear()
     assert resolve(name)[1] == []  # a user's own texts
@@ -164,7 +163,9 @@ def test_a_folder_that_hides_a_dataset_is_noted(
 
 
 @pytest.mark.parametrize(("first", "again"), [("owner/words", "hf:owner/words"), ("hf:owner/words", "owner/words")])
-def test_hf_in_front_changes_no_commit(first: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hf_prefix_does_not_change_the_commit(
+    first: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     commits = list[str | None]()
 

@@ -1,4 +1,4 @@
-"""Text files: cut at the same places in units of any size; what is no text is left out and counted."""
+"""Text files are cut at the same places in units of any size; anything that is not text is left out and counted."""
 
 import json
 import random
@@ -20,19 +20,19 @@ from tokens.tokenizer.known import PATTERNS
 
 
 @pytest.mark.parametrize("unit_bytes", [5000, 70_000])
-def test_a_text_file_is_cut_at_the_same_places_in_units_of_any_size(tmp_path: Path, unit_bytes: int) -> None:
+def test_unit_size_does_not_change_a_text_file(tmp_path: Path, unit_bytes: int) -> None:
     wide = "中文\uff0c文本。\n北京 大学。\u3000全角 \u00a0x \u2003 y"
     text = shared("wikitext2.txt").read_text()[:150_000] + wide * 500
     (tmp_path / "a.txt").write_text(text)
     assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [text]
     pieces, _ = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
     assert len(pieces) >= 3
-    assert len({piece.head for piece in pieces}) == 1  # by which all of a document's pieces find the same split
+    assert len({piece.head for piece in pieces}) == 1  # the head decides the split, so all pieces go to the same one
     ids = [token for piece in pieces for token in reference().encode_ordinary(piece.text)]
     assert ids == reference().encode_ordinary(text)
 
 
-def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_bytes_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_file, "_too_many", lambda *_: False)
     draw = random.Random(0)
     data = bytes(draw.choice(b"ab \n\xc3\xa4\xe3\x80\x80\xff\xe2\xf0\x9f") for _ in range(5_000))
@@ -41,13 +41,13 @@ def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: p
         pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
         assert "".join(piece.text for piece in pieces) == data.decode(errors="replace")
         assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-        lost = len(data) - len(data.decode(errors="ignore").encode())
-        assert reader.problems.lost_bytes == lost
+        lost_bytes = len(data) - len(data.decode(errors="ignore").encode())
+        assert reader.problems.lost_bytes == lost_bytes
         assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
 
 
 @pytest.mark.parametrize("words", ["wörter und Wörter, ", "北京大学的学生、都喜欢吃苹果。", "word\n"])
-def test_a_long_file_comes_in_small_pieces_with_or_without_spaces(tmp_path: Path, words: str) -> None:
+def test_a_long_file_is_read_in_small_pieces(tmp_path: Path, words: str) -> None:
     text = words * (4 * TEXT_PIECE_BYTES // len(words.encode()))
     (tmp_path / "a.txt").write_text(text)
     pieces, _ = read(tmp_path / "a.txt")
@@ -62,16 +62,16 @@ NO_TEXT = {
     "NUL bytes": "no byte order mark".encode("utf-16-le") * 100,
     "bytes are not UTF-8": "日本語の文章、".encode("utf-16-le") * 100,
     "bytes are not UTF-8: convert": "eine Straße und ein Café, ".encode("latin-1") * 100,
-    "NUL bytes: no text": bytes(3),
+    "NUL bytes: not text": bytes(3),
     "1 of its first 1 bytes": b"\xe9",
     "17 of its first 1,017 bytes": b"a" * 1000 + b"\xff" * 17,
-    "NUL bytes: no text, or not in UTF-8;": b"a" * 1000 + bytes(17),
+    "NUL bytes: not text, or not in UTF-8;": b"a" * 1000 + bytes(17),
 }
 
 
 @pytest.mark.parametrize("reason", NO_TEXT)
 @pytest.mark.parametrize("unit_bytes", [300, 1 << 24])
-def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str, unit_bytes: int) -> None:
+def test_a_non_text_file_is_one_bad_document(tmp_path: Path, reason: str, unit_bytes: int) -> None:
     (tmp_path / "a.txt").write_bytes(NO_TEXT[reason])
     (tmp_path / "b.txt").write_text("the next")
     pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str,
 
 
 FOURS, MANY = " four" * 9, "some words and " * 49_999
-DAMAGED = {  # content, the text that is left, bytes lost
+DAMAGED = {  # content, remaining text, lost bytes
     "a short text in Latin-1": (b"Das Caf\xe9, ein kleiner Artikel", "Das Caf\ufffd, ein kleiner Artikel", 1),
     "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
     "two NULs": (f"one two one two th\0ree{FOURS} fi\0ve six".encode(), f"one two one two{FOURS} six", 13),
@@ -92,7 +92,7 @@ DAMAGED = {  # content, the text that is left, bytes lost
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_little_damage_at_the_beginning_of_a_text_does_not_lose_the_text(tmp_path: Path, name: str) -> None:
+def test_slight_damage_does_not_lose_a_text(tmp_path: Path, name: str) -> None:
     content, text, lost_bytes = DAMAGED[name]
     (tmp_path / "a.txt").write_bytes(content)
     for unit_bytes in (1 << 24, max(10, len(content) // 5)):
@@ -103,7 +103,7 @@ def test_little_damage_at_the_beginning_of_a_text_does_not_lose_the_text(tmp_pat
 
 
 @pytest.mark.parametrize("unit_bytes", [3000, 7777, 50_000, 1 << 24])
-def test_a_part_of_a_text_without_a_place_to_cut_is_left_out_alike_in_units_of_any_size(
+def test_units_of_any_size_omit_the_same_uncuttable_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
 ) -> None:
     monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 1 << 10)
@@ -157,13 +157,14 @@ def test_no_cut_divides_an_added_token() -> None:
     text = "in New York the end of a begin New Y or <think> x"
     places = [place for place in range(1, len(text) - 1) if _can_cut(text, place, structure)]
     pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
-    divided = ("New", "end", "York the")  # "w Y" of "New Y or" is not cut either, because only neighbors are compared
+    # "w Y" of "New Y or" is not cut either, because only neighboring characters are compared.
+    divided = ("New", "end", "York the")
     assert not any(piece.strip() in divided for piece in pieces)
     assert pieces == ["in", " New York", " the", " end of", " a", " begin", " New Y", " or", " <think>", " x"]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_text_loses_the_same_parts_in_any_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_unit_size_does_not_change_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for name, value in (("TEXT_PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
         monkeypatch.setattr(text_file, name, value)
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Token files are checked against their manifest: damage is found by name, wherever it is."""
+"""Token files are checked against their manifest, and damage anywhere is reported with the name of the file."""
 
 import hashlib
 import json
@@ -18,41 +18,41 @@ from tokens.format.manifest import has_split, open_listed, read_content, read_ma
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: path.write_bytes(flipped(path.read_bytes(), 12_345)), "damaged: got sha256 .*, wanted .*; prepare"),
-    (lambda path: os.truncate(path, path.stat().st_size - 2), r"got \d+ bytes, wanted \d+ by manifest"),
-    (lambda path: save_file({"tokens": np.zeros(9_000, np.uint16)}, path), r"got \d+ bytes, wanted \d+ by manifest"),
+    (lambda path: os.truncate(path, path.stat().st_size - 2), r"got \d+ bytes, wanted \d+ as manifest.json says"),
+    (lambda path: save_file({"tokens": np.zeros(9_000, np.uint16)}, path), r"got \d+ bytes, wanted \d+ as manifest"),
     (Path.unlink, "missing, but manifest.json lists it; prepare or download it again"),
 ]
 
 
-def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
+def test_intact_files_match_their_manifest(tmp_path: Path) -> None:
     entries = prepared(tmp_path)["files"]
     contents = check(tmp_path)
-    wanted = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
-    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == wanted
+    expected = {name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()}
+    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == expected
     (tmp_path / "manifest.json").unlink()
     assert check(tmp_path) == contents  # computed, not read from the manifest
 
 
 @pytest.mark.parametrize("name", [SHARDS[2], "validation.safetensors"])
-@pytest.mark.parametrize(("damage", "said"), DAMAGE)
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], said: str, name: str) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], object], message: str, name: str) -> None:
     prepared(tmp_path)
     damage(tmp_path / name)
-    with pytest.raises(BadInput, match=f"{tmp_path / name}: {said}"):
+    with pytest.raises(BadInput, match=f"{tmp_path / name}: {message}"):
         check(tmp_path)
     if name not in SHARDS:  # a split that is not read may be missing
         assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000
 
 
-def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
+def test_a_wrong_max_id_is_blamed_on_the_manifest(tmp_path: Path) -> None:
     manifest = prepared(tmp_path)
     manifest["files"][SHARDS[0]]["max_id"] = 7
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BadInput, match=rf"manifest\.json: damaged: its max_id of {SHARDS[0]} is not 256"):
+    with pytest.raises(BadInput, match=rf"manifest\.json: damaged: its max_id for {SHARDS[0]} should be 256"):
         check(tmp_path)
 
 
-def test_the_largest_id_is_a_tokens_and_a_weight_is_0_or_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_do_not_count_as_ids_and_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokens.format.manifest.BLOCK_BYTES", 16)
     path, weights = tmp_path / "train.safetensors", np.ones(100)
     write_weighted(path, np.full(100, 3, "<u2"), weights, 10)
@@ -64,7 +64,7 @@ def test_the_largest_id_is_a_tokens_and_a_weight_is_0_or_1(tmp_path: Path, monke
         read_content(read_header(path))
 
 
-def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:
+def test_shards_and_foreign_files_count_as_a_split(tmp_path: Path) -> None:
     assert not has_split(tmp_path, "train")
     (tmp_path / "train-00000-of-00002.safetensors").touch()
     (tmp_path / "train_other.safetensors").touch()

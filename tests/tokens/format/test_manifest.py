@@ -1,4 +1,4 @@
-"""A manifest that is damaged or makes no sense is refused in one line."""
+"""A manifest that is damaged or inconsistent is refused in one line."""
 
 import hashlib
 import json
@@ -17,18 +17,18 @@ from tokens.format.manifest import TokenizerRecord, read_manifest
 from tokens.prepare.plan import read_plan
 
 
-def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that_is_checked(tmp_path: Path) -> None:
+def test_a_flipped_manifest_bit_is_reported_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     prepared(tmp_path)
     intact = contents_of(read_manifest(tmp_path))
 
     def read() -> list[Any]:
-        found = contents_of(read_manifest(tmp_path))
-        if found != intact:
+        contents = contents_of(read_manifest(tmp_path))
+        if contents != intact:
             check(tmp_path)
-        return found
+        return contents
 
-    bits = [8 * place + place % 8 for place in range(path.stat().st_size)]  # every bit of every byte takes 20 s
+    bits = [8 * place + place % 8 for place in range(path.stat().st_size)]  # all bits would take 20 s
     check_flips(path, bits, read, tmp_path)
 
 
@@ -46,11 +46,11 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
         ),
         (
             {"tokenizer": {**TOKENIZER, "structure": "{}"}},
-            "tokenizer: structure: got '{}', wanted JSON text of an object",
+            "tokenizer: structure: got '{}', wanted the JSON text of an object",
         ),
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_an_inconsistent_manifest_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     manifest = prepared(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | change))
     with pytest.raises(BadInput, match=f"{message}.*; prepare or download the tokens again, or delete manifest.json"):
@@ -58,19 +58,19 @@ def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[
 
 
 @pytest.mark.parametrize("text", ["", "{", "\x00" * 4096, '{"a": ' * 100_000])
-def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_manifest_that_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(BadInput, match=r"manifest\.json: damaged: (not JSON|nested deeper than 100)"):
         read_manifest(tmp_path)
 
 
-def test_a_file_of_that_name_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_manifest_is_ignored(tmp_path: Path) -> None:
     for foreign in ([], {"files": 3}, {"format": 2}):
         (tmp_path / "manifest.json").write_text(json.dumps(foreign))
         assert read_manifest(tmp_path) is None
 
 
-def test_ranks_beside_the_tokens_are_those_of_the_manifest(tmp_path: Path) -> None:
+def test_ranks_must_match_the_manifest(tmp_path: Path) -> None:
     manifest = prepared(tmp_path)
     ranks = tmp_path / "tokenizer.tiktoken"
     ranks.write_text("ranks")
@@ -84,7 +84,7 @@ def test_ranks_beside_the_tokens_are_those_of_the_manifest(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("read", [read_manifest, read_plan])
-def test_a_directory_that_may_not_be_read_is_one_line(
+def test_an_unreadable_directory_is_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], Any]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -96,7 +96,7 @@ def test_a_directory_that_may_not_be_read_is_one_line(
         read(tmp_path)
 
 
-def test_a_tokenizer_extends_another_by_special_tokens_at_the_end_alone() -> None:
+def test_an_extension_only_appends_special_tokens() -> None:
     plain = TokenizerRecord(name="x", vocabulary_size=257, end_of_text_id=256, ranks_file=None, fingerprint="a")
     turns = {"<|endoftext|>": 256, "<|user|>": 257}
     more = attrs.evolve(plain, vocabulary_size=258, special_tokens=turns)
@@ -117,14 +117,17 @@ ADDED = {"id": 5, "content": "<think>", "special": False}
 STRUCTURES = ("", "x", "[]", "5", "null", "{}", "[" * 5000, '{"added_tokens": null}', '{"added_tokens": [1]}')
 
 
-def test_a_structure_has_added_tokens_that_can_be_read() -> None:
+def test_a_structure_needs_valid_added_tokens() -> None:
     keys = {"name": "x", "vocabulary_size": 9, "end_of_text_id": 8, "ranks_file": None, "fingerprint": "a"}
     changed: list[dict[str, Any]] = [{"id": "5"}, {"id": True}, {"content": 5}, {"special": None}, {"special": 1}]
     forged = [json.dumps({"added_tokens": [ADDED | change]}) for change in changed]
-    forged += [json.dumps({"added_tokens": [{key: ADDED[key] for key in ADDED if key != left}]}) for left in ADDED]
+    forged += [
+        json.dumps({"added_tokens": [{key: ADDED[key] for key in ADDED if key != missing_key}]})
+        for missing_key in ADDED
+    ]
     for structure in (*STRUCTURES, *forged):
         with pytest.raises(
-            ValueError, match=r"^structure: got .*, wanted JSON text of an object whose \"added_tokens\""
+            ValueError, match=r"^structure: got .*, wanted the JSON text of an object whose \"added_tokens\""
         ):
             structured(keys | {"structure": structure}, TokenizerRecord)
     read = structured(keys | {"structure": json.dumps({"added_tokens": [ADDED | {"lstrip": True}]})}, TokenizerRecord)

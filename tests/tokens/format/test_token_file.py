@@ -1,4 +1,4 @@
-"""Token streams: whole or in shards, read by position; incomplete sets and damaged headers are refused by name."""
+"""Token streams in one file or in shards are read by position; bad sets and headers are refused by name."""
 
 import errno
 import itertools
@@ -30,7 +30,7 @@ def test_shards_are_read_as_one_stream(tmp_path: Path) -> None:
     assert "/train-00002-of-00004.safetensors: token 22: got id 29, wanted less than" in stream.bad_id(29, 29, 9)
 
 
-def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) -> None:
+def test_an_id_outside_the_vocabulary_names_file_and_offset(tmp_path: Path) -> None:
     values = np.arange(100, dtype=np.uint16) % 50
     values[[77, 90]] = 300
     path = save(tmp_path / "train.safetensors", values)
@@ -40,16 +40,16 @@ def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) 
         stream.check_ids(20, 80, 257)
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -> None:
+def test_a_file_truncated_during_reading_is_one_error_line(tmp_path: Path) -> None:
     path = save(tmp_path / "train.safetensors", np.arange(100_000, dtype=np.uint16))
     stream = open_split(tmp_path, "train")
     assert stream.read(99_990, 10).tolist() == list(range(34_454, 34_464))
     os.truncate(path, 100_001)
-    with pytest.raises(BadInput, match=r"train\.safetensors: cannot be read any more: it was cut short"):
+    with pytest.raises(BadInput, match=r"train\.safetensors: can no longer be read: it was truncated"):
         stream.read(40_000, 60_000)
     assert stream.read(0, 3).tolist() == [0, 1, 2]
     path.unlink()
-    assert stream.read(3, 2).tolist() == [3, 4]  # what is open can be read
+    assert stream.read(3, 2).tolist() == [3, 4]  # a file that is open can still be read
 
 
 FEW = np.arange(4, dtype=np.uint16)
@@ -63,7 +63,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_file, "OPEN_FILES", 3)
     for index in range(20):
         save(tmp_path / f"train-{index:05d}-of-00020.safetensors", np.full(10, index, np.uint16))
@@ -83,7 +83,7 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_unreadable_token_files_are_one_error_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     def refuse(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -99,40 +99,40 @@ ONE, FIRST = ({f"train-00000-of-0000{count}.safetensors": save_few} for count in
 SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of files, expected line
     ({}, r"no train tokens \(\.safetensors, \.bin, \.npy\); prepare some or pass --token-files"),
     (FIRST, r"missing train-00001-of-00002\.safetensors"),
-    # Checked in no time
+    # The check does not loop over the missing shards.
     ({"train-00000-of-99999999999.safetensors": save_few}, r"missing train-00000000000-of-99999999999\.safetensors"),
-    (ONE | FIRST, r"train-00000-of-00002\.safetensors is of another set; keep one set"),
-    (ONE | {"train.safetensors": save_few}, r"holds both train\.safetensors and train-00000-of-00001\.safetensors"),
+    (ONE | FIRST, r"shards of several sets of train, such as train-00000-of-00002.*; keep only"),
+    (ONE | {"train.safetensors": save_few}, r"contains both train\.safetensors and train-00000-of-00001\.safetensors"),
     ({"train.bin": save_llm_c, "val.bin": FEW.tofile}, r"val\.bin: got no header, wanted a header as in train\.bin"),
     ({"train.bin": save_llm_c, "val.bin": save_wide}, r"val\.bin: got uint32, wanted uint16 as in train\.bin"),
     ({"train.bin": FEW.tofile, "validation.safetensors": save_few}, r"both validation\.safetensors and train\.bin"),
 ]
 
 
-@pytest.mark.parametrize(("writers", "said"), SETS)
-def test_files_of_no_stream_are_refused(
-    tmp_path: Path, writers: dict[str, Callable[[Path], object]], said: str
+@pytest.mark.parametrize(("writers", "message"), SETS)
+def test_incomplete_or_mixed_files_are_refused(
+    tmp_path: Path, writers: dict[str, Callable[[Path], object]], message: str
 ) -> None:
     for name, write in writers.items():
         write(tmp_path / name)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         open_split(tmp_path, "train")
 
 
-def test_nothing_but_the_token_files_is_read(tmp_path: Path) -> None:
+def test_only_token_files_are_opened(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
     for name in ("meta.pkl", "prepare.py"):
         os.mkfifo(tmp_path / name)  # to open one would wait forever
     assert open_split(tmp_path, "train").length == 9
 
 
-def test_one_flipped_bit_in_a_header_is_refused_by_name_or_changes_nothing(tmp_path: Path) -> None:
+def test_a_flipped_header_bit_is_reported_or_harmless(tmp_path: Path) -> None:
     path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
     length = open_split(tmp_path, "train").files[0].offset_bytes
     check_flips(path, range(8 * length), lambda: open_split(tmp_path, "train").files)
 
 
-def test_weights_are_read_by_position_across_shards_and_by_safetensors(tmp_path: Path) -> None:
+def test_weights_are_read_by_position_across_shards(tmp_path: Path) -> None:
     tokens, weights = np.arange(41, dtype="<u4"), np.arange(41) % 3 == 0
     for index, (begin, end) in enumerate([(0, 7), (7, 7), (7, 41)]):
         path = tmp_path / f"train-{index:05d}-of-00003.safetensors"
@@ -162,21 +162,21 @@ def of_other_tensors(values: np.ndarray, name: str = "tokens") -> bytes:
 GOOD = of_other_tensors(np.arange(100, dtype=np.uint16))
 HEADERS = (b'{"a": ' * 100_000, b"\xff\xff", b"[]", b'{"tokens": 3}', b'{"tokens": {"dtype": "U16"}}', b"{}")
 WRONG: list[tuple[bytes, str]] = [
-    (of_other_tensors(np.arange(4, dtype=np.int64)), "no tokens: got .*I64"),
-    (of_other_tensors(np.zeros((2, 2), np.uint16)), r"\[2, 2\].*, wanted U16 or U32, one dimension"),
-    (of_other_tensors(np.arange(4, dtype=np.uint16), "ids"), "got tensors ids, wanted one named 'tokens'"),
-    (of_weights(np.ones(100, np.uint8), None), "has weights, but no context_length"),
-    (of_weights(np.ones(100, np.uint8), {"context_length": "-9"}), "has weights, but no context_length"),
-    (of_weights(np.ones(99, np.uint8), {"context_length": "9"}), "weights: got .*, wanted U8, one for each token"),
-    (of_weights(np.ones(100, np.float32), {"context_length": "9"}), "no tokens: got .*, first in it"),
-    *((GOOD[:kept], "cut short") for kept in (0, 5, 40, 150)),
-    *((len(h).to_bytes(8, "little") + h, "not a safetensors file|got tensors none|no tokens") for h in HEADERS),
+    (of_other_tensors(np.arange(4, dtype=np.int64)), "tensor 'tokens' cannot be read: got .*I64"),
+    (of_other_tensors(np.zeros((2, 2), np.uint16)), r"\[2, 2\].*, wanted one dimension of U16 or U32"),
+    (of_other_tensors(np.arange(4, dtype=np.uint16), "ids"), "got tensors ids, wanted only 'tokens'"),
+    (of_weights(np.ones(100, np.uint8), None), "has weights, but its metadata has no valid"),
+    (of_weights(np.ones(100, np.uint8), {"context_length": "-9"}), "has weights, but its metadata has no valid"),
+    (of_weights(np.ones(99, np.uint8), {"context_length": "9"}), "'weights' cannot be read: got .*, wanted one U8"),
+    (of_weights(np.ones(100, np.float32), {"context_length": "9"}), "'tokens' cannot be read: .* at the start"),
+    *((GOOD[:length], "truncated") for length in (0, 5, 40, 150)),
+    *((len(h).to_bytes(8, "little") + h, "not a safetensors file|got tensors none|cannot be read") for h in HEADERS),
 ]
 
 
-@pytest.mark.parametrize(("content", "said"), WRONG)
-def test_what_is_no_token_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), WRONG)
+def test_other_files_are_not_read_as_tokens(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "train.safetensors"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=rf"{path}: .*({said})"):
+    with pytest.raises(BadInput, match=rf"{path}: .*({message})"):
         open_split(tmp_path, "train")

@@ -1,4 +1,4 @@
-"""Token files: a directory with shards and a manifest, its check at the start of a run, and other programs' files."""
+"""Token files for tests: a directory with a manifest, the check at the start of a run, and other programs' files."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ SHARDS = [f"train-{index:05d}-of-00003.safetensors" for index in range(3)]
 
 
 def prepared(directory: Path) -> dict[str, Any]:
-    """Write a train stream in three shards, a whole validation file and their manifest; return the latter."""
+    """Write a train stream in three shards, a single validation file and their manifest; return the manifest."""
     generator = np.random.default_rng(0)
     files = {}
     for name in (*SHARDS, "validation.safetensors"):
@@ -38,14 +38,14 @@ def contents_of(manifest: Manifest | None) -> list[tuple[str, int, str, int]]:
 
 
 def check(directory: Path) -> dict[str, Content]:
-    """Look at a directory as the start of a run does."""
+    """Check a directory as the start of a run does."""
     manifest = read_manifest(directory)
     streams = [open_listed(directory, split, manifest) for split in ("train", "validation")]
     return read_contents([file for stream in streams for file in stream.files], manifest)
 
 
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
-    """Check that a file with any one of these bits flipped is refused in one line, by name, or gives the same."""
+    """Check that a file with any of these bits flipped is refused in one line with its name, or gives the same."""
     good, intact = path.read_bytes(), read()
     for bit in bits:
         damaged = bytearray(good)
@@ -63,11 +63,11 @@ def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
     return path
 
 
-LLM_C = {2: (20240520, 1), 4: (20240801, 7)}  # magic number and version, by the bytes of a token
+LLM_C = {2: (20240520, 1), 4: (20240801, 7)}  # bytes of a token -> magic number and version
 
 
 def write_llm_c(path: Path, tokens: np.ndarray) -> None:
-    """Write a shard of llm.c: version 1 of uint16, version 7 of uint32."""
+    """Write a shard in llm.c's format: version 1 with uint16 tokens, version 7 with uint32 tokens."""
     header = np.zeros(256, "<i4")
     header[:3] = (*LLM_C[tokens.itemsize], len(tokens))
     path.write_bytes(header.tobytes() + tokens.tobytes())

@@ -1,4 +1,4 @@
-"""Token files from a bucket: downloaded once, resumed, refused where there are none."""
+"""Token files from a bucket are downloaded once, with resumption; a prefix without token files is refused."""
 
 import os
 import shutil
@@ -15,13 +15,13 @@ from tests.bucket_server import BucketServer
 from tests.conftest import MakeRun, complete
 from tests.training.checkpoints.conftest import IMPATIENT
 from tests.walks import final_hash
-from tokens.hub.download import BEGUN, RECEIPT, download_dataset
+from tokens.hub.download import INCOMPLETE, RECEIPT, download_dataset
 
 NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
 
 
 def put(prefix: str, folder: Path) -> str:
-    """Upload token files to a prefix; return its URL."""
+    """Upload token files to a prefix, and return its URL."""
     url = f"s3://runs/{prefix}"
     for name in NAMES:
         Bucket(url).write(name, (folder / name).read_bytes())
@@ -29,15 +29,17 @@ def put(prefix: str, folder: Path) -> str:
     return url
 
 
-def test_a_download_goes_on_where_it_was_interrupted_and_is_done_once(
+def test_a_download_resumes_and_is_not_repeated(
     bucket_server: BucketServer, token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
     url, here = put("tokens", token_files), tmp_path / "tokens"
-    bucket_server.refusal = lambda asked: 503 if asked.startswith("GET") and "validation" in asked else None
+    bucket_server.refusal = lambda request_line: (
+        503 if request_line.startswith("GET") and "validation" in request_line else None
+    )
     with pytest.raises(BadInput, match=r"tokens/validation.safetensors: cannot be read: Refused"):
         download_dataset(url, here)
-    arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors", BEGUN}
+    arrived = {"manifest.json", "train.safetensors", ".partial-validation.safetensors", INCOMPLETE}
     assert {path.name for path in here.iterdir()} == arrived
     bucket_server.calm()
     download_dataset(url, here)
@@ -56,42 +58,48 @@ def test_a_download_never_mixes_two_preparations(
     monkeypatch.setattr(bucket_module, "PIECES_AT_ONCE", 1)
     url, here = put("mixed", token_files), tmp_path / "tokens"
     bucket = Bucket(url)
-    other = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # of the same sizes
+    second_preparation = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # with the same sizes
 
     def replace(number: int) -> None:
         if "train" in bucket_server.requests[number - 1] and not bucket_server.requests[number - 1].startswith("PUT"):
             bucket_server.before = lambda _: None
-            for name, content in other.items():
+            for name, content in second_preparation.items():
                 bucket.write(name, content)
 
     bucket_server.before = replace
-    with pytest.raises(BadInput, match=r"train.safetensors: was replaced meanwhile; rerun the same command"):
+    with pytest.raises(
+        BadInput, match=r"train.safetensors: was replaced while it was being read; rerun the same command"
+    ):
         download_dataset(url, here)
-    os.utime(here / "manifest.json", (0, 0))  # of the first preparation, long ago
+    os.utime(here / "manifest.json", (0, 0))  # an old file of the first preparation
     download_dataset(url, here)
-    assert {name: (here / name).read_bytes() for name in NAMES} == other
+    assert {name: (here / name).read_bytes() for name in NAMES} == second_preparation
     (here / RECEIPT).unlink()
     (here / "train.safetensors").rename(here / "train-00000-of-00002.safetensors")
-    with pytest.raises(BadInput, match=r"00002.safetensors: is not in s3://runs/mixed, but of another preparation"):
+    with pytest.raises(
+        BadInput, match=r"00002.safetensors: is not in s3://runs/mixed, so it belongs to another preparation"
+    ):
         download_dataset(url, here)
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_a_download_replaces_no_users_file(token_files: Path, tmp_path: Path) -> None:
+def test_a_download_replaces_no_user_file(token_files: Path, tmp_path: Path) -> None:
     url, here = put("careful", token_files), tmp_path / "tokens"
     here.mkdir()
     (here / "train.safetensors").write_bytes(b"tokens that the user has prepared")
-    with pytest.raises(BadInput, match=r"train.safetensors: exists \(33 bytes\), and the file of that name of s3://"):
+    with pytest.raises(
+        BadInput, match=r"train.safetensors: exists \(33 bytes\), and a different file of that name in s3://"
+    ):
         download_dataset(url, here)
     assert [path.name for path in here.iterdir()] == ["train.safetensors"]
     assert (here / "train.safetensors").read_bytes() == b"tokens that the user has prepared"
 
 
 @pytest.mark.usefixtures("bucket_server")
-def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
+def test_missing_tokens_or_disk_space_is_one_error_line(
     token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BadInput, match=r"dataset s3://runs/none: got no token files there, wanted train.safetensors"):
+    with pytest.raises(BadInput, match=r"dataset s3://runs/none: contains no token files; wanted train.safetensors"):
         download_dataset("s3://runs/none", tmp_path / "none")
     url = put("room", token_files)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
@@ -100,7 +108,7 @@ def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
 
 
 @pytest.mark.slow
-def test_a_run_downloads_its_dataset_once_per_machine_and_has_the_bits_of_local_files(
+def test_a_run_downloads_its_dataset_once_per_machine(
     make_run: MakeRun, bucket_server: BucketServer, token_files: Path, tmp_path: Path
 ) -> None:
     url = put("dataset", token_files)

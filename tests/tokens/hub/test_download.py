@@ -1,4 +1,4 @@
-"""Datasets of the hub, from a real server on loopback through the real client libraries."""
+"""Datasets of the hub are downloaded by the real client libraries from a real server on loopback."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def own(url: str, cache: Path) -> dict[str, str]:
 def download(
     url: str, directory: Path, cache: Path, train_tokens: int | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Download in a process of its own: the client libraries read their settings when they are imported."""
+    """Download in a separate process, because the client libraries read their settings when they are imported."""
     code = (
         "import sys; from pathlib import Path; from common.errors import BadInput\n"
         "from tokens.hub.download import download_dataset\n"
@@ -48,10 +48,11 @@ def test_token_files_are_downloaded_once_and_resumed(tmp_path: Path) -> None:
     for split, length in (("train", 12_000_000), ("validation", 1000)):
         save_file({"tokens": np.arange(length, dtype=np.uint16)}, token_files / f"{split}.safetensors")
     with serve({"owner/tokens": token_files}) as server:
-        server.cut_after_bytes = 20_000_000  # the client keeps what it has in pieces of 10 MiB
+        server.cut_after_bytes = 20_000_000  # the client keeps received data in pieces of 10 MiB
         assert download(server.url, directory, cache).returncode == 0
         assert hub.is_complete(directory)
-        assert any("train.safetensors bytes=" in line for line in server.requests)  # went on where it broke off
+        # The download continued where it was interrupted.
+        assert any("train.safetensors bytes=" in line for line in server.requests)
         for split in ("train", "validation"):
             assert open_split(directory, split).length == open_split(token_files, split).length
             name = f"{split}.safetensors"
@@ -61,7 +62,7 @@ def test_token_files_are_downloaded_once_and_resumed(tmp_path: Path) -> None:
         assert len(server.requests) == before
 
 
-def test_a_download_from_the_hub_replaces_no_users_file(tmp_path: Path) -> None:
+def test_a_hub_download_replaces_no_user_file(tmp_path: Path) -> None:
     token_files, directory, cache = tmp_path / "published", tmp_path / "downloaded", tmp_path / "cache"
     token_files.mkdir()
     directory.mkdir()
@@ -70,7 +71,10 @@ def test_a_download_from_the_hub_replaces_no_users_file(tmp_path: Path) -> None:
     (directory / "manifest.json").write_text('{"of": "the user"}')
     with serve({"owner/tokens": token_files}) as server:
         done = download(server.url, directory, cache)
-        assert done.returncode != 0 and "manifest.json: exists (18 bytes), and the file of that name" in done.stderr
+        assert (
+            done.returncode != 0
+            and "manifest.json: exists (18 bytes), and a different file of that name" in done.stderr
+        )
         assert (directory / "manifest.json").read_text() == '{"of": "the user"}'
         (directory / "manifest.json").unlink()
         assert download(server.url, directory, cache).returncode == 0
@@ -78,7 +82,7 @@ def test_a_download_from_the_hub_replaces_no_users_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shards(token_files: Path, tmp_path: Path) -> Path:
-    """A dataset of the hub in llm.c's shards: 5 of 400 tokens to train on, and one of 2,000 to validate."""
+    """A hub dataset in llm.c's shards: 5 train shards of 400 tokens, and one validation shard of 2,000."""
     directory = tmp_path / "shards"
     directory.mkdir()
     for split, word, size, count in (("train", "train", 400, 5), ("validation", "val", 2000, 1)):
@@ -90,9 +94,7 @@ def shards(token_files: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_run(
-    make_run: MakeRun, shards: Path, tmp_path: Path
-) -> None:
+def test_a_run_downloads_only_the_shards_it_reads(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
     name = "lockstep-test-shards/tokens"
     target = ROOT / "token_files" / name
     shutil.rmtree(target.parent, ignore_errors=True)
@@ -119,13 +121,14 @@ def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_r
             environment = own(server.url, tmp_path / "cache")
             trained(short, "--max-steps", "2")
             assert fetched() == ["tiny_train_000000.bin", "tiny_train_000001.bin", "tiny_val_000000.bin"]
-            assert "whose token files are not all here yet" in trained(longer, "--dry-run")
+            assert "some of whose token files are not on this disk yet" in trained(longer, "--dry-run")
             server.requests.clear()
             trained(longer)
             assert fetched() == ["tiny_train_000002.bin", "tiny_train_000003.bin"]
             assert "resuming from" in trained(short)
             trained(local)
-            assert metrics(short, "state_sha256") == metrics(local, "state_sha256")  # whatever has been downloaded
+            # The number of downloaded shards does not change the bits.
+            assert metrics(short, "state_sha256") == metrics(local, "state_sha256")
             trained(mixed)
             assert fetched()[2:] == ["tiny_train_000004.bin"]  # a shuffle may read any token
             before = len(server.requests)
@@ -136,7 +139,7 @@ def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_r
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_held_out_tokens_are_downloaded_alone_and_those_to_train_on_later(tmp_path: Path, kind: str) -> None:
+def test_held_out_tokens_can_be_downloaded_alone(tmp_path: Path, kind: str) -> None:
     published, directory, cache = tmp_path / "published", tmp_path / "downloaded", tmp_path / "cache"
     published.mkdir()
     ids = np.arange(100, dtype=np.uint16)
@@ -148,7 +151,7 @@ def test_held_out_tokens_are_downloaded_alone_and_those_to_train_on_later(tmp_pa
         if split == "validation" and kind == "bin":
             with serve({"owner/tokens": published}) as server:
                 done = download(server.url, directory, cache)
-            assert "dataset owner/tokens: got no token files; for its text run" in done.stderr
+            assert "dataset owner/tokens: contains no token files; to prepare its text, run" in done.stderr
             assert not (directory / "download.json").exists()
     with serve({"owner/tokens": published}) as server:
         assert download(server.url, directory, cache, train_tokens=0).returncode == 0
@@ -161,7 +164,7 @@ def test_held_out_tokens_are_downloaded_alone_and_those_to_train_on_later(tmp_pa
     assert hub.hub_name(directory) == "owner/tokens"
 
 
-def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_dataset_is_one_error_line(tmp_path: Path) -> None:
     with serve({}) as server:
         for url in ("http://127.0.0.1:9", server.url):
             done = download(url, tmp_path / "a", tmp_path / "cache")
@@ -171,9 +174,7 @@ def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_hugging_face_dataset_is_read_from_its_data_files_at_the_commit_that_was_begun_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_dataset_is_resumed_at_its_first_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dataset").mkdir()
     texts = [f"document {number} of the hub" for number in range(500)]
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "dataset" / "train.parquet")
@@ -191,7 +192,7 @@ def test_a_hugging_face_dataset_is_read_from_its_data_files_at_the_commit_that_w
         done = begin("hf:owner/text", "out")
         assert done.returncode == 0, done.stderr
         monkeypatch.setattr(hub_server, "COMMIT", new)
-        assert "complete already" in begin("hf:owner/text", "out").stderr
+        assert "is already complete" in begin("hf:owner/text", "out").stderr
         assert begin("hf:owner/text", "newer").returncode == 0
         assert begin(f"hf:owner/text@{old}", "older").returncode == 0
         missing = begin("hf:owner/nothing", "none")

@@ -16,7 +16,7 @@ from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, succeed
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real text in every format, some 4 MB."""
+    """About 4 MB of real text in every format."""
     folder = tmp_path_factory.mktemp("corpus")
     text = shared("wikitext2.txt").read_text() + shared("tinyshakespeare.txt").read_text()
     draw = random.Random(0)
@@ -40,7 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of a preparation that was left in peace, by split."""
+    """The files of a preparation that was not interrupted, by name."""
     directory = tmp_path_factory.mktemp("undisturbed")
     ranks = shared("gpt2.tiktoken")
     succeed(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)

@@ -1,4 +1,4 @@
-"""prepare_data.py that kills itself at a moment of the writer or the bucket: CRASH_AT, for the CRASH_TIME-th time."""
+"""prepare_data.py that kills itself when it reaches the point CRASH_AT for the CRASH_TIME-th time."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine: prints its address, loses a node at the first line, ends at the next."""
+"""Start a two-node Ray cluster here and print its address; remove a node at the first input line, end at the next."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Conversations: rows with weights, whole conversations, and problems named one by one."""
+"""Conversations: rows with weights and undivided conversations, and a named problem for each bad record."""
 
 import gzip
 import json
@@ -41,12 +41,12 @@ TALKS = [talk(f"Question {number}?", "yes " * (number % 9 + 1)) for number in ra
 
 
 def lines(path: Path, records: list[Any]) -> Path:
-    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in records))
+    path.write_text("".join((record if isinstance(record, str) else json.dumps(record)) + "\n" for record in records))
     return path
 
 
 def rows_of(directory: Path, split: str = "train") -> list[tuple[str, str]]:
-    """Return each row as text, without its padding, and what of it counts."""
+    """Return each row as text without its padding, and the part of it that counts."""
     manifest = read_manifest(directory)
     assert manifest is not None
     stream, tokenizer = open_listed(directory, split, manifest), recorded_tokenizer(manifest.tokenizer, directory)
@@ -59,28 +59,28 @@ def rows_of(directory: Path, split: str = "train") -> list[tuple[str, str]]:
     return [(padding.sub("", decode(row.tolist())), decode(row[on > 0].tolist())) for row, on in rows]
 
 
-def test_a_row_is_whole_conversations_of_which_answers_count(tmp_path: Path) -> None:
+def test_a_row_has_complete_conversations_with_weighted_answers(tmp_path: Path) -> None:
     talks = [talk("Hello", "Hi", "More", "A"), talk("Be short", "1+1?", "2", roles=("system", "user", "assistant"))]
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     first = "<|user|>Hello<|end|><|assistant|>Hi<|end|><|user|>More<|end|><|assistant|>A<|end|><|endoftext|>"
     text = f"{first}<|system|>Be short<|end|><|user|>1+1?<|end|><|assistant|>2<|end|>"
     assert rows_of(tmp_path / "out") == [(text, "Hi<|end|>A<|end|>2<|end|>")]
     tensors = load_file(tmp_path / "out" / "train.safetensors")  # the stock reader
-    found = {name: (each.dtype.name, each.shape) for name, each in tensors.items()}
-    assert found == {"tokens": ("uint16", (T + 1,)), "weights": ("uint8", (T + 1,))}
+    tensor_types = {name: (tensor.dtype.name, tensor.shape) for name, tensor in tensors.items()}
+    assert tensor_types == {"tokens": ("uint16", (T + 1,)), "weights": ("uint8", (T + 1,))}
     padding = T - (7 + 4 + 6 + 3 + 1) - (10 + 6 + 3 + 1)
     assert manifest.rows is not None and (manifest.rows.counted_tokens, manifest.rows.padding_tokens) == (7, padding)
     assert (manifest.documents, manifest.tokens, manifest.tokenizer.vocabulary_size) == (2, T + 1, 261)
     assert manifest.tokenizer.template == TEMPLATES["turns"].text
 
 
-def test_alpaca_records_have_their_own_end_of_text(tmp_path: Path) -> None:
+def test_alpaca_answers_end_with_the_end_of_text(tmp_path: Path) -> None:
     records = [{"instruction": "Add.", "input": "1, 2", "output": "3"}, {"instruction": "Say a.", "output": "a"}]
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), template="alpaca", context_length=300)
     head = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-    one = f"{head}\n\n### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n### Response:\n3"
-    two = f"{head}\n\n### Instruction:\nSay a.\n\n### Response:\na"
-    assert rows_of(tmp_path / "out") == [(one, "3<|endoftext|>"), (two, "a<|endoftext|>")]
+    first = f"{head}\n\n### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n### Response:\n3"
+    second = f"{head}\n\n### Instruction:\nSay a.\n\n### Response:\na"
+    assert rows_of(tmp_path / "out") == [(first, "3<|endoftext|>"), (second, "a<|endoftext|>")]
 
 
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ BAD = [
     (talk("a", "b", "c", roles=("user", "user", "assistant")), "roles out of order: message 2: got user, wanted assis"),
     (talk("a", "b", "c", roles=("user", "assistant", "system")), "roles out of order: message 3: got system, wanted u"),
     (talk("a", "b", roles=("user", "tool")), "unknown role: message 2: got 'tool', wanted system, user, assistant"),
-    (talk("a", " \n"), r"empty message: message 2: got ' .n', wanted more than white space"),
+    (talk("a", " \n"), r"empty message: message 2: got ' .n', wanted a text that is not blank"),
     (talk([{"type": "text"}], "b"), "not a string: message 1: got .*text"),
-    (talk("a"), "no answer: no message is the assistant's"),
+    (talk("a"), "no answer: no message has the role assistant"),
     (talk(), "no answer"),
-    (talk("<|end|>", "b"), "special token in a text: message 1: holds <!end!>, which only the template may place"),
-    (talk("a", "b <|endoftext|>"), "special token in a text: message 2: holds <!endoftext!>"),
-    (talk("a", "b" * T), rf"too long: got {T + 6} tokens, wanted {T} at most, the --context-length"),
-    (talk("a", "b" + " " * 500_000), "no text: message 2: 500,000 characters of white space, or more"),
+    (talk("<|end|>", "b"), "special token in a text: message 1: contains <!end!>, which only the template may"),
+    (talk("a", "b <|endoftext|>"), "special token in a text: message 2: contains <!endoftext!>"),
+    (talk("a", "b" * T), rf"too long: got {T + 6} tokens, wanted at most {T} \(--context-length\)"),
+    (talk("a", "b" + " " * 500_000), "no text: message 2: 500,000 or more characters of white space"),
     (
         {"messages": "a"},
         "no conversation: got messages, wanted a list 'messages', a list 'conversations', 'instruction",
@@ -124,13 +124,16 @@ BAD = [
     ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
     ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a text"),
     *[
-        (talk("a", "b") | {name: value}, f"no conversation: got '{name}', which is not read")
+        (talk("a", "b") | {name: value}, f"no conversation: got '{name}', which is not supported")
         for name, value in (("tools", [1]), ("images", ["a.png"]), ("rejected", [{}]), ("system", "S"))
     ],
     *[
-        ({"messages": [QUESTION, ANSWER | {name: value}]}, f"no message: message 2: got '{name}', wanted role and cont")
+        (
+            {"messages": [QUESTION, ANSWER | {name: value}]},
+            f"no message: message 2: got '{name}', wanted only role and c",
+        )
         for name, value in (
-            *[(each, "hm") for each in ("thinking", "reasoning_content", "name", "refusal", "of tomorrow")],
+            *[(name, "hm") for name in ("thinking", "reasoning_content", "name", "refusal", "of tomorrow")],
             *[
                 ("tool_calls", [{}]),
                 ("function_call", {"a": 1}),
@@ -163,18 +166,18 @@ BAD = [
     (talk([], "b"), "empty message: message 1: got ''"),
     (
         talk("a", "b") | {"prompt": "c", "completion": "d"},
-        "no conversation: got it as 'messages' and as 'prompt' and 'c",
+        "no conversation: got it both as 'messages' and as 'prompt' and",
     ),
     (
         {"prompt": "a", "completion": [ANSWER]},
-        "not a string: prompt and completion: got 'a' and .*, wanted two texts or",
+        "not a string: prompt and completion: got 'a' and .*, wanted two texts, or",
     ),
     ({"prompt": "a", "completion": 7}, "not a string: prompt and completion"),
     (
         {"prompt": [QUESTION, ANSWER, QUESTION], "completion": [ANSWER]},
         "answer in a prompt: every answer counts in the",
     ),
-    ({"prompt": [QUESTION], "completion": [ANSWER, QUESTION]}, "question in a completion: wanted one answer"),
+    ({"prompt": [QUESTION], "completion": [ANSWER, QUESTION]}, "question in a completion: wanted only an answer"),
     ({"prompt": "a"}, "no conversation: got prompt, wanted a list 'messages', .* or 'prompt' and 'completion'"),
     (
         {"conversations": [{"from": "tool", "value": "a"}]},
@@ -185,12 +188,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("record", "said"), BAD, ids=[said.partition(":")[0] for _, said in BAD])
-def test_a_bad_conversation_is_left_out_by_name(tmp_path: Path, record: Any, said: str) -> None:
+@pytest.mark.parametrize(("record", "message"), BAD, ids=[message.partition(":")[0] for _, message in BAD])
+def test_a_bad_conversation_is_left_out_and_named(tmp_path: Path, record: Any, message: str) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", [TALKS[0], record, TALKS[1]]), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.text_bytes) == (2, 1, 12 + 4 + 12 + 8)
     [[example]] = manifest.examples.values()
-    assert re.match(f"{tmp_path}/a.jsonl: line 2: {said}", example.replace("|", "!")), example
+    assert re.match(f"{tmp_path}/a.jsonl: line 2: {message}", example.replace("|", "!")), example
 
 
 EMPTY: dict[str, Any] = {"tool_calls": [], "function_call": None, "thinking": " ", "audio": {}, "name": ""}
@@ -216,15 +219,16 @@ def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> No
     for number, record in enumerate(SAME):
         source = lines(tmp_path / f"{number}.jsonl", [record])
         if kind == "parquet":
-            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):  # no type holds some of these
+            # Parquet has no type for some of these.
+            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
                 source = tmp_path / "a.parquet"
         manifest = write(tmp_path / f"{number}", source, **TURNS)
-        wanted = ("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")
-        assert rows_of(tmp_path / f"{number}") == [wanted], (record, manifest.examples)
+        expected_row = ("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")
+        assert rows_of(tmp_path / f"{number}") == [expected_row], (record, manifest.examples)
 
 
-def test_a_developer_and_a_system_message_are_one(tmp_path: Path) -> None:
+def test_developer_and_system_messages_are_the_same(tmp_path: Path) -> None:
     talks = [talk("S", "Q", "A", roles=(role, "user", "assistant")) for role in ("developer", "system")]
     share_gpt = [{"from": role, "value": text} for role, text in (("system", "S"), ("human", "Q"), ("gpt", "A"))]
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", [*talks, {"conversations": share_gpt}]), **TURNS)
@@ -236,23 +240,25 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     more = {"id": 7, "text": "t", "prompt": "a", "tags": [], "input": "x"}
     talks = [{"messages": [QUESTION | {"id": "q"}, ANSWER | {"id": "a"}]} | more] * 3 + [talk("a", "b")] * 2
     counts = {"'id'": 3, "'input'": 3, "'messages[].id'": 3, "'prompt'": 3, "'text'": 3}
-    wanted = {f"with a field {name} that is not read": count for name, count in counts.items()}
+    expected_problems = {f"with a field {name} that is not read": count for name, count in counts.items()}
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
-    assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, wanted)
+    assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, expected_problems)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
-    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # whatever they hold
-    wanted = {f"with a field {name} that is not read": 5 for name in columns} | {list(wanted)[2]: 3}
-    assert write(tmp_path / "columns", tmp_path / "a.parquet", **TURNS).problems == wanted
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # whatever their values are
+    expected_problems = {f"with a field {name} that is not read": 5 for name in columns} | {
+        list(expected_problems)[2]: 3
+    }
+    assert write(tmp_path / "columns", tmp_path / "a.parquet", **TURNS).problems == expected_problems
     many = [talk("a", "b") | {f"{number:02}" * 99: 1} for number in range(50)]
     assert len(write(tmp_path / "many", lines(tmp_path / "b.jsonl", many), **TURNS).problems) == 31
 
 
-def test_prepare_refuses_a_template_with_another_prompt(tmp_path: Path) -> None:
+def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
     text = TEMPLATES["turns"].text.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|>\n' }}")
     (tmp_path / "a.jinja").write_text(text)
     source = lines(tmp_path / "a.jsonl", TALKS)
     with pytest.raises(
-        BadInput, match=r"a\.jinja: .* another text than its prompt: the prompt ends '.*<.assistant.>.n'"
+        BadInput, match=r"a\.jinja: .* differs from the prompt that asks for it: the prompt ends '.*<.assistant.>.n'"
     ):
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
@@ -260,7 +266,7 @@ def test_prepare_refuses_a_template_with_another_prompt(tmp_path: Path) -> None:
     assert manifest.problems == {"cannot be encoded": 19}  # a prompt that depends on the question
 
 
-def test_a_column_that_would_not_be_read_is_refused_where_it_holds_something(tmp_path: Path) -> None:
+def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([talk("a", "b") | {"system": system} for system in ("Be brief.", "", None)])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     manifest = write(tmp_path / "out", tmp_path / "a.parquet", **TURNS)
@@ -273,16 +279,16 @@ def test_a_field_means_the_same_in_every_format(tmp_path: Path, field: str) -> N
     talks = [talk("a", "b") | {field: value} for value in values] + [talk("c", "d")]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
     (tmp_path / "a.json").write_text(json.dumps(talks))
-    found = []
+    outcomes = []
     for number, source in enumerate((tmp_path / "a.json", tmp_path / "a.parquet", lines(tmp_path / "a.jsonl", talks))):
         manifest = write(tmp_path / f"{number}", source, **TURNS)
-        found.append((manifest.documents, manifest.lost_documents, rows_of(tmp_path / f"{number}")))
+        outcomes.append((manifest.documents, manifest.lost_documents, rows_of(tmp_path / f"{number}")))
         assert (field == "id") == (manifest.lost_documents == 0)
         assert (field == "tools") == (f"with a field '{field}' that is not read" not in manifest.problems)
-    assert found[0] == found[1] == found[2]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_left_out(tmp_path: Path) -> None:
+def test_refused_and_unanswered_messages_are_counted(tmp_path: Path) -> None:
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     (tmp_path / "a.jinja").write_text(refusal + TEMPLATES["turns"].text)
     talks = [talk("a", "b", "c"), talk("s", "a", "b", roles=("system", "user", "assistant"))]
@@ -291,11 +297,11 @@ def test_what_the_template_refuses_is_a_problem_and_an_unanswered_message_is_lef
     assert rows_of(tmp_path / "out") == [("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")]
     assert (manifest.problems, manifest.lost_documents) == ({"unanswered message": 1, "cannot be encoded": 1}, 1)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text.replace("<|end|>", "\n\n"))
-    with pytest.raises(BadInput, match="no special token ends each answer; let one follow it"):
+    with pytest.raises(BadInput, match="no special token follows each answer, so a model would not learn"):
         write(tmp_path / "endless", source, template=str(tmp_path / "a.jinja"), context_length=T)
 
 
-def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1(tmp_path: Path) -> None:
+def test_too_many_bad_conversations_give_status_1(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text(json.dumps(TALKS)[:-9])
     (tmp_path / "no.json.gz").write_text("text")
     broken = run(PREPARE, tmp_path, lines(tmp_path / "a.jsonl", TALKS), "--output", tmp_path / "0", *OPTIONS, *INLINE)
@@ -308,49 +314,51 @@ def test_more_than_a_percent_of_bad_conversations_or_a_damaged_array_is_status_1
 
 
 @pytest.mark.slow
-def test_workers_kills_and_shards_change_nothing(tmp_path: Path) -> None:
+def test_workers_kills_and_shards_do_not_change_rows(tmp_path: Path) -> None:
     fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.015")  # one row
     command = (lines(tmp_path / "a.jsonl", TALKS), *OPTIONS, *fractions, "--unit-bytes", "3000")
     succeed(PREPARE, *command, *INLINE, "--output", tmp_path / "inline")
-    wanted, names = files_of(tmp_path / "inline"), {path.name for path in (tmp_path / "inline").iterdir()}
-    assert len(wanted) == 3 and len(names) == 7
+    expected_files, names = files_of(tmp_path / "inline"), {path.name for path in (tmp_path / "inline").iterdir()}
+    assert len(expected_files) == 3 and len(names) == 7
     for workers in "123":
         succeed(PREPARE, *command, "--workers", workers, "--output", tmp_path / workers)
-        assert files_of(tmp_path / workers) == wanted
+        assert files_of(tmp_path / workers) == expected_files
     for point, time in POINTS.items():
         out = tmp_path / point
         killed = run(CRASH, *command, *INLINE, "--output", out, CRASH_AT=point, CRASH_TIME=str(time))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         succeed(PREPARE, *command, *INLINE, "--output", out)
-        assert (files_of(out), {path.name for path in out.iterdir()}) == (wanted, names), point
+        assert (files_of(out), {path.name for path in out.iterdir()}) == (expected_files, names), point
     succeed(PREPARE, *command, *INLINE, "--output", tmp_path / "shards", "--shard-tokens", str(2 * T))
     for split in ("train", "validation", "test"):
         assert rows_of(tmp_path / "shards", split) == rows_of(tmp_path / "inline", split)
 
 
-def test_splits_are_by_the_first_message_and_packed_each_for_itself(tmp_path: Path) -> None:
-    roles = ("system", "user", "assistant")  # the same system's message says nothing of a conversation
+def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
+    roles = ("system", "user", "assistant")  # all conversations have the same system message, so it must not matter
     talks = [talk("Be short.", f"Question {number % 50}?", f"{number}", roles=roles) for number in range(100)]
     source = lines(tmp_path / "a.jsonl", talks)
     write(tmp_path / "out", source, split="hash", validation_fraction=0.3, **TURNS)
-    held = {split: "".join(text for text, _ in rows_of(tmp_path / "out", split)) for split in ("train", "validation")}
-    questions = {split: set(re.findall(r"Question \d+", text)) for split, text in held.items()}
+    split_texts = {
+        split: "".join(text for text, _ in rows_of(tmp_path / "out", split)) for split in ("train", "validation")
+    }
+    questions = {split: set(re.findall(r"Question \d+", text)) for split, text in split_texts.items()}
     assert not questions["train"] & questions["validation"] and len(questions["train"] | questions["validation"]) == 50
     write(tmp_path / "all", source, **TURNS)
-    for split, seed in (("tail", 0), ("hash", 4)):  # no hash falls to it
+    for split, seed in (("tail", 0), ("hash", 4)):  # the hash selects no document for it
         manifest = write(tmp_path / split, source, split=split, split_seed=seed, validation_fraction=0.01, **TURNS)
         assert rows_of(tmp_path / split) + rows_of(tmp_path / split, "validation") == rows_of(tmp_path / "all")
         assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
 
 
-def test_a_full_row_whose_last_token_counts_is_held_out_whole(tmp_path: Path) -> None:
-    records = [{"instruction": str(number), "output": "a" * 31} for number in range(9)]  # each of 173 tokens
+def test_a_full_row_is_held_out_completely(tmp_path: Path) -> None:
+    records = [{"instruction": str(number), "output": "a" * 31} for number in range(9)]  # each has 173 tokens
     options = {"template": "alpaca", "context_length": 173, "validation_fraction": 0.1}
     write(tmp_path / "out", lines(tmp_path / "a.jsonl", records), **options)
     assert [len(rows_of(tmp_path / "out", split)) for split in ("train", "validation")] == [8, 1]
 
 
-def test_stats_count_conversations_where_each_answer_has_an_end_of_text(tmp_path: Path) -> None:
+def test_stats_distinguish_conversations_from_texts(tmp_path: Path) -> None:
     source = lines(tmp_path / "a.jsonl", [talk("a", "b", "c", "d")] * 3)
     write(tmp_path / "out", source, template="alpaca", context_length=300)
     printed = "\n".join(stats(tmp_path / "out"))
@@ -358,17 +366,17 @@ def test_stats_count_conversations_where_each_answer_has_an_end_of_text(tmp_path
     assert "4 texts of train (66.67%) repeat" in printed and "document" not in printed.partition("drawn in")[0]
 
 
-def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
+def test_other_commands_understand_conversations(tmp_path: Path) -> None:
     out = tmp_path / "out"
     write(out, lines(tmp_path / "a.jsonl", TALKS), **TURNS)
-    assert "all as written" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
+    assert "all unchanged" in verify(str(out))[0] and "in 100 documents" in "".join(status(str(out)))
     printed = "\n".join(stats(out))
     assert re.search(r"conversations +100 in rows of 64 tokens: \d+\.\d\d% count in the loss, \d+\.\d\d% are", printed)
     assert re.search(r"train .* 100 texts", printed)
-    with pytest.raises(BadInput, match="conversations, whose weights come at the end"):
+    with pytest.raises(BadInput, match="conversations get their weights at the end; wait for that"):
         GrowingTokens(out)
     for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):
-        with pytest.raises(BadInput, match=r"another command began these tokens: (vocab|template|context|special)"):
+        with pytest.raises(BadInput, match=r"another command started these tokens: (vocab|template|context|special)"):
             write(out, tmp_path / "a.jsonl", **TURNS | changed)
     data = bytearray((out / "train.safetensors").read_bytes())
     data[-9] ^= 1  # a weight
@@ -378,25 +386,28 @@ def test_status_verify_stats_and_another_command(tmp_path: Path) -> None:
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    *[({name: None}, "--template and --context-length: wanted both") for name in TURNS],
-    ({"shard_tokens": 100}, "--shard-tokens 100: wanted a multiple of --context-length 64"),
-    *[({name: "chars"}, "--template turns: does not go with") for name in ("separator", "text_field", "tokenizer")],
-    ({"output": "s3://a/b", "shard_tokens": T}, "--template turns: does not go with"),
+    *[({name: None}, "--template and --context-length: conversations need both") for name in TURNS],
+    ({"shard_tokens": 100}, "--shard-tokens 100: must be a multiple of --context-length 64"),
+    *[
+        ({name: "chars"}, "--template turns: cannot be combined with")
+        for name in ("separator", "text_field", "tokenizer")
+    ],
+    ({"output": "s3://a/b", "shard_tokens": T}, "--template turns: cannot be combined with"),
 ]
 
 
-def test_options_and_sources_that_do_not_go_together_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    for options, said in UNFIT:
-        with pytest.raises(UsageError, match=said):
+def test_conflicting_options_are_refused_before_writing(tmp_path: Path) -> None:
+    for options, message in UNFIT:
+        with pytest.raises(UsageError, match=message):
             PrepareCommand(("a",), **{"output": "out"} | TURNS | options)
     (tmp_path / "a.md").write_text("text")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "b.parquet")
     lines(tmp_path / "c.jsonl", TALKS[:1])
-    for name, said in {
-        "a.md": r"a\.md: text, wanted conversations: .*name them, or a glob",
-        "b.parquet": r"b\.parquet: no column of messages, conversations, instruction, output, prompt, .*; it has text",
+    for name, message in {
+        "a.md": r"a\.md: is text, but conversations are in .*name these, or use",
+        "b.parquet": r"b\.parquet: none of the columns messages, conversations, instruction, .*; it has text",
         "c.jsonl": "1 rows of 64 tokens are too few to hold out 1 for validation",
     }.items():
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             write(tmp_path / "out", tmp_path / name, validation_fraction=0.1, **TURNS)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock"}

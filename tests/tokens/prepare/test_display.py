@@ -1,4 +1,4 @@
-"""The report of a preparation: tokens by split, problems with examples, and when too much was lost."""
+"""The report of a preparation: tokens by split, problems with examples, and too large losses."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -40,7 +40,7 @@ def test_the_shards_of_a_split_are_added_up(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"lost_documents": 1, "problems": {"not JSON": 1}}, ""),
         ({"lost_documents": 2}, "more than 1% of the input could not be read"),
@@ -53,6 +53,10 @@ def test_the_shards_of_a_split_are_added_up(capsys: pytest.CaptureFixture[str]) 
         ({"problems": {"wrong encoding": 1}}, "1 documents in another encoding than UTF-8 could not be read"),
     ],
 )
-def test_more_than_a_hundredth_lost_or_any_file_is_too_much(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=f"{said}.*; the token files are complete without") if said else nullcontext():
+def test_losing_over_one_percent_or_a_file_is_refused(changes: dict[str, Any], message: str) -> None:
+    with (
+        pytest.raises(BadInput, match=f"{message}.*; the token files are complete without it")
+        if message
+        else nullcontext()
+    ):
         refuse_losses(attrs.evolve(MANIFEST, **changes), 10_000, "the token files are")

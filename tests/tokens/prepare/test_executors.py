@@ -1,4 +1,4 @@
-"""Workers and Ray tasks: the same bytes from any number of them, killed or not."""
+"""Any number of workers or Ray tasks write the same bytes, even if some are killed."""
 
 import os
 import random
@@ -35,7 +35,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task
 
 
 @pytest.mark.slow
-def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_losing_a_cluster_node_does_not_change_bytes(cluster: "subprocess.Popen[str]", tmp_path: Path) -> None:
     assert cluster.stdin is not None and cluster.stdout is not None
     source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 200 for number in range(20_000)])
     options = ("--tokenizer", "bytes", "--unit-bytes", "400000")
@@ -51,28 +51,28 @@ def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.
     before = ledger_lines(out)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert ledger_lines(out) > before  # it was lost in the middle
+    assert ledger_lines(out) > before  # the node was lost in the middle
     assert files_of(out) == files_of(tmp_path / "straight")
 
 
-def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_one_error_line(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"])
     options = ("--tokenizer", "bytes", "--executor", "ray", "--ray-address", "127.0.0.1:1")
     done = run(PREPARE, source, *options, "--output", tmp_path / "out")
-    assert one_line(done).startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers:")
+    assert one_line(done).startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers there:")
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
+def test_an_error_in_a_ray_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, submit_unit = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 
     def vanish(cluster: executors.RayCluster, job: EncodeJob, task: Task) -> "Future[Result]":
         source.unlink()  # after the plan was made
-        return kept(cluster, job, task)
+        return submit_unit(cluster, job, task)
 
     monkeypatch.setattr(executors.RayCluster, "submit", vanish)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # which nobody asked for
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # the command must ignore it
     with pytest.raises(BadInput) as refused:
         write(tmp_path / "out", source, executor="ray")
     assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)
@@ -83,7 +83,7 @@ def gpt2_command(corpus: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("workers", "unit_bytes"), [*slow((1, 3_000_000)), (3, 50_000)])
-def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
+def test_workers_and_unit_size_do_not_change_bytes(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
 ) -> None:
     options = ("--workers", str(workers), *FRACTION, "--unit-bytes", str(unit_bytes))
@@ -104,30 +104,30 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", [("--workers", "2"), ("--executor", "inline")])
-def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+def test_a_preparation_resumes_after_ctrl_c(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
 ) -> None:
     command = gpt2_command(corpus, tmp_path / "out")
-    # As from a terminal: what a shell starts in the background ignores Ctrl-C.
+    # As from a terminal, because a program that a shell starts in the background ignores Ctrl-C.
     obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command += [*FRACTION, "--unit-bytes", "3000"]
     for _ in range(5):
         obeying = [sys.executable, "-c", obey, *command, *executor]
         process = subprocess.Popen(obeying, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
         wait_for_lines(process, tmp_path / "out", 3)
-        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends the signal to all processes
         _, errors = process.communicate(timeout=60)
         if process.returncode != 0:
             break
-        shutil.rmtree(tmp_path / "out")  # it was faster
+        shutil.rmtree(tmp_path / "out")  # it finished before the signal
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
+    assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; finished work is kept, so rerun")
     succeed(PREPARE, *command[2:])
     assert files_of(tmp_path / "out") == undisturbed
 
 
-def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_keep_dying_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
     monkeypatch.setattr(executors, "RESTARTS", 1)
     monkeypatch.setattr(executors, "_begin_worker", os._exit)
@@ -138,16 +138,16 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
 NOTHING: Any = {"parts": {}, "text_bytes": 0, "fast": True, **Problems().summary()}
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
-def test_a_damaged_task_file_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [("{", "not JSON at line 1"), ('{"index": 0}', "damaged: ")])
+def test_a_damaged_task_file_is_one_error_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "00000000.task").write_text(content)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="bytes", recipe=None)
-    with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{said}.*; rerun the same command"):
-        executors._run_kept(job, tmp_path / "00000000.task")
+    with pytest.raises(BadInput, match=rf"{tmp_path}/00000000.task: .*{message}.*; rerun the same command"):
+        executors._run_stored_task(job, tmp_path / "00000000.task")
 
 
 class Shuffled(executors.Executor):
-    """An executor that finishes units in any order and loses some workers."""
+    """An executor that finishes units in random order and loses some workers."""
 
     def __init__(self, window: int, losses: int):
         self.window, self.losses, self.most_ahead, self.done = window, losses, 0, 0
@@ -169,7 +169,7 @@ class Shuffled(executors.Executor):
 
 
 @pytest.mark.parametrize("losses", [0, 4])
-def test_results_come_in_order_and_no_more_units_than_the_window_are_ahead(tmp_path: Path, losses: int) -> None:
+def test_results_arrive_in_order_within_the_window(tmp_path: Path, losses: int) -> None:
     executor = Shuffled(window=4, losses=losses)
     job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="", recipe=None)
     tasks = iter(Task(index=index, extents=(), inputs=()) for index in range(5, 30))

@@ -1,4 +1,4 @@
-"""Tokens that are still being written are the tokens that will be there in the end."""
+"""Tokens that are read while they are being prepared are the tokens of the finished files."""
 
 import signal
 from pathlib import Path
@@ -29,14 +29,14 @@ def third(tmp_path: Path) -> GrowingTokens:
     return GrowingTokens(tmp_path / "out")
 
 
-def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens, tmp_path: Path) -> None:
+def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tmp_path: Path) -> None:
     options, growing = command(tmp_path), third
     early, stream = growing.committed("train"), growing.stream("train")
     held_out = growing.committed("validation")
     assert 0 < held_out < early and not growing.finished
-    begun = stream.read(0, early).tolist()
+    early_tokens = stream.read(0, early).tolist()
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
-    assert growing.committed("train") == early  # until it looks again
+    assert growing.committed("train") == early  # until it is refreshed
     growing.refresh()
     assert growing.committed("train") > early and not growing.finished
     assert "6 of 16 units" in growing.progress()
@@ -47,7 +47,7 @@ def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens
     final = tokens_of(tmp_path / "out", "train")
     assert growing.committed("train") == len(final)
     assert stream.read(0, len(final)).tolist() == final
-    assert final[:early] == begun
+    assert final[:early] == early_tokens
     assert final[early - 10 : early + 90] == middle
     validation = growing.stream("validation").read(0, held_out)
     assert tokens_of(tmp_path / "out", "validation")[:held_out] == validation.tolist()
@@ -56,19 +56,20 @@ def test_what_is_committed_is_read_while_it_grows_and_stays(third: GrowingTokens
 
 
 @pytest.mark.parametrize("options", [(), ("--shard-tokens", "20000")])
-def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tuple[str, ...]) -> None:
-    whole = command(tmp_path, *options)
-    assert run(CRASH, *whole, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
+def test_partly_renamed_files_can_be_read(tmp_path: Path, options: tuple[str, ...]) -> None:
+    whole_command = command(tmp_path, *options)
+    assert run(CRASH, *whole_command, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
     lengths = {split: growing.committed(split) for split in ("train", "validation")}
     early = {split: growing.stream(split).read(0, length).tolist() for split, length in lengths.items()}
-    succeed(PREPARE, *whole)
+    succeed(PREPARE, *whole_command)
     final = {split: open_split(tmp_path / "out", split) for split in lengths}
     assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
 
 
-def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
-    options = command(tmp_path, "--test-fraction", "0.0004")  # no hash falls to it: the last document is cut off
+def test_no_token_is_readable_that_may_be_removed(tmp_path: Path) -> None:
+    # The hash selects no document for it, so the last one is cut off.
+    options = command(tmp_path, "--test-fraction", "0.0004")
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")
     assert growing.committed("train") == 0
@@ -77,15 +78,15 @@ def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
     assert growing.committed("train") == len(tokens_of(tmp_path / "out", "train"))
 
 
-def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_path: Path) -> None:
+def test_tail_splits_and_missing_plans_cannot_be_followed(tmp_path: Path) -> None:
     succeed(PREPARE, *command(tmp_path, "--split", "tail"))
     with pytest.raises(BadInput, match="--split tail holds out the last documents"):
         GrowingTokens(tmp_path / "out")
-    with pytest.raises(BadInput, match=r"no plan\.json"):
+    with pytest.raises(BadInput, match=r"has no plan\.json"):
         GrowingTokens(tmp_path)
 
 
-def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
+def test_a_silent_unlocked_preparation_counts_as_abandoned(
     third: GrowingTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -93,11 +94,11 @@ def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
     growing = GrowingTokens(tmp_path / "out")
 
     def after(seconds: int) -> str | None:
-        found = None
-        for _ in range(seconds):  # a look a second, as a run that waits
+        message = None
+        for _ in range(seconds):  # one check per second, like a waiting run
             clock[0] += 1
-            found = growing.abandoned()
-        return found
+            message = growing.abandoned()
+        return message
 
     assert after(59) is None
     (tmp_path / "out" / ".units" / "00000009.train").write_bytes(b"a unit that is being computed")
@@ -112,7 +113,7 @@ def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
     assert after(200) is not None
 
 
-def test_a_lost_token_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(20)]), tmp_path / "out"
     write(out, source, split="hash", validation_fraction=0.3)
     (out / "manifest.json").unlink()
@@ -120,5 +121,5 @@ def test_a_lost_token_file_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(growing.stream("train").read(0, 10)) == 10
     (out / "train.safetensors").unlink()
     monkeypatch.setattr("tokens.prepare.growing_tokens.NAMING_SECONDS", 0)
-    with pytest.raises(BadInput, match=f"{out}: a token file of its ledger.jsonl is gone; bring it back"):
+    with pytest.raises(BadInput, match=f"{out}: a token file that ledger.jsonl lists is missing; restore it"):
         growing.stream("train").read(0, 10)

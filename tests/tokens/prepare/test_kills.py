@@ -17,11 +17,12 @@ from tokens.prepare import bucket_output, token_writer
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
 CUT_POINTS = ("tail copied", "cut noted", "tail cut off")
 END_POINTS = (*CUT_POINTS, "headers written", "file named", "all named", "manifest written")
-QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # of a bucket
+QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # points of a bucket that are tested quickly
 BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest uploaded", "leftover deleted")
 SHARDS = ("--shard-tokens", "300")
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline")
-FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: cut off as well
+# The hash selects no document for test, so its tokens are cut off, too.
+FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 
@@ -29,29 +30,29 @@ BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 @pytest.fixture(scope="module")
 def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """The files of preparations that were not killed, by the options of their splits."""
-    found = {}
+    files_by_options = {}
     for options in ("hash", "tail --shard-tokens 300"):
         out = tmp_path_factory.mktemp("straight") / "out"
         succeed(PREPARE, source, *OPTIONS, *FRACTIONS, "--split", *options.split(), "--output", out)
-        found[options] = files_of(out)
-    assert len(found["hash"]) == 3 and len(found["tail --shard-tokens 300"]) > 5
-    return found
+        files_by_options[options] = files_of(out)
+    assert len(files_by_options["hash"]) == 3 and len(files_by_options["tail --shard-tokens 300"]) > 5
+    return files_by_options
 
 
 @pytest.fixture(scope="module")
 def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The token files and their manifest as a folder has them, prepared as into a bucket."""
+    """The token files and the manifest of a folder, prepared with the options used for a bucket."""
     out = tmp_path_factory.mktemp("local") / "out"
     succeed(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
     return files_of(out) | {"manifest.json": hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()}
 
 
 def in_bucket(server: BucketServer, prefix: str) -> dict[str, str]:
-    """Return the sha256 of each object but the plan and the ledger, whose lines follow the commits."""
-    found = server.contents(prefix)
-    assert {"plan.json", "ledger.jsonl"} < set(found)
-    hashed = found.keys() - {"plan.json", "ledger.jsonl"}
-    return {name: hashlib.sha256(found[name]).hexdigest() for name in hashed}
+    """Return the sha256 of each object, except plan and ledger, whose lines depend on the commits."""
+    objects = server.contents(prefix)
+    assert {"plan.json", "ledger.jsonl"} < set(objects)
+    hashed = objects.keys() - {"plan.json", "ledger.jsonl"}
+    return {name: hashlib.sha256(objects[name]).hexdigest() for name in hashed}
 
 
 def test_every_crash_point_is_tried() -> None:
@@ -71,12 +72,12 @@ def test_a_kill_at_any_moment_changes_no_file(
     assert (tmp_path / "out" / "manifest.json").exists() == (point == "manifest written")
     succeed(PREPARE, *command)
     assert files_of(tmp_path / "out") == straight[split]
-    left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert left == {*straight[split], ".lock", "plan.json", "ledger.jsonl", "manifest.json"}
+    remaining_names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert remaining_names == {*straight[split], ".lock", "plan.json", "ledger.jsonl", "manifest.json"}
 
 
 @pytest.mark.parametrize("point", [QUICK_POINTS[0], *slow(QUICK_POINTS[1], *COMMIT_POINTS, *BUCKET_POINTS)])
-def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
+def test_a_kill_or_a_lost_disk_changes_no_object(
     bucket_server: BucketServer, source: Path, local: dict[str, str], tmp_path: Path, point: str
 ) -> None:
     once = point in ("plan uploaded", "ledger uploaded", "manifest uploaded")
@@ -94,14 +95,14 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
 
 
 @pytest.mark.parametrize("kills", [*slow(3), pytest.param(50, marks=LONG)])
-def test_random_kills_of_anything_under_changing_workers_change_nothing(
+def test_random_kills_change_no_byte(
     cluster: "subprocess.Popen[str]", corpus: Path, tmp_path: Path, kills: int
 ) -> None:
     assert cluster.stdout is not None
     shards = ("--shard-tokens", "100000", "--split", "tail")
     straight = (corpus, "--output", tmp_path / "straight", "--tokenizer", shared("gpt2.tiktoken"))
     succeed(PREPARE, *straight, *shards, *COMMAND)
-    wanted, address = files_of(tmp_path / "straight"), cluster.stdout.readline().strip()
-    assert len(wanted) > 5
-    kill_again_and_again([str(corpus), *shards], tmp_path / "out", wanted, kills, address)
-    assert files_of(tmp_path / "out") == wanted
+    expected_files, address = files_of(tmp_path / "straight"), cluster.stdout.readline().strip()
+    assert len(expected_files) > 5
+    kill_again_and_again([str(corpus), *shards], tmp_path / "out", expected_files, kills, address)
+    assert files_of(tmp_path / "out") == expected_files

@@ -1,4 +1,4 @@
-"""The plan: units of about the wanted size, the same whoever makes it, kept and read back unchanged."""
+"""The plan: units of about the requested size, always the same, stored and read back unchanged."""
 
 import hashlib
 import json
@@ -30,31 +30,33 @@ def test_units_cover_every_byte_once_and_in_order(tmp_path: Path) -> None:
     assert len(plan.units) > 3
 
 
-def test_a_kept_plan_is_read_back_with_its_fingerprint(tmp_path: Path) -> None:
+def test_a_stored_plan_is_read_back_unchanged(tmp_path: Path) -> None:
     source = resolve_sources([str(jsonl(tmp_path / "a.jsonl", ["text"] * 9))])
     plan = make_plan(source, attrs.evolve(SETTINGS, validation_fraction=0, shard_tokens=7))
     write_plan(tmp_path, plan)
-    kept = read_plan(tmp_path)
-    assert kept == plan and kept.fingerprint() == plan.fingerprint()
-    check_same(tmp_path, kept, plan.settings, source)
+    stored_plan = read_plan(tmp_path)
+    assert stored_plan == plan and stored_plan.fingerprint() == plan.fingerprint()
+    check_same(tmp_path, stored_plan, plan.settings, source)
     with pytest.raises(BadInput, match=r"shard_tokens: got 8, wanted 7; repeat that command, or pass another --output"):
-        check_same(tmp_path, kept, attrs.evolve(plan.settings, shard_tokens=8), source)
+        check_same(tmp_path, stored_plan, attrs.evolve(plan.settings, shard_tokens=8), source)
     assert read_plan(tmp_path / "elsewhere") is None
 
 
-def test_a_plan_of_the_older_rules_is_read_and_not_resumed(tmp_path: Path) -> None:
+def test_a_plan_of_older_rules_is_not_resumed(tmp_path: Path) -> None:
     now = write(tmp_path / "now", jsonl(tmp_path / "a.jsonl", ["x"]))
     plan = read_plan(tmp_path / "now")
     assert plan is not None
     values = attrs.asdict(attrs.evolve(plan, settings=attrs.evolve(plan.settings, version=1)))
     newer = ("version", "separator", "pattern", "structure", "special_tokens", "template", "context_length")
-    for name in newer:  # which that version did not write
+    for name in newer:  # that version did not write these
         del values["settings"][name]
     fingerprint = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     (tmp_path / "now" / "plan.json").write_text(json.dumps({"format": 1, "fingerprint": fingerprint, **values}))
     older = read_plan(tmp_path / "now")
     assert older is not None and older.fingerprint() == fingerprint != now.plan
-    with pytest.raises(BadInput, match=r"plan\.json: begun by an earlier version of prepare_data\.py; pass another"):
+    with pytest.raises(
+        BadInput, match=r"plan\.json: was started by an earlier version of prepare_data\.py; pass another"
+    ):
         write(tmp_path / "now", tmp_path / "a.jsonl")
 
 
@@ -63,10 +65,10 @@ def records_of(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("earlier_version", [False, True])
-def test_a_preparation_resumes_without_its_urls_secrets(
+def test_a_preparation_resumes_with_a_newly_signed_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_version: bool
 ) -> None:
-    """Each command signs its URL anew; an earlier version's plan holds the URL as it was."""
+    """Every command has a newly signed URL; an earlier version's plan contains the URL with its secrets."""
     (tmp_path / "web").mkdir()
     jsonl(tmp_path / "web" / "a.jsonl", ["one", "two"])
     with (tmp_path / "web" / "a.jsonl").open("a") as file:
@@ -88,5 +90,5 @@ def test_a_preparation_resumes_without_its_urls_secrets(
             assert "hunter2" not in records_of(tmp_path / "out")
         assert "hunter2" not in (tmp_path / "out" / "manifest.json").read_text()
         assert texts_of(tmp_path / "out", "train") == ["one", "two"]
-        with pytest.raises(BadInput, match=r"another command began these tokens: .* is not among the sources any more"):
+        with pytest.raises(BadInput, match=r"another command started these tokens: .* is no longer among its sources"):
             write(tmp_path / "out", f"{server.url}/a.jsonl?name=.jsonl")  # type: ignore[arg-type]

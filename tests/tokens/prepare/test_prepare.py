@@ -1,4 +1,4 @@
-"""Preparing token files: what is written, what is refused, and what is left behind."""
+"""Preparation of token files: what it writes, what it refuses, and what it leaves behind."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from tokens.tokenizer.loading import CHARACTERS, load_tokenizer
 from tokens.tokenizer.tokenizer import ByteCoder, byte_pair_tokenizer, fingerprint
 
 
-def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
+def test_an_end_of_text_id_follows_every_document(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "", "c"]))
     assert tokens_of(tmp_path / "out", "train") == [97, 98, 256, 256, 99, 256]
     assert not (tmp_path / "out" / "validation.safetensors").exists()
@@ -32,19 +32,21 @@ def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
 
 def test_a_tail_with_an_older_seed_is_resumed(tmp_path: Path) -> None:
     source, tail = jsonl(tmp_path / "a.jsonl", ["ab", "cd", "ef", "gh"]), {"split": "tail", "validation_fraction": 0.5}
-    begun = write(tmp_path / "out", source, split_seed=5, **tail)
-    assert write(tmp_path / "out", source, **tail) == begun
+    earlier_manifest = write(tmp_path / "out", source, split_seed=5, **tail)
+    assert write(tmp_path / "out", source, **tail) == earlier_manifest
 
 
-def test_a_field_of_records_needs_records(tmp_path: Path) -> None:
+def test_a_text_field_needs_records(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
-    with pytest.raises(BadInput, match="--text-field content: got 1 file of text without records; leave it out"):
+    with pytest.raises(
+        BadInput, match="--text-field content: got 1 file of text, which have no records; omit the option"
+    ):
         write(tmp_path / "out", tmp_path / "a.txt", text_field="content")
 
 
-def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
-    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
-    assert read_manifest(tmp_path / "out") == written
+def test_the_manifest_describes_the_files(tmp_path: Path) -> None:
+    returned_manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
+    assert read_manifest(tmp_path / "out") == returned_manifest
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest | {"format": 1, "documents": 2, "tokens": 6, "text_bytes": 4} == manifest
     tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
@@ -57,28 +59,28 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
         assert entry["tokens"] == len(tokens_of(tmp_path / "out", name.removesuffix(".safetensors")))
 
 
-def test_a_character_vocabulary_is_that_of_all_documents_whatever_computes_them(tmp_path: Path) -> None:
+def test_a_character_vocabulary_covers_all_documents(tmp_path: Path) -> None:
     texts = ["ab\r\n\0", *(chr(0x4E00 + number) for number in range(300)), "z\U0001f600", ""]
     source = jsonl(tmp_path / "a.jsonl", texts)
     options = {"tokenizer": "chars", "unit_bytes": 500, "split": "hash", "validation_fraction": 0.1}
-    written = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
-    assert written[0] == written[1] and written[0].units is not None and written[0].units > 5
-    record = written[0].tokenizer
+    manifests = [write(tmp_path / f"{workers}", source, workers=workers, **options) for workers in (0, 2)]
+    assert manifests[0] == manifests[1] and manifests[0].units is not None and manifests[0].units > 5
+    record = manifests[0].tokenizer
     assert record.characters == "".join(sorted({*"".join(texts)})) and record.name == "chars"
     assert (record.vocabulary_size, record.end_of_text_id) == (308, 307)
     ids = tokens_of(tmp_path / "0", "train") + tokens_of(tmp_path / "0", "validation")
-    said = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
-    assert sorted(said) == sorted([*texts, ""])
+    decoded_texts = load_tokenizer(CHARACTERS + record.characters).decode(ids).split("<|endoftext|>")
+    assert sorted(decoded_texts) == sorted([*texts, ""])
     more = {"tokenizer": str(tmp_path / "0" / "manifest.json")}
     assert write(tmp_path / "more", jsonl(tmp_path / "b.jsonl", ["zab"]), **more).tokenizer == record
-    unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is none"
+    unknown = r"unit 0, from .*c\.jsonl: cannot be encoded: tokenizer chars: 'é' is not one of its"
     with pytest.raises(BadInput, match=unknown):
         write(tmp_path / "unknown", jsonl(tmp_path / "c.jsonl", ["abé"]), **more)
     with pytest.raises(BadInput, match="tokenizer: got bytes, wanted chars:"):
         write(tmp_path / "0", source, **options | {"tokenizer": "bytes"})
 
 
-def test_nothing_is_written_through_links_in_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_in_the_output_folder_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out, begin = jsonl(tmp_path / "a.jsonl", ["text"] * 100), tmp_path / "out", prepare_module.make_plan
     victim, folder = tmp_path / "victim", tmp_path / "folder"
     victim.write_text("precious")
@@ -91,17 +93,18 @@ def test_nothing_is_written_through_links_in_the_output_folder(tmp_path: Path, m
             (out / name).symlink_to(folder if name == ".units" else victim)
         return begin(*arguments)
 
-    monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
+    # At this point, leftovers of an earlier command have been deleted.
+    monkeypatch.setattr(prepare_module, "make_plan", plant)
     (out / ".lock").symlink_to(victim)
     write(out, source, tokenizer=str(shared("gpt2.tiktoken")))
     assert victim.read_text() == "precious" and not list(folder.iterdir())
     assert tokens_of(out, "train") == [5239, 50256] * 100
 
 
-def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:
+def test_two_commands_cannot_prepare_the_same_tokens(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
     (tmp_path / "out").mkdir()
-    refused = pytest.raises(BadInput, match="another process prepares these tokens")
+    refused = pytest.raises(BadInput, match="another process is preparing these tokens")
     with open_locked(tmp_path / "out" / LOCK, "held"), refused:
         write(tmp_path / "out", source)
     write(tmp_path / "out", source)
@@ -115,8 +118,8 @@ def begun_by_another_plan(out: Path) -> None:
 FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage of the output, options, expected line
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
-    (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: changed since these tokens"),
-    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is not among the sources any more"),
+    (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: has changed since this preparation"),
+    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is no longer among its sources"),
     (lambda out: (out / "train.safetensors").unlink(), {}, r"train\.safetensors: missing, but manifest\.json lists it"),
     (lambda out: (out / "manifest.json").write_text("{"), {}, r"manifest\.json: damaged: not JSON"),
     (
@@ -127,7 +130,7 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
     (
         lambda out: ((out / "manifest.json").unlink(), os.truncate(out / "train.safetensors", 4100)),
         {},
-        r"\.partial-train\.safetensors: got 4,100 bytes, wanted 4,\d+ by ledger\.jsonl; pass another",
+        r"\.partial-train\.safetensors: got 4,100 bytes, wanted 4,\d+ as ledger\.jsonl says; pass another",
     ),
     (
         lambda out: ((out / ".lock").unlink(), os.mkfifo(out / ".lock")),
@@ -142,50 +145,50 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
 ]
 
 
-@pytest.mark.parametrize(("damage", "options", "said"), FINISHED)
-def test_a_command_that_cannot_go_on_with_these_tokens_is_one_line(
-    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], said: str
+@pytest.mark.parametrize(("damage", "options", "message"), FINISHED)
+def test_a_command_that_cannot_resume_is_one_error_line(
+    tmp_path: Path, damage: Callable[[Path], object], options: dict[str, Any], message: str
 ) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), tmp_path / "out"
     fixed = {"validation_fraction": 0.3}
     write(out, source, **fixed)
-    write(out, source, **fixed)  # complete already
+    write(out, source, **fixed)  # it is already complete
     damage(out)
     before = files_of(out)
-    with pytest.raises(BadInput, match=said) as refused:
+    with pytest.raises(BadInput, match=message) as refused:
         write(out, source, **fixed | options)
     assert "\n" not in str(refused.value)
     assert sorted(files_of(out).values()) == sorted(before.values())
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "said"),
+    ("texts", "options", "message"),
     [
         (["a", "b"], {"test_fraction": 0.1}, "2 documents are too few to hold out 1 for validation and 1 for test"),
-        ([], {}, "the sources hold no document"),
-        (["", ""], {}, "the sources hold no document"),
-        ([None], {}, "none of the 1 documents of the sources could be read: .*: byte 0: null text: got NoneType"),
-        (["a", "b", "c"], {"validation_fraction": 0.999}, "every document's hash fell to a held-out split; "),
+        ([], {}, "the sources contain no documents"),
+        (["", ""], {}, "the sources contain no documents"),
+        ([None], {}, "none of the 1 documents in the sources could be read: .*: byte 0: null text: got NoneType"),
+        (["a", "b", "c"], {"validation_fraction": 0.999}, "the hash selected every document for a held-out split; "),
         (
             ["x"] * 9,
             {"validation_fraction": 0.01},
-            "fraction 0.01: of 18 tokens, a token is 5.6%; pass .* 0.056 or more",
+            "fraction 0.01: one token of 18 tokens is 5.6%; pass .* 0.056 or more",
         ),
     ],
 )
-def test_sources_that_cannot_be_split_leave_room_for_the_command_that_is_advised(
-    tmp_path: Path, texts: list[Any], options: dict[str, Any], said: str
+def test_the_advised_command_works_after_a_failed_split(
+    tmp_path: Path, texts: list[Any], options: dict[str, Any], message: str
 ) -> None:
     fixed = {"split": "hash", "validation_fraction": 0.1}
-    with pytest.raises(BadInput, match=f"{said}.*; nothing was written"):
+    with pytest.raises(BadInput, match=f"{message}.*; nothing was written"):
         write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts), **fixed | options)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
     write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["a", "b", "c"]), split="tail", validation_fraction=0.3)
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]
 
 
-def test_what_an_encoder_cannot_do_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):  # what Rust's panics are to Python
+def test_an_encoder_failure_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):  # as Python sees a panic in Rust
         pass
 
     (tmp_path / "b.txt").write_text("boom")
@@ -203,7 +206,7 @@ def test_what_an_encoder_cannot_do_names_unit_and_files(tmp_path: Path, monkeypa
             write(tmp_path / "out", tmp_path / "b.txt")
 
 
-def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path: Path) -> None:
+def test_gpt2_tokens_equal_tiktokens_and_include_ranks(corpus: Path, tmp_path: Path) -> None:
     ranks, out = shared("gpt2.tiktoken"), tmp_path / "out"
     text = (corpus / "c.txt").read_text()
     done = succeed(PREPARE, corpus / "c.txt", "--output", out, "--tokenizer", ranks, *COMMAND)
@@ -214,20 +217,20 @@ def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path:
     assert f"{out}: 1 documents, " in done.stdout
 
 
-def test_ranks_of_the_user_are_neither_replaced_nor_deleted(tmp_path: Path) -> None:
-    out, texts, own = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
+def test_a_users_ranks_are_never_replaced(tmp_path: Path) -> None:
+    out, texts, user_ranks = tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab"]), b"ranks of another tokenizer"
     (tmp_path / "t.json").write_text(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
     (ranks := out / "tokenizer.tiktoken").parent.mkdir()
-    ranks.write_bytes(own)
-    with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: exists, with 26 bytes that are not the ranks of"):
+    ranks.write_bytes(user_ranks)
+    with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: exists, and its 26 bytes are not the ranks of"):
         write(out, texts, tokenizer=str(tmp_path / "t.json"))
-    with pytest.raises(BadInput, match="nothing was written"):  # of a tokenizer without a file of ranks
+    with pytest.raises(BadInput, match="nothing was written"):  # this tokenizer has no file of ranks
         write(out, jsonl(tmp_path / "empty.jsonl", []))
-    assert ranks.read_bytes() == own
+    assert ranks.read_bytes() == user_ranks
 
 
 @pytest.mark.slow
-def test_ranks_named_as_the_tokenizer_survive_a_failure(tmp_path: Path) -> None:
+def test_ranks_passed_as_tokenizer_survive_a_failure(tmp_path: Path) -> None:
     (ranks := tmp_path / "out" / "tokenizer.tiktoken").parent.mkdir()
     ranks.write_bytes(content := shared("gpt2.tiktoken").read_bytes())
     with pytest.raises(BadInput, match="nothing was written"):
@@ -235,7 +238,7 @@ def test_ranks_named_as_the_tokenizer_survive_a_failure(tmp_path: Path) -> None:
     assert ranks.read_bytes() == content
 
 
-def test_a_structure_that_a_cut_would_change_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cuts_would_change_is_refused(tmp_path: Path) -> None:
     values = json.loads(tokenizer_text(byte_pair_tokenizer("t", ByteCoder().ranks)))
     split: dict[str, Any] = {"type": "Split", "pattern": {"String": " "}, "invert": False}
     split["behavior"] = "MergedWithPrevious"
@@ -243,14 +246,14 @@ def test_a_structure_that_a_cut_would_change_is_refused(tmp_path: Path) -> None:
     values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
     texts, path = jsonl(tmp_path / "a.jsonl", ["ab cd"]), tmp_path / "t.json"
     path.write_text(json.dumps(values))
-    with pytest.raises(BadInput, match="tokenizer t: its pre_tokenizer keeps the white space of 'b c'"):
+    with pytest.raises(BadInput, match="tokenizer t: its pre_tokenizer attaches the white space in 'b c'"):
         write(tmp_path / "out", texts, tokenizer=str(path))
     split |= {"pattern": {"Regex": r"\s"}, "behavior": "MergedWithNext"}
     path.write_text(json.dumps(values))
     assert write(tmp_path / "out", texts, tokenizer=str(path)).tokens == 6
 
 
-def test_a_users_hidden_files_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_hidden_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", ["text"] * 20), tmp_path / "out"
     (out / ".units" / "00000000.train").mkdir(parents=True)
     (out / ".units" / "00000000.train").rmdir()
@@ -263,10 +266,10 @@ def test_a_users_hidden_files_are_not_deleted(tmp_path: Path, capsys: pytest.Cap
     write(out, source)
     assert {name: (out / name).read_text() for name in theirs} == theirs
     assert sorted(path.name for path in (out / ".units").iterdir()) == ["metric.txt", "si"]
-    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted: 24 bytes left by an unfinished preparation"
+    note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted 24 bytes of an unfinished preparation"
     assert note in capsys.readouterr().err
     write(out, source)  # it is complete, and nothing else is deleted
     assert {name: (out / name).read_text() for name in theirs} == theirs
-    other = tmp_path / "other"
-    write(other, source)
-    assert not (other / ".units").exists()
+    new_output = tmp_path / "new_output"
+    write(new_output, source)
+    assert not (new_output / ".units").exists()

@@ -1,4 +1,4 @@
-"""Held-out splits: by the hash of a document's text alone, or cut from the end of the train stream."""
+"""Held-out splits: selected by the hash of a document's text, or cut from the end of the train stream."""
 
 import random
 from pathlib import Path
@@ -12,14 +12,14 @@ from tokens.prepare.verify import verify
 
 
 @pytest.mark.parametrize("unit_bytes", [30, 1 << 24])
-def test_the_last_documents_are_validation_and_test(tmp_path: Path, unit_bytes: int) -> None:
+def test_a_tail_split_holds_out_the_last_documents(tmp_path: Path, unit_bytes: int) -> None:
     source = jsonl(tmp_path / "a.jsonl", [str(number) for number in range(10)])
     write(tmp_path / "out", source, validation_fraction=0.2, test_fraction=0.1, unit_bytes=unit_bytes)
     splits = {split: "".join(texts_of(tmp_path / "out", split)) for split in ("train", "validation", "test")}
     assert splits == {"train": "0123456", "validation": "78", "test": "9"}
 
 
-def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
+def test_a_single_document_is_cut_by_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 99)
     for kind in ("tail", "hash"):
         write(tmp_path / kind, tmp_path / "a.txt", split=kind, validation_fraction=0.1, test_fraction=0.05)
@@ -31,7 +31,7 @@ def shares_of(directory: Path) -> dict[str, float]:
     """Return the share of the tokens that each split has."""
     files = read_manifest(directory).files
     return {
-        name.partition(".")[0]: entry.tokens / sum(each.tokens for each in files.values())
+        name.partition(".")[0]: entry.tokens / sum(file_entry.tokens for file_entry in files.values())
         for name, entry in files.items()
     }
 
@@ -41,18 +41,18 @@ def shares_of(directory: Path) -> dict[str, float]:
     "lengths",
     [[300_000, 15], [15, 300_000], [5000, 5000], [100] * 30 + [9000], [9000] + [100] * 30, [50_000] + [9] * 400],
 )
-def test_a_held_out_share_is_near_the_one_requested(tmp_path: Path, lengths: list[int], split: str) -> None:
+def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[int], split: str) -> None:
     texts = ["", *(f"{number} ".ljust(length, "x") for number, length in enumerate(lengths)), ""]
-    source, wanted = jsonl(tmp_path / "a.jsonl", texts), {"validation": 0.1, "test": 0.02}
+    source, shares = jsonl(tmp_path / "a.jsonl", texts), {"validation": 0.1, "test": 0.02}
     for seed in range(3):
         out = tmp_path / str(seed)
-        fractions = {f"{name}_fraction": share for name, share in wanted.items()}
+        fractions = {f"{name}_fraction": share for name, share in shares.items()}
         try:
             manifest = write(out, source, split=split, split_seed=seed, unit_bytes=2000, **fractions)
         except BadInput as error:  # documents whose hashes cannot be used are refused, with advice
             assert split == "hash" and len(lengths) == 2 and "pass --split tail" in str(error)
             continue
-        for name, share in wanted.items():
+        for name, share in shares.items():
             assert share / 2 <= shares_of(out)[name] <= share * 2
         splits = ("train", "validation", "test")
         assert sorted(token for name in splits for token in tokens_of(out, name)) == sorted(
@@ -63,9 +63,11 @@ def test_a_held_out_share_is_near_the_one_requested(tmp_path: Path, lengths: lis
             assert manifest.split.from_tail or manifest.split.shortened or tokens_of(out, "validation")[-1] == 256
 
 
-def test_tokens_too_few_for_the_share_are_refused(tmp_path: Path) -> None:
+def test_too_few_tokens_for_a_share_are_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", "a", "b", "c", "d"])
-    with pytest.raises(BadInput, match=r"a token is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"):
+    with pytest.raises(
+        BadInput, match=r"one token of 9 tokens is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"
+    ):
         write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
     write(tmp_path / "out", source, split="tail", validation_fraction=0.112)
 
@@ -91,7 +93,7 @@ def test_a_corrected_share_survives_an_interruption(
         assert files_of(tmp_path / point) == files_of(tmp_path / "whole")
 
 
-def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:
+def test_empty_documents_do_not_count_in_splits(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("x" * 1000)
     (tmp_path / "texts" / "empty.txt").write_text("")
@@ -104,12 +106,12 @@ def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:
     assert splits == [["", "a", "", "b", ""], ["c", ""], ["d", ""]]
 
 
-def test_a_documents_hash_alone_decides_its_split(tmp_path: Path) -> None:
+def test_only_a_documents_hash_decides_its_split(tmp_path: Path) -> None:
     texts = [f"document {number}" for number in range(2000)]
     rule = {"split": "hash", "validation_fraction": 0.05, "test_fraction": 0.02}
     write(tmp_path / "first", jsonl(tmp_path / "a.jsonl", texts), **rule)
-    others = [f"other {number}" for number in range(500)]
-    shuffled = random.Random(0).sample(texts + others + texts[:300], len(texts) + len(others) + 300)
+    other_texts = [f"other {number}" for number in range(500)]
+    shuffled = random.Random(0).sample(texts + other_texts + texts[:300], len(texts) + len(other_texts) + 300)
     write(tmp_path / "second", jsonl(tmp_path / "b.jsonl", shuffled), unit_bytes=999, **rule)
     for split, share in (("train", 0.93), ("validation", 0.05), ("test", 0.02)):
         first, second = (texts_of(tmp_path / name, split) for name in ("first", "second"))

@@ -1,4 +1,4 @@
-"""What has come of a preparation, and what is damaged, is told by name."""
+"""The progress of a preparation is shown, and damage is reported with the names of files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokens.prepare.verify import verify
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """Five units, of a hundred documents each but the last, in shards."""
+    """Five units in shards; each has a hundred documents, except the last one."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
     size = source.stat().st_size // 5
     options = ("--tokenizer", "bytes", "--unit-bytes", str(size), "--shard-tokens", "2000")
@@ -22,7 +22,7 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -> None:
+def test_damage_is_reported_with_its_sources(sharded: Path) -> None:
     shards = sorted(sharded.glob("train-*.safetensors"))
     assert len(shards) == 3
     with shards[0].open("r+b") as file:
@@ -31,35 +31,35 @@ def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -
         file.truncate(shards[2].stat().st_size - 2)
     path = sharded / "validation.safetensors"
     path.write_bytes(flipped(path.read_bytes(), 4097))
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error_info:
         verify(str(sharded))
-    said = str(told.value)
-    assert f"{shards[0]}: " in said
-    assert "validation.safetensors: damaged: got sha256 " in said
+    message = str(error_info.value)
+    assert f"{shards[0]}: " in message
+    assert "validation.safetensors: damaged: got sha256 " in message
     source = sharded.parent / "a.jsonl"
-    assert f"tokens 0 to 129 of validation, made from unit 0: {source} (bytes 0 to " in said, said
-    assert f" of train, made from unit 4: {source} (bytes " in said
-    assert "unit 1" not in said and "unit 2" not in said
+    assert f"tokens 0 to 129 of validation, made from unit 0: {source} (bytes 0 to " in message, message
+    assert f" of train, made from unit 4: {source} (bytes " in message
+    assert "unit 1" not in message and "unit 2" not in message
 
 
-def test_a_changed_ledger_and_a_changed_plan_are_told(sharded: Path) -> None:
+def test_changes_to_ledger_or_plan_are_detected(sharded: Path) -> None:
     ledger, plan = sharded / "ledger.jsonl", sharded / "plan.json"
-    kept = ledger.read_text()
-    ledger.write_text(kept.replace('"digest": "', '"digest": "0', 1))
+    ledger_text = ledger.read_text()
+    ledger.write_text(ledger_text.replace('"digest": "', '"digest": "0', 1))
     with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: tokens 0 to \d+ of \w+, made from unit 0: "):
         verify(str(sharded))
-    for line in (kept.replace('"parts"', '"qarts"', 1), kept.replace('"index"', '"jndex"', 1)):
+    for line in (ledger_text.replace('"parts"', '"qarts"', 1), ledger_text.replace('"index"', '"jndex"', 1)):
         ledger.write_text(line)
         with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: line 2: (parts|index|jndex|qarts): "):
             verify(str(sharded))
-    ledger.write_text(kept)
-    assert "all as written" in verify(str(sharded))[0]
+    ledger.write_text(ledger_text)
+    assert "all unchanged" in verify(str(sharded))[0]
     plan.write_text(plan.read_text().replace('"split_seed": 0', '"split_seed": 1'))
-    with pytest.raises(BadInput, match=r"plan\.json: damaged: its fingerprint is not "):
+    with pytest.raises(BadInput, match=r"plan\.json: damaged: its content does not have the fingerprint "):
         verify(str(sharded))
 
 
-def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
+def test_status_shows_the_progress(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 100 + [None] * 1)  # type: ignore[list-item]
     options = ("--tokenizer", "bytes", "--unit-bytes", "200", "--executor", "inline")
     command = (source, "--output", tmp_path / "out", *options)
@@ -74,7 +74,7 @@ def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
     assert run(PREPARE, "status", tmp_path).returncode == 1
 
 
-def test_status_of_a_tail_split_tells_what_each_file_holds(tmp_path: Path) -> None:
+def test_status_lists_the_tokens_of_a_tail_split(tmp_path: Path) -> None:
     out = tmp_path / "out"
     manifest = write(out, jsonl(tmp_path / "a.jsonl", ["text"] * 10), split="tail", validation_fraction=0.2)
     assert [manifest.files[f"{split}.safetensors"].tokens for split in ("train", "validation")] == [40, 10]
@@ -85,7 +85,7 @@ def test_status_of_a_tail_split_tells_what_each_file_holds(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "content", [b'{"a": ' * 100_000, b"[1]", b"\xff", b'{"cut": 3}', b'{"parts": {"train": {"tokens": "5"}}}', b"{}"]
 )
-def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_plan_or_ledger_is_one_error_line(tmp_path: Path, name: str, content: bytes) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["text"] * 20))
     path = tmp_path / "out" / name
     path.write_bytes((path.read_bytes() if name == "ledger.jsonl" else b"") + content + b"\n")
@@ -93,21 +93,21 @@ def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content
         audit.status(str(tmp_path / "out"))
 
 
-def test_damage_before_a_cut_tail_is_traced(tmp_path: Path) -> None:
+def test_damage_is_traced_despite_a_cut_tail(tmp_path: Path) -> None:
     source, out = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)]), tmp_path / "out"
     write(out, source, unit_bytes=1000, split="tail", validation_fraction=0.1)
-    assert "all as written" in verify(str(out))[0]
+    assert "all unchanged" in verify(str(out))[0]
     units = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:4]]
     before = sum(unit["parts"]["train"]["tokens"] for unit in units)
     train = out / "train.safetensors"
     train.write_bytes(flipped(train.read_bytes(), 4096 + 2 * before + 1))
-    said = rf"train\.safetensors: damaged: got sha256 .*of train, made from unit 3: {source} \("
-    with pytest.raises(BadInput, match=said):
+    message = rf"train\.safetensors: damaged: got sha256 .*of train, made from unit 3: {source} \("
+    with pytest.raises(BadInput, match=message):
         verify(str(out))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
-def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, name: str) -> None:
+def test_a_loop_of_links_is_an_error(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     write(out, jsonl(tmp_path / "a.jsonl", ["text"] * 20))
     (out / name).unlink()

@@ -1,4 +1,4 @@
-"""Token streams of given tokens, and plain searches of them."""
+"""Token streams with given tokens, and simple searches of them."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from safetensors.numpy import save_file
 from tokens.format.token_file import TokenStream, open_split
 
 DTYPES = st.sampled_from([np.uint16, np.uint32])
-FEW = st.integers(1, 3).flatmap(lambda ids: st.lists(st.integers(0, ids), max_size=60))  # tokens that often repeat
-SHARDS = st.lists(FEW, min_size=1, max_size=3)  # of a stream
+FEW = st.integers(1, 3).flatmap(lambda ids: st.lists(st.integers(0, ids), max_size=60))  # tokens that repeat often
+SHARDS = st.lists(FEW, min_size=1, max_size=3)  # shards of a stream
 
 
 def write_streams(
     directory: Path, streams: Sequence[Sequence[Sequence[int]]], dtypes: Iterable[type]
 ) -> list[TokenStream]:
-    """Write streams, each of shards of tokens, and open them."""
+    """Write streams, each consisting of shards of tokens, and open them."""
     opened = []
     for number, (shards, dtype) in enumerate(zip(streams, dtypes, strict=False)):
         folder = directory / f"{len([*directory.iterdir()])}-{number}"

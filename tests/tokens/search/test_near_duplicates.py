@@ -1,4 +1,4 @@
-"""Near-duplicates: families of a template are found, others are not, in blocks of any size, in little memory."""
+"""Near-duplicates: copies of a template are found, and other documents are not, with any block size."""
 
 import tracemalloc
 from pathlib import Path
@@ -15,52 +15,52 @@ END = 50_256
 
 
 def families(count: int, share: float, seed: int) -> list[list[int]]:
-    """Return documents, three of each template, with a share of their tokens filled in."""
+    """Return three documents from each template, with a share of their tokens replaced."""
     draw = np.random.default_rng(seed)
-    found = []
+    documents = []
     for template in draw.integers(0, 40_000, (count, 300)):
         for _ in range(3):
             filled = np.where(draw.random(300) < share, draw.integers(0, 40_000, 300), template)
-            found.append(filled.tolist())
-    return found
+            documents.append(filled.tolist())
+    return documents
 
 
-def similarity(one: list[int], other: list[int]) -> float:
-    return len({*grams(one, 5)} & {*grams(other, 5)}) / len({*grams(one, 5)} | {*grams(other, 5)})
+def similarity(first: list[int], second: list[int]) -> float:
+    return len({*grams(first, 5)} & {*grams(second, 5)}) / len({*grams(first, 5)} | {*grams(second, 5)})
 
 
 @pytest.mark.parametrize("block", [301, 7000, 1 << 20])
-def test_templates_with_other_words_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_filled_in_templates_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(stream_blocks, "SEARCHED_TOKENS", block)
     draw = np.random.default_rng(1)
-    others = [draw.integers(0, 40_000, size).tolist() for size in draw.integers(1, 600, 200)]
-    documents = [*families(10, 0.01, 2), *others, [], [7, 8], [7, 8], others[3]]
-    kinds = [*np.repeat(np.arange(10), 3).tolist(), *range(10, 213), 13]  # equal of those to be found alike
+    unrelated = [draw.integers(0, 40_000, size).tolist() for size in draw.integers(1, 600, 200)]
+    documents = [*families(10, 0.01, 2), *unrelated, [], [7, 8], [7, 8], unrelated[3]]
+    kinds = [*np.repeat(np.arange(10), 3).tolist(), *range(10, 213), 13]  # documents of the same kind should be found
     order = [number for number in draw.permutation(len(documents)).tolist() if documents[number]]
     halves = [[token for number in half for token in [*documents[number], END]] for half in (order[:99], order[99:])]
     streams = write_streams(tmp_path, [[halves[0][:999], halves[0][999:]], [halves[1][:-1]]], [np.uint16, np.uint32])
-    found = near_duplicates(streams, END)
-    assert found.lengths.tolist() == [len(documents[number]) for number in order]
+    duplicates = near_duplicates(streams, END)
+    assert duplicates.lengths.tolist() == [len(documents[number]) for number in order]
     shuffled = [kinds[number] for number in order]
-    assert found.like.tolist() == [shuffled.index(kind) for kind in shuffled]
-    for value, one, other in found.pairs:
-        assert value == similarity(documents[order[one]], documents[order[other]]) >= SIMILARITY
-    assert len(found.pairs) == module.KEPT_PAIRS
+    assert duplicates.originals.tolist() == [shuffled.index(kind) for kind in shuffled]
+    for value, first, second in duplicates.pairs:
+        assert value == similarity(documents[order[first]], documents[order[second]]) >= SIMILARITY
+    assert len(duplicates.pairs) == module.KEPT_PAIRS
 
 
-def test_pairs_become_candidates_as_often_as_the_curve_says(tmp_path: Path) -> None:
+def test_near_duplicates_are_found_at_the_promised_rate(tmp_path: Path) -> None:
     documents = families(400, 0.028, 3)
     tokens = [token for document in documents for token in [*document, END]]
-    found = near_duplicates(write_streams(tmp_path, [[tokens]], [np.uint16]), END)
+    duplicates = near_duplicates(write_streams(tmp_path, [[tokens]], [np.uint16]), END)
     pairs = [(similarity(documents[at], documents[at + 1]), at) for at in range(0, len(documents), 3)]
     near = [(value, at) for value, at in pairs if 0.6 <= value < 0.75]
-    missed = [at for _, at in near if found.like[at + 1] != found.like[at]]
+    missed = [at for _, at in near if duplicates.originals[at + 1] != duplicates.originals[at]]
     assert len(near) > 100 and len(missed) <= 0.06 * len(near)
-    assert all(found.like[at] // 3 == at // 3 for at in range(len(documents)))
+    assert all(duplicates.originals[at] // 3 == at // 3 for at in range(len(documents)))
 
 
 @pytest.mark.slow
-def test_memory_is_some_250_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_about_250_bytes_per_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_blocks, "SEARCHED_TOKENS", 1 << 14)
     peaks = []
     for count in (1 << 13, 1 << 16):
@@ -68,7 +68,7 @@ def test_memory_is_some_250_bytes_a_document(tmp_path: Path, monkeypatch: pytest
         tokens[:, :11] = np.random.default_rng(0).integers(0, 50_000, (count, 11))
         streams = write_streams(tmp_path, [[tokens.reshape(-1).tolist()]], [np.uint16])
         tracemalloc.start()
-        assert len(near_duplicates(streams, END).like) == count
+        assert len(near_duplicates(streams, END).originals) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert (peaks[1] - peaks[0]) / ((1 << 16) - (1 << 13)) < 260, peaks

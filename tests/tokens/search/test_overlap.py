@@ -1,4 +1,4 @@
-"""Items that share an n-gram with streams are those of a plain search, over borders of files and blocks."""
+"""The same items overlap with streams as in a simple search, across the borders of files and blocks."""
 
 from pathlib import Path
 
@@ -20,47 +20,49 @@ quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_sc
 
 @quick
 @given(st.lists(SHARDS, min_size=1, max_size=2), st.lists(st.lists(FEW, max_size=3), max_size=6), st.data())
-def test_items_and_first_places_are_those_of_a_plain_search(
+def test_overlap_equals_a_plain_search(
     tmp_path: Path, streams: list[list[list[int]]], items: list[list[list[int]]], data: st.DataObject
 ) -> None:
     opened = write_streams(tmp_path, streams, data.draw(st.tuples(DTYPES, DTYPES)))
-    n, whole = data.draw(st.integers(1, 20)), [joined(shards) for shards in streams]
-    items += [[whole[0][5:40]], [whole[-1][:4], whole[-1][:n]]]
+    n, joined_streams = data.draw(st.integers(1, 20)), [joined(shards) for shards in streams]
+    items += [[joined_streams[0][5:40]], [joined_streams[-1][:4], joined_streams[-1][:n]]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_blocks, "SEARCHED_TOKENS", data.draw(st.integers(1, 70)))
         patch.setattr(overlap, "PASS_TOKENS", data.draw(st.integers(1, 100)))
         patch.setattr(overlap, "LEAST", least := data.draw(st.integers(1, 9)))
-        found = find_overlap(opened, [[np.array(each) for each in item] for item in items], n)
-    starts = np.cumsum([0, *map(len, whole)]).tolist()
-    for item, length, place in zip(items, found.lengths.tolist(), found.places.tolist(), strict=True):
+        matches = find_overlap(opened, [[np.array(sequence) for sequence in item] for item in items], n)
+    starts = np.cumsum([0, *map(len, joined_streams)]).tolist()
+    for item, length, place in zip(items, matches.lengths.tolist(), matches.places.tolist(), strict=True):
         longest = max(map(len, item), default=0)
         assert (length == 0) == (longest < min(n, least)) and (length == n) == (longest >= n)
-        sought = [each for each in item if len(each) >= least] if longest < n else item
-        wanted = {gram for each in sought for gram in grams(each, n if longest >= n else len(each))}
-        held = [
+        searched = [sequence for sequence in item if len(sequence) >= least] if longest < n else item
+        expected_grams = {
+            gram for sequence in searched for gram in grams(sequence, n if longest >= n else len(sequence))
+        }
+        expected_places = [
             start + at
-            for size in {len(gram) for gram in wanted}
-            for start, tokens in zip(starts, whole, strict=False)
+            for size in {len(gram) for gram in expected_grams}
+            for start, tokens in zip(starts, joined_streams, strict=False)
             for at, gram in enumerate(grams(tokens, size))
-            if gram in wanted
+            if gram in expected_grams
         ]
-        assert place == min(held, default=NOWHERE)
+        assert place == min(expected_places, default=NOWHERE)
 
 
-def test_no_items_and_no_tokens_are_no_error(tmp_path: Path) -> None:
+def test_empty_items_and_streams_are_allowed(tmp_path: Path) -> None:
     opened = write_streams(tmp_path, [[[]], [[1, 2, 3]]], [np.uint16, np.uint16])
     assert find_overlap(opened, []).touched.tolist() == []
     assert find_overlap([], [[np.arange(20)]]).touched.tolist() == [False]
     assert find_overlap(opened, [[], [np.zeros(0, np.uint16)], [np.arange(12)]]).touched.tolist() == [False] * 3
 
 
-def test_documents_of_a_range_end_where_it_ends(tmp_path: Path) -> None:
+def test_documents_end_where_their_range_ends(tmp_path: Path) -> None:
     [stream] = write_streams(tmp_path, [[[9, 1, 2, 9, 9, 3], [4, 9, 5]]], [np.uint32])
     assert [document.tolist() for [document] in documents(stream, 9)] == [[1, 2], [3, 4], [5]]
     assert [document.tolist() for [document] in documents(stream, 9, 2, 4)] == [[2], [3]]
 
 
-def test_a_text_in_the_middle_of_a_sentence_has_the_ids_of_its_second_form() -> None:
+def test_the_second_form_matches_text_inside_a_sentence() -> None:
     tokenizer = tiktokens()
     text, inside = "walls of the old town", tokenizer.encode("The walls of the old town are high.").tolist()
     first, second = (ids.tolist() for ids in forms(tokenizer, text))
@@ -72,5 +74,5 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     assert open_comparable(tmp_path, "train", load_tokenizer("bytes")).length == 30_000
     record = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(record.replace('"name": "bytes"', '"name": "bytes", "fingerprint": "0"'))
-    with pytest.raises(BadInput, match=r"got ids of tokenizer bytes, wanted those of bytes"):
+    with pytest.raises(BadInput, match="its tokenizer, bytes, gives other ids than bytes, so they cannot be compared"):
         open_comparable(tmp_path, "train", load_tokenizer("bytes"))

@@ -1,4 +1,4 @@
-"""Token statistics equal a plain count over lists of documents."""
+"""Token statistics equal a simple count over lists of documents."""
 
 import random
 import re
@@ -23,7 +23,7 @@ END = 50256
 
 
 def save(directory: Path, dtype: type = np.uint16, end: int = END, **splits: list[list[int]]) -> Path:
-    """Write bare token files of documents."""
+    """Write token files of documents, without a manifest."""
     directory.mkdir(exist_ok=True)
     for split, documents in splits.items():
         ids = [token for document in documents for token in [*document, end]]
@@ -31,7 +31,7 @@ def save(directory: Path, dtype: type = np.uint16, end: int = END, **splits: lis
     return directory
 
 
-def drawn(count: int, seed: int) -> list[list[int]]:
+def random_documents(count: int, seed: int) -> list[list[int]]:
     """Return documents of 0 to 299 random tokens."""
     draw = random.Random(seed)
     return [[draw.randrange(1000) for _ in range(draw.randrange(300))] for _ in range(count)]
@@ -43,11 +43,11 @@ def numbers(line: str) -> list[float]:
 
 @pytest.mark.parametrize("block", [7, 1000, 1 << 19])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_lengths_and_copies_are_those_of_a_plain_count(
+def test_statistics_equal_a_plain_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: type
 ) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", block)
-    train, validation = drawn(200, 0), drawn(50, 1)
+    train, validation = random_documents(200, 0), random_documents(50, 1)
     train += [train[3], train[5], train[3], []]
     validation += [train[7], train[3], train[3]]
     lines = stats.stats(save(tmp_path / "out", dtype, train=train, validation=validation))
@@ -63,52 +63,53 @@ def test_lengths_and_copies_are_those_of_a_plain_count(
         copies = len(documents) - len(distinct)
         assert any(f"{copies:,} documents of {split} (" in line and "repeat" in line for line in lines)
     both = sum(document in train for document in validation)
-    assert any(re.search(rf"CONTAMINATION +{both} documents of validation .* are in train too", line) for line in lines)
+    contamination = rf"CONTAMINATION +{both} documents of validation .* are also in train"
+    assert any(re.search(contamination, line) for line in lines)
 
 
 def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
     documents = [[1] * length for length in (0, 1, 2, 3, 4, 1000, 70_000)]
     lines = stats.stats(save(tmp_path / "out", train=documents))
     rows = [match for line in lines if (match := re.match(r"(.{25})  +([\d,]+)  +[\d.]+%", line))]
-    counted = {row[1].strip(): int(row[2]) for row in rows if int(row[2])}
-    assert counted == {"0": 1, "1": 1, "2 to 3": 2, "4 to 7": 1, "512 to 1,023": 1, "65,536 to 131,071": 1}
+    histogram = {row[1].strip(): int(row[2]) for row in rows if int(row[2])}
+    assert histogram == {"0": 1, "1": 1, "2 to 3": 2, "4 to 7": 1, "512 to 1,023": 1, "65,536 to 131,071": 1}
 
 
-def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_path: Path) -> None:
+def test_stats_use_the_manifest_of_a_prepared_directory(tmp_path: Path) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö", "", "ab"] * 10), validation_fraction=0.1)
     done = succeed(PREPARE, "stats", tmp_path / "out")
     assert "40 documents, 100 tokens, 40 of them end-of-text 256" in done.stdout
     assert "bytes per token      1.00" in done.stdout
-    assert "CONTAMINATION        4 documents of validation (100.00%) are in train too" in done.stdout
+    assert "CONTAMINATION        4 documents of validation (100.00%) are also in train" in done.stdout
     assert (tmp_path / "out" / CHART).read_bytes().startswith(b"\x89PNG")
     assert f"drawn in {tmp_path / 'out' / CHART}" in done.stdout
     succeed(PREPARE, "verify", tmp_path / "out")
 
 
-def test_bytes_per_token_stand_beside_gpt2s_on_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_per_token_are_compared_with_gpt2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"Zeile {number}: grün und größer\n" * 9 for number in range(50)]
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
-    [line] = [line for line in stats.stats(tmp_path / "out") if "beside GPT-2" in line]
+    [line] = [line for line in stats.stats(tmp_path / "out") if "versus GPT-2" in line]
     assert "not compared: tokenizer gpt2: its ranks are" in line and line.endswith("to a filled cache")
     loaded = tiktokens()
     monkeypatch.setattr(stats, "load_tokenizer", lambda name: loaded)
-    [line] = [line for line in stats.stats(tmp_path / "out") if "beside GPT-2" in line]
+    [line] = [line for line in stats.stats(tmp_path / "out") if "versus GPT-2" in line]
     size = sum(len(text.encode()) for text in texts)
     gpt2 = size / sum(len(loaded.encode(text)) for text in texts)
     assert f"1.00 bytes per token, GPT-2's {gpt2:.2f}, on {size:,} bytes of the same text" in line
     monkeypatch.setattr(stats, "recorded_tokenizer", lambda record, directory: loaded)
-    assert not any("beside GPT-2" in line for line in stats.stats(tmp_path / "out"))
+    assert not any("versus GPT-2" in line for line in stats.stats(tmp_path / "out"))
 
 
-def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path: Path) -> None:
+def test_stats_need_tokens_and_the_right_end_of_text(tmp_path: Path) -> None:
     save(tmp_path / "out", end=99, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint16, train=[[1, 2], [3]])
-    save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # of another type
+    save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # with another type
     assert any("CONTAMINATION        1 documents" in line for line in stats.stats(tmp_path / "two"))
-    with pytest.raises(BadInput, match=r"no token is the end-of-text id 50256; pass --end-of-text ID"):
+    with pytest.raises(BadInput, match=r"the end-of-text id 50256 does not occur; pass the right one"):
         stats.stats(tmp_path / "out")
     done = run(PREPARE, "stats", tmp_path / "out", "--end-of-text", "99")
     assert "2 documents, 5 tokens" in done.stdout
@@ -117,7 +118,7 @@ def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path:
 
 
 @pytest.mark.slow
-def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_eight_bytes_per_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", 1 << 14)
     peaks = []
     for count in (1 << 15, 1 << 18):
@@ -134,9 +135,7 @@ def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.Mo
     assert (peaks[1] - peaks[0]) / ((1 << 18) - (1 << 15)) < 10, peaks
 
 
-def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chart_handles_odd_names_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "50$ and x^$ \udcff\x1b[31m"
     folder.mkdir()
     (tmp_path / "victim").write_text("precious")
@@ -145,40 +144,40 @@ def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(
     with pytest.raises(BadInput, match=r"is not a chart of prepare_data.py stats"):
         draw_chart(folder, np.ones(1, np.int64), np.ones(1, np.int64))
     (folder / CHART).unlink()
-    drawn: list[LineChart] = []
+    charts_drawn: list[LineChart] = []
 
     def draw(charts: list[LineChart], title: str) -> bytes:
-        drawn.extend(charts)
+        charts_drawn.extend(charts)
         return png(charts, title)
 
     monkeypatch.setattr(stats, "png", draw)
     for lengths in ([0], [0, 1], [5], [700_000], [1, 3, 70_000]):
         draw_chart(folder, np.array(lengths), np.ones(len(lengths), np.int64))
-    assert [chart.lines[0].y[1::2].sum() for chart in drawn] == [0, 1, 1, 1, 3]  # documents, empty ones left out
-    assert [mark.text for mark in drawn[-1].marks] == ["median 3", "longest 70,000"]
+    assert [chart.lines[0].y[1::2].sum() for chart in charts_drawn] == [0, 1, 1, 1, 3]  # non-empty documents
+    assert [mark.text for mark in charts_drawn[-1].marks] == ["median 3", "longest 70,000"]
     assert (tmp_path / "victim").read_text() == "precious"
     assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
 
 
-def test_splits_of_different_types_are_compared_by_ids(tmp_path: Path) -> None:
+def test_splits_with_different_types_can_be_compared(tmp_path: Path) -> None:
     save(tmp_path / "out", np.uint16, train=[[1, 2], [3]])
     save(tmp_path / "out", np.uint32, validation=[[4], [1, 2]])
     assert any(re.search("CONTAMINATION +1 documents of validation", line) for line in stats.stats(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("lengths", [[0], [0, 1], [1], [5], [1, 2, 3], [700_000]])
-def test_any_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
+def test_any_document_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
     draw_chart(tmp_path, np.array(lengths), np.ones(len(lengths), np.int64))
     assert [path.name for path in tmp_path.iterdir()] == [CHART]
 
 
-def test_a_users_picture_is_not_replaced(tmp_path: Path) -> None:
+def test_a_users_picture_is_not_overwritten(tmp_path: Path) -> None:
     directory = save(tmp_path / "out", train=[[1, 2], [3]])
     (directory / CHART).write_bytes(b"a picture of the user")
-    said = stats.stats(directory)[-1]
-    assert said.startswith(f"not drawn: {directory / CHART}: is not a chart of prepare_data.py stats")
-    assert "(21 bytes); move it away" in said
+    last_line = stats.stats(directory)[-1]
+    assert last_line.startswith(f"not drawn: {directory / CHART}: is not a chart of prepare_data.py stats")
+    assert "(21 bytes); move it away" in last_line
     assert (directory / CHART).read_bytes() == b"a picture of the user"
     (directory / CHART).unlink()
-    for _ in range(2):  # our own is drawn again
+    for _ in range(2):  # our chart is replaced
         assert stats.stats(directory)[-1] == f"drawn in {directory / CHART}"

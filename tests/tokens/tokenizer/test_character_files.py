@@ -1,4 +1,4 @@
-"""Character vocabularies are read from pickles and JSON; nothing of a pickle is executed, and damage is one line."""
+"""Character vocabularies are read from pickles and JSON; no pickle is executed, and damage is one error line."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 from common.errors import BadInput
 from tokens.tokenizer.loading import read_characters
 
-MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores at once
+MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores with one instruction
 
 
 def meta(characters: list[str]) -> dict[str, Any]:
     """Return the content of nanoGPT's meta.pkl."""
-    ids = {one: number for number, one in enumerate(characters)}
-    return {"vocab_size": len(ids), "itos": {number: one for one, number in ids.items()}, "stoi": ids}
+    ids = {character: number for number, character in enumerate(characters)}
+    return {"vocab_size": len(ids), "itos": {number: character for character, number in ids.items()}, "stoi": ids}
 
 
 class Evil:
@@ -33,31 +33,31 @@ def test_nanogpts_vocabulary_is_read(tmp_path: Path, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("values", [["b", "a"], {"a": 1, "b": 0}, {"tokenizer": {"characters": "ba"}}])
-def test_json_gives_characters_in_the_order_of_their_ids(tmp_path: Path, values: Any) -> None:
+def test_characters_in_json_are_sorted_by_id(tmp_path: Path, values: Any) -> None:
     (tmp_path / "x.json").write_text(json.dumps(values))
     assert read_characters(tmp_path / "x.json") == "ba"
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (pickle.dumps({"stoi": Evil()}), "byte .*: instruction STACK_GLOBAL is none of a vocabulary"),
-        (pickle.dumps(Evil(), 0), "byte 0: instruction GLOBAL"),
-        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "got 2 entries, wanted single"),
-        (pickle.dumps({"stoi": {"ab": 0}}), "got 1 entries, wanted single"),
+        (pickle.dumps({"stoi": Evil()}), "byte .*: contains the instruction STACK_GLOBAL, which a vocabulary"),
+        (pickle.dumps(Evil(), 0), "byte 0: contains the instruction GLOBAL"),
+        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "got 2 entries, wanted each id"),
+        (pickle.dumps({"stoi": {"ab": 0}}), "got 1 entries, wanted each id"),
         (pickle.dumps(meta(["\ud800"])), "surrogates not allowed"),
         (pickle.dumps(meta(["a", "b"]))[:-5], "pickle exhausted"),
-        (b'["a", "a"]', "got 2 entries, wanted single"),
+        (b'["a", "a"]', "got 2 entries, wanted each id"),
         (b"[]", "got 0 entries"),
         (b"[[1]]", "unhashable"),
     ],
 )
-def test_other_content_is_one_line_and_never_executed(
-    tmp_path: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+def test_unexpected_content_is_refused_and_never_executed(
+    tmp_path: Path, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("x.json" if content[:1] in b"[{" else "x.pkl")
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=rf"^{path}: .*{said}.*; wanted nanoGPT's meta.pkl, or JSON"):
+    with pytest.raises(BadInput, match=rf"^{path}: .*{message}.*; wanted nanoGPT's meta.pkl, or JSON"):
         read_characters(path)
-    assert [left.name for left in tmp_path.iterdir()] == [path.name]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]

@@ -1,4 +1,4 @@
-"""Hugging Face tokenizer files: merges from ranks, published structures, and damaged files refused."""
+"""Hugging Face tokenizer files: merges from ranks, published structures, and refusal of damaged files."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from tokens.tokenizer.tokenizer import PROBE, LibraryCoder, byte_pair_tokenizer,
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
 @pytest.mark.parametrize("content", [b'{"a": ' * 100_000, b"\xff", b"[]", b'{"model": []}', b'{"\\ud800": {}}'])
-def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+def test_damaged_tokenizer_files_are_one_error_line(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match=rf"{name}: damaged: .*; pass a tokenizer with --tokenizer"):
         read_tokenizer_files(tmp_path)
@@ -39,7 +39,7 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
 
 TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
 ADDED: dict[str, Any] = {"id": 256, "content": "<|endoftext|>", "special": True}
-OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that is named
+OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that the error names
     ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "normalizer"),
     ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [NFC, {"type": "Lowercase"}]}}, "Lowercase"),
     ("tokenizer.json", {"truncation": {"max_length": 50}}, "truncation"),
@@ -58,10 +58,10 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
     ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "decoder: type"),
     ("tokenizer.json", {"added_tokens": []}, "added_tokens: got none"),
     ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257, "content": " ", "special": "no"}]}, "1: special"),
-    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "content": "<|end|>"}]}, "an id or a content twice"),
-    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257}]}, "an id or a content twice"),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "content": "<|end|>"}]}, "the same id or content twice"),
+    ("tokenizer.json", {"added_tokens": [ADDED, {**ADDED, "id": 257}]}, "the same id or content twice"),
     ("tokenizer.json", {"added_tokens": [{**ADDED, "lstrip": True}]}, "added_tokens: 0: lstrip"),
-    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 65}]}, "an id or a content twice"),
+    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 65}]}, "the same id or content twice"),
     *(
         ("tokenizer.json", {"model": {key: value}}, f"model: {key}")
         for key, value in {
@@ -90,7 +90,7 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key
 
 
 @pytest.mark.parametrize(("name", "changed", "key"), OTHERS)
-def test_whatever_gives_other_ids_than_ours_is_refused_by_name(
+def test_unsupported_tokenizer_keys_are_refused_by_name(
     tmp_path: Path, name: str, changed: dict[str, Any], key: str
 ) -> None:
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
@@ -106,7 +106,7 @@ def test_whatever_gives_other_ids_than_ours_is_refused_by_name(
     assert key in str(refused.value)
 
 
-def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> None:
+def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
     path = tmp_path / "tokenizer.json"
     values = json.loads(path.read_text())
@@ -120,10 +120,11 @@ def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("offset", [0, 7])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_transformers_gives_equal_ids_for_any_pattern_and_specials(tmp_path: Path, pattern: str, offset: int) -> None:
+def test_transformers_gives_the_same_ids_for_any_pattern(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
-    ranks = {word: offset + number for number, word in enumerate(words)}  # no merge gives xyz: it is one by itself
+    # No merges form xyz, which is still encoded on its own.
+    ranks = {word: offset + number for number, word in enumerate(words)}
     tokenizer = byte_pair_tokenizer("own", ranks, pattern).with_special_tokens(["<|user|>", "<|end|>"])
     write_tokenizer_files(tokenizer, tmp_path, 64)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -163,7 +164,7 @@ def split(pattern: str) -> dict[str, Any]:
 
 @attrs.frozen
 class Published:
-    """The structure of a published tokenizer.json and its tokenizer_config.json, with few words."""
+    """The structure of a published tokenizer.json and its tokenizer_config.json, with only a few words."""
 
     first: int  # id of the first word
     added: list[dict[str, Any]]
@@ -175,7 +176,7 @@ class Published:
     surrounding: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> tokenizers.Tokenizer:
-        """Write both files; return the library's own tokenizer, for which special tokens are ordinary text."""
+        """Write both files, and return the library's own tokenizer, which treats special tokens as ordinary text."""
         steps = {"type": "Sequence", "pretokenizers": [*map(split, self.splits), LEVEL]}
         ranks = {word: self.first + number for number, word in enumerate(WORDS)}
         values = library_values(ranks, self.added, steps, self.normalizer)
@@ -297,7 +298,7 @@ ODD_PARTS = (
 
 
 @pytest.mark.parametrize("published", PUBLISHED.values(), ids=PUBLISHED)
-def test_published_structures_give_the_ids_of_the_library(tmp_path: Path, published: Published) -> None:
+def test_published_tokenizers_give_the_librarys_ids(tmp_path: Path, published: Published) -> None:
     library = published.write(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
     texts = [*PROBE, *strange_texts(2000, ODD_PARTS)]
@@ -311,7 +312,7 @@ def test_published_structures_give_the_ids_of_the_library(tmp_path: Path, publis
 
 
 @pytest.mark.parametrize("published", PUBLISHED.values(), ids=PUBLISHED)
-def test_published_structures_are_recorded_and_exported_whole(tmp_path: Path, published: Published) -> None:
+def test_published_tokenizers_survive_recording_and_export(tmp_path: Path, published: Published) -> None:
     library = published.write(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
     (tmp_path / RANKS_FILE).write_bytes(ranks_text(tokenizer.coder.ranks))
@@ -328,9 +329,10 @@ def test_published_structures_are_recorded_and_exported_whole(tmp_path: Path, pu
 
 
 @pytest.mark.parametrize("name", ["Qwen 3", *slow("DeepSeek")])
-def test_a_long_document_has_the_ids_of_the_library(tmp_path: Path, name: str) -> None:
+def test_a_long_document_has_the_librarys_ids(tmp_path: Path, name: str) -> None:
     library = PUBLISHED[name].write(tmp_path)
-    text = "".join(f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000))  # is encoded in two pieces
+    # Long enough to be encoded in two pieces.
+    text = "".join(f"<think> e\u0301t{number}=({number}.\n\n" for number in range(45_000))
     (tmp_path / "long.txt").write_text(text)
     write(tmp_path / "tokens", tmp_path / "long.txt", tokenizer=str(tmp_path / "tokenizer.json"))
     *ids, end = tokens_of(tmp_path / "tokens", "train")
@@ -338,7 +340,7 @@ def test_a_long_document_has_the_ids_of_the_library(tmp_path: Path, name: str) -
     assert end == library.token_to_id(PUBLISHED[name].end_of_text)
 
 
-def test_the_library_reads_any_splits_and_counts_no_special_token(tmp_path: Path) -> None:
+def test_the_library_coder_supports_any_splits(tmp_path: Path) -> None:
     write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
     path = tmp_path / "tokenizer.json"
     values = json.loads(path.read_text())

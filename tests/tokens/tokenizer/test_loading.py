@@ -1,4 +1,4 @@
-"""Tokenizers are the same if they give the same ids to every text, which a fingerprint of a few texts cannot tell."""
+"""Tokenizers are the same if they give the same ids to every text; a fingerprint of a few texts cannot prove that."""
 
 import json
 from pathlib import Path
@@ -36,32 +36,33 @@ def with_added(*ordinary: str, special: tuple[str, ...] = ()) -> Tokenizer:
     return Tokenizer(name="own", coder=LibraryCoder(ranks, structure), special_tokens=named)
 
 
-def test_ordinary_added_tokens_are_part_of_an_identity(tmp_path: Path) -> None:
+def test_ordinary_added_tokens_are_part_of_the_identity(tmp_path: Path) -> None:
     think, tool, none = with_added("<think>"), with_added("<tool>"), with_added()
     assert think.encode("<think>").tolist() != tool.encode("<think>").tolist()
     assert fingerprint(think) == fingerprint(tool) == fingerprint(none) == identity(none)
-    assert len({identity(each) for each in (think, tool, none)}) == 3
-    assert gives_same_ids(think, with_added("<think>", special=("<|end|>",)))  # which is ordinary text in a text
+    assert len({identity(tokenizer_variant) for tokenizer_variant in (think, tool, none)}) == 3
+    # Special tokens in a text are ordinary text.
+    assert gives_same_ids(think, with_added("<think>", special=("<|end|>",)))
     assert not gives_same_ids(think, tool) and not gives_same_ids(think, none)
-    for own, other in ((think, tool), (tool, think), (none, think), (think, none)):
-        record = structured(json.loads(json.dumps(record_of(own, ranks=True).as_json())), TokenizerRecord)
-        assert record.fingerprint == fingerprint(own)  # as manifests of today have it
-        assert record.identity == identity(own)
-        assert is_recorded(own, record, tmp_path) and not is_recorded(other, record, tmp_path)
+    for first, second in ((think, tool), (tool, think), (none, think), (think, none)):
+        record = structured(json.loads(json.dumps(record_of(first, ranks=True).as_json())), TokenizerRecord)
+        assert record.fingerprint == fingerprint(first)  # like in current manifests
+        assert record.identity == identity(first)
+        assert is_recorded(first, record, tmp_path) and not is_recorded(second, record, tmp_path)
 
 
-def test_tokens_with_other_added_tokens_are_not_comparable(tmp_path: Path) -> None:
+def test_other_added_tokens_make_tokens_incomparable(tmp_path: Path) -> None:
     values, tokenizer = prepared(tmp_path), with_added("<think>")
     values["tokenizer"] = record_of(tokenizer, ranks=True).as_json()
     (tmp_path / "tokenizer.tiktoken").write_bytes(ranks_text(tokenizer.coder.ranks))
     (tmp_path / "manifest.json").write_text(json.dumps(values))
     assert open_comparable(tmp_path, "train", tokenizer).length == 30_000
-    for other in (with_added("<tool>"), with_added(), load_tokenizer("bytes")):
-        with pytest.raises(BadInput, match="got ids of tokenizer own, wanted those of"):
-            open_comparable(tmp_path, "train", other)
+    for second in (with_added("<tool>"), with_added(), load_tokenizer("bytes")):
+        with pytest.raises(BadInput, match="its tokenizer, own, gives other ids than"):
+            open_comparable(tmp_path, "train", second)
 
 
-def test_a_recorded_structure_is_one_that_the_library_reads(tmp_path: Path) -> None:
+def test_an_unsupported_recorded_structure_is_refused(tmp_path: Path) -> None:
     tokenizer = with_added("<think>")
     (tmp_path / "tokenizer.tiktoken").write_bytes(ranks_text(tokenizer.coder.ranks))
     record = record_of(tokenizer, ranks=True)

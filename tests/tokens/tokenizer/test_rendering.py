@@ -1,4 +1,4 @@
-"""Templates of others run within limits of time, memory and size, and prompts are what answers are trained after."""
+"""Other people's templates run within limits, and prompts equal the text before the answers in training."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def _short_limit() -> Iterator[None]:
 
 @pytest.fixture
 def _long_limit() -> Iterator[None]:
-    with limited(60):  # a full machine is slow to give a gigabyte
+    with limited(60):  # a busy machine takes long to allocate a gigabyte
         yield
 
 
@@ -66,35 +66,35 @@ def text(template: str, messages: list[list[str]] = TURNS, *, asks: bool = False
 
 
 @pytest.mark.parametrize("template", FOREVER.values(), ids=FOREVER)
-def test_a_template_ends_after_its_time(template: str) -> None:
+def test_a_template_is_stopped_at_its_time_limit(template: str) -> None:
     with pytest.raises(BadInput, match=r"takes more than 0\.2 seconds of processor time|of memory"):
         text(template + SAY)
-    assert text(SAY).text.count("<end>") == 4  # the next one has a new process
+    assert text(SAY).text.count("<end>") == 4  # the next text is rendered in a new process
 
 
 @pytest.mark.parametrize("template", TOO_LARGE.values(), ids=TOO_LARGE)
 @pytest.mark.usefixtures("_long_limit")
-def test_a_template_ends_at_its_size(template: str) -> None:
+def test_a_template_is_stopped_at_its_size_limit(template: str) -> None:
     with pytest.raises(BadInput, match=r"more than 1,073,741,824 bytes of memory|writes [0-9,]+ characters, wanted"):
         text(template + SAY)
 
 
-def test_a_large_template_or_text_is_refused() -> None:
+def test_an_oversized_template_or_text_is_refused() -> None:
     with pytest.raises(BadInput, match=r"writes 1,500,\d+ characters, wanted at most 1,048,588 for these messages"):
         text("{{ 'a' * 1500000 }}" + SAY)
     with pytest.raises(BadInput, match="got 1,048,577 characters, wanted at most 1,048,576"):
         text(" " * 1_048_577)
     long = [["user", "Q" * 3_000_000]]
-    assert text(SAY, long).contents == ["Q" * 3_000_000]  # contents have no limit of their own
+    assert text(SAY, long).contents == ["Q" * 3_000_000]  # contents are not limited
 
 
 @pytest.mark.parametrize("template", UNDECIDED.values(), ids=UNDECIDED)
-def test_a_template_that_fails_is_one_line(template: str) -> None:
+def test_a_failing_template_is_one_error_line(template: str) -> None:
     with pytest.raises(BadInput, match=r"^the conversation template: \S.*$"):
         text(template + SAY)
 
 
-def test_threads_and_forks_share_no_answer() -> None:
+def test_threads_and_forks_get_their_own_answers() -> None:
     contents = [f"{number} é \ud800" for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
         assert [*pool.map(lambda content: text(SAY, [["user", content]]).contents[0], contents)] == contents
@@ -105,7 +105,7 @@ def test_threads_and_forks_share_no_answer() -> None:
 
 
 @pytest.mark.usefixtures("_long_limit")
-def test_an_interrupted_answer_is_not_given_to_another() -> None:
+def test_an_interrupted_answer_is_not_returned_later() -> None:
     text(SAY)
     threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
@@ -123,7 +123,7 @@ def test_a_killed_process_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("random", ["{{ lipsum() }}", "{{ range(9) | random }}"])
-def test_a_template_writes_no_random_text(random: str) -> None:
+def test_random_text_in_a_template_is_refused(random: str) -> None:
     with pytest.raises(BadInput):
         text(random + SAY)
 
@@ -145,23 +145,22 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("template", DIFFERENT.values(), ids=DIFFERENT)
-def test_a_prompt_unlike_the_training_text_is_refused(template: str) -> None:
+def test_a_prompt_must_equal_the_training_text(template: str) -> None:
     messages = [["user", " Q2"], ["assistant", "A"], ["user", " R2"], ["assistant", "B"]]
-    assert text(template, messages).text  # without the comparison it passes
-    with pytest.raises(BadInput, match=r"its prompt|no prompt asks for it"):
+    assert text(template, messages).text  # it can be rendered without the comparison
+    with pytest.raises(BadInput, match=r"differs from the prompt|differently than in the prompt|no prompt asks for it"):
         text(template, messages, asks=True)
 
 
-def test_both_endings_of_a_different_prompt_are_shown() -> None:
+def test_an_error_shows_both_endings_of_a_prompt() -> None:
     with pytest.raises(BadInput) as raised:
         text(DIFFERENT["a block before answers"], asks=True)
-    assert (
-        "the prompt ends 'u:(message 1)<end>a:', the conversation before the answer 'u:(message 1)<end>a:<think>"
-        in str(raised.value)
+    assert "the prompt ends 'u:(message 1)<end>a:', and the conversation ends 'u:(message 1)<end>a:<think>" in str(
+        raised.value
     )
 
 
-def test_our_own_templates_ask_as_they_train() -> None:
+def test_our_templates_prompt_as_they_train() -> None:
     turns = [["system", " S\n"], ["user", " Q "], ["assistant", "</think>A"], ["user", "\n"], ["assistant", ""]]
     for template in OURS:
         for messages in (turns, turns[1:], turns[:3], turns[1:3]):
@@ -172,7 +171,7 @@ def test_our_own_templates_ask_as_they_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for x in %}", "the conversation template: line 1: is not valid Jinja; correct it (Expected an expression"),
         (
@@ -182,10 +181,10 @@ def test_our_own_templates_ask_as_they_train() -> None:
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
     ],
 )
-def test_errors_of_jinja_are_ours(template: str, said: str) -> None:
+def test_errors_of_jinja_are_readable(template: str, message: str) -> None:
     conversation = TemplateInput(
         template=template, values={}, messages=[["user", "a"]], begins_answer=False, answers=[]
     )
     with pytest.raises(BadInput) as refused:
         conversation_text(conversation)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

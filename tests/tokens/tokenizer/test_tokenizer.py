@@ -1,4 +1,4 @@
-"""GPT-2 ids are tiktoken's, and a text cannot forge a document's end."""
+"""GPT-2 ids equal tiktoken's, and a text cannot forge the end of a document."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from tokens.tokenizer.ranks import ranks_text, read_ranks
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, token_dtype
 
 
-def test_the_text_of_a_special_token_is_ordinary_text() -> None:
+def test_the_spelling_of_a_special_token_is_ordinary_text() -> None:
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     ids = tokenizer.encode("a<|endoftext|>b")
     assert tokenizer.end_of_text_id == 50256
@@ -36,7 +36,7 @@ def test_the_text_of_a_special_token_is_ordinary_text() -> None:
     assert (token_dtype(65_536), token_dtype(65_537)) == (np.uint16, np.uint32)
 
 
-def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpt2_without_a_network_gives_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
@@ -46,31 +46,31 @@ def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch,
     assert len(tiktoken.load.load_tiktoken_bpe(str(shared("gpt2.tiktoken")))) == 50256
 
 
-def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpt2.tiktoken"
     lines = shared("gpt2.tiktoken").read_bytes().splitlines()
-    path.write_bytes(b"\r\n".join(reversed(lines)))  # known by content, not by its bytes or name
+    path.write_bytes(b"\r\n".join(reversed(lines)))  # recognized by content, not by its bytes or name
     assert load_tokenizer(str(path)).end_of_text_id == 50256
     path.write_bytes(b"\n".join([*lines[:-2], lines[-1].split()[0] + b" 50254", lines[-2].split()[0] + b" 50255"]))
-    with pytest.raises(BadInput, match=r"gpt2\.tiktoken: unknown ranks, wanted those of gpt2"):
+    with pytest.raises(BadInput, match=r"gpt2\.tiktoken: contains unknown ranks; wanted those of gpt2"):
         load_tokenizer(str(path))
     path.write_bytes(b"\n".join(lines[:300]))
     recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
-    known = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
-    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", known)  # known since these tokens were made
-    assert [load_tokenizer(str(path), each).vocabulary_size for each in (recorded, None)] == [301, 100_277]
-    with pytest.raises(BadInput, match="unknown ranks"):
+    published = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
+    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", published)  # has become known after these tokens were made
+    assert [
+        load_tokenizer(str(path), recorded_fingerprint).vocabulary_size for recorded_fingerprint in (recorded, None)
+    ] == [301, 100_277]
+    with pytest.raises(BadInput, match="contains unknown ranks"):
         load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), r"\p{N}|\s+|\S+")))
 
 
 NO_BYTE = "\n".join([*(f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(255)), "YWI= 255"])
-WRONG: list[tuple[Callable[[Path], object], str]] = [  # what is made at x.tiktoken
+WRONG: list[tuple[Callable[[Path], object], str]] = [  # makes x.tiktoken, expected error
     (lambda path: path.write_text("YQ== 0\nnonsense\n"), "line 2: got b'nonsense'"),
-    (lambda path: path.write_text("YQ== 0\nYg== 2\n"), "each of 0, 1, 2"),
-    (lambda path: path.write_text(NO_BYTE), "byte 0xff has no rank of its own"),  # at which tiktoken panics
+    (lambda path: path.write_text("YQ== 0\nYg== 2\n"), "every token and rank only once"),
+    (lambda path: path.write_text(NO_BYTE), "byte 0xff has no rank; every byte needs one"),  # tiktoken would panic
     (lambda path: None, "cannot be read: No such file or directory; pass another --tokenizer"),
     (os.mkfifo, "cannot be read: is a pipe, wanted a regular file"),
     (os.mkdir, "cannot be read: is a folder, wanted a regular file"),
@@ -78,18 +78,18 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [  # what is made at x.tikto
 ]
 
 
-@pytest.mark.parametrize(("make", "said"), WRONG)
-def test_ranks_that_cannot_be_used_are_one_line(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_unusable_ranks_are_one_error_line(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     make(tmp_path / "x.tiktoken")
-    with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{said}"):
+    with pytest.raises(BadInput, match=rf"x\.tiktoken: .*{message}"):
         load_tokenizer(str(tmp_path / "x.tiktoken"))
-    said = "tokenizer 'bert' is unknown; wanted bytes, chars, gpt2, cl100k, o200k or a file"
-    with pytest.raises(BadInput, match=said):
+    message = "tokenizer 'bert' is unknown; wanted bytes, chars, gpt2, cl100k, o200k or a file"
+    with pytest.raises(BadInput, match=message):
         load_tokenizer("bert")
 
 
 @pytest.mark.parametrize("name", ["bytes", "chars:ab<|>end", str(shared("gpt2.tiktoken"))])
-def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name: str, tmp_path: Path) -> None:
+def test_special_tokens_follow_the_vocabulary(name: str, tmp_path: Path) -> None:
     plain = load_tokenizer(name)
     more = plain.with_special_tokens(["<|end|>", "<|endoftext|>", "<|end|>"])
     size = plain.vocabulary_size
@@ -106,7 +106,7 @@ def test_special_tokens_follow_the_vocabulary_are_spelled_and_never_encoded(name
     assert again.pattern == more.pattern and again.end_of_text == "<|endoftext|>"
 
 
-def test_an_ordinary_added_token_is_no_turn_token(tmp_path: Path) -> None:
+def test_an_ordinary_added_token_cannot_mark_turns(tmp_path: Path) -> None:
     values = json.loads(tokenizer_text(byte_pair_tokenizer("t", load_tokenizer("bytes").coder.ranks)))
     turn = {"id": 257, "content": "<|user|>", "special": False}
     values["added_tokens"].append(values["added_tokens"][0] | turn)

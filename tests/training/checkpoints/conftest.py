@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged or on another file system, and scripts around train.py."""
+"""Helpers for damaged checkpoints and for checkpoints on another file system, and paths of scripts around train.py."""
 
 import shutil
 import subprocess
@@ -23,26 +23,27 @@ def flipped(content: bytes, position: int, bit: int) -> bytes:
 
 @pytest.fixture(params=["link", "mount", *slow("bind mount")])
 def move_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
-    """Return a function that moves a folder to another file system, its place taken by a link or mount; or skip.
+    """Return a function that moves a folder to another file system and replaces it by a link or a mount.
 
-    It returns the folder there. Linux: a mount needs root.
+    The function returns the new folder. The test is skipped if that is impossible: on Linux, mounting needs root.
     """
     if not MEMORY.is_dir() or MEMORY.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system")
-    with tempfile.TemporaryDirectory(dir=tmp_path if request.param == "bind mount" else MEMORY) as there:
+    with tempfile.TemporaryDirectory(dir=tmp_path if request.param == "bind mount" else MEMORY) as elsewhere:
         mounted: list[Path] = []
 
         def move(folder: Path) -> Path:
-            other = Path(there) / "other"
-            shutil.move(folder, other)
+            new_folder = Path(elsewhere) / "other"
+            shutil.move(folder, new_folder)
             if request.param == "link":
-                folder.symlink_to(other)
-                return other
+                folder.symlink_to(new_folder)
+                return new_folder
             folder.mkdir()
-            if subprocess.run(["mount", "--bind", other, folder], stderr=subprocess.DEVNULL, check=False).returncode:
+            mount = ["mount", "--bind", new_folder, folder]
+            if subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
                 pytest.skip("needs the right to mount")
             mounted.append(folder)
-            return other
+            return new_folder
 
         yield move
         for folder in mounted:

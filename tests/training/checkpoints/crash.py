@@ -1,11 +1,12 @@
-"""train.py that kills itself before a call to the file system in a save. The environment says what happens:
+"""train.py that kills itself before a call to the file system during a save. The environment says what happens:
 
-CRASH_AT        the call, one of CALLS; without it nothing is killed
-CRASH_SAVE      in which save of this process, from 1
-CRASH_RANK      on which rank, by default 0
-STOP_IN_STEP_2  set: be asked to stop in the validation after step 2, which leaves a checkpoint without a loss
+CRASH_AT        the call, one of CALLS; without this variable, nothing is killed
+CRASH_SAVE      in which save of this process, counted from 1
+CRASH_RANK      on which rank; the default is 0
+STOP_IN_STEP_2  if set, the process is asked to stop during the validation after step 2, which leaves a checkpoint
+                without a loss
 
-Of all validations the one after step 4 is the best.
+The validation after step 4 has the best loss.
 """
 
 import os
@@ -20,7 +21,7 @@ from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.validation import Validation
 
-CALLS = {  # of a save, in order: Python's audit event and its first arguments
+CALLS = {  # the calls of a save in order, each as Python's audit event and its first arguments
     "make folder": r"os\.mkdir .*/\.partial-step-\d+ ",
     "make file": r"open .*/\.partial-step-\d+/optimizer.safetensors wb?$",
     "write weights": r"open .*/\.partial-step-\d+/model.safetensors r\+b?$",
@@ -28,7 +29,7 @@ CALLS = {  # of a save, in order: Python's audit event and its first arguments
     "read back": r"open .*/\.partial-step-\d+/model.safetensors rb?$",
     "write state": r"open .*/\.partial-step-\d+/state.json wb?$",
     "write manifest": r"open .*/\.partial-step-\d+/manifest.json wb?$",
-    "replace": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",  # its older one has another name by then
+    "replace": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",  # the older checkpoint has a different name by then
     "publish": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",
     "make latest": r"os\.symlink .*/\.partial-latest$",
     "move latest": r"os\.rename .*/\.partial-latest ",
@@ -50,7 +51,7 @@ def measured(
     step = state.position.step
     if step == 2 and "STOP_IN_STEP_2" in os.environ:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not stopping():  # the signal is heard by another thread
+        while not stopping():  # another thread receives the signal
             time.sleep(0.01)
     loss = measure(self, state, settings, ranks, stopping)
     return loss + 10 if step > BEST_STEP and loss is not None else loss

@@ -1,7 +1,7 @@
-"""train.py with slow phases, and short waits for a bucket: for the last retry and the end of another job's lease.
+"""train.py with slow phases, and with short waits for a bucket: for the last retry, and for another job's lease.
 
-BUCKET_SECONDS: of retries, 2 by default. DOWNLOADS: folder for token files. FAILS: set: each upload fails, as no client
-library should. Others: slow.py's.
+Environment variables: BUCKET_SECONDS, the time for retries, 2 by default; DOWNLOADS, the folder for token files; FAILS,
+which makes each upload fail with an error that no client library raises; and those of slow.py.
 """
 
 import os

@@ -1,12 +1,14 @@
-"""train.py on nodes that share a network disk, whose clients behave as that of Linux' NFS does. The environment says:
+"""train.py on nodes that share a network disk, whose clients behave like the NFS client of Linux.
 
-NODE_SIZE   ranks of a node
-CLIENTS     folder for the clients' caches, one of each node
-LATER_NODE  node whose client flushes last
-WRONG_BYTE  set: the disk returns another last byte of each file than was written
+Environment variables:
 
-A client reads a page before it writes a part of it, and flushes whole pages. Here it reads what `create_partial` left
-there, as if the other nodes had flushed theirs later: the worst order, whichever node is last.
+NODE_SIZE   number of ranks on a node
+CLIENTS     folder for the caches of the clients, one per node
+LATER_NODE  the node whose client flushes last
+WRONG_BYTE  if set, the disk returns a wrong last byte for each file
+
+A client reads a page before it writes part of it, and flushes complete pages. Here it reads the content after
+`create_partial`, as if the other nodes flushed their pages later. That is the worst order, whichever node is last.
 """
 
 import fcntl
@@ -34,13 +36,13 @@ def create_and_keep(path: Path, sizes: Mapping[str, int]) -> None:
 
 
 def write_through_client(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
-    """Write into this node's cache, which its ranks share; then flush the pages that were written."""
+    """Write into this node's cache, which its ranks share, and then flush the changed pages."""
     server, cache = partial_of(path) / file, CLIENTS / path.name / f"{file}-{NODE}"
     with suppress(FileExistsError):
         os.close(os.open(cache, os.O_CREAT | os.O_EXCL))
     pages: set[int] = set()
     with cache.open("r+b") as cached:
-        fcntl.flock(cached, fcntl.LOCK_EX)  # as a client writes one page at a time
+        fcntl.flock(cached, fcntl.LOCK_EX)  # because a client writes one page at a time
         if not os.fstat(cached.fileno()).st_size:
             cached.write((CLIENTS / path.name / "server" / file).read_bytes())
         for offset_bytes, content in rows:

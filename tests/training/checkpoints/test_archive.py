@@ -1,4 +1,4 @@
-"""Archive: a copied run is resumed, and nothing that it holds is deleted."""
+"""Archive: a copied run can be resumed, and nothing in it is deleted."""
 
 import os
 import shutil
@@ -17,45 +17,45 @@ from training.checkpoints.lookup import find_to_resume
 from training.checkpoints.saved_state import verify
 
 
-def test_folders_in_the_place_of_links_give_way_and_are_kept(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As after a copy that followed links (`cp -rL`, `zip`)."""
+def test_folders_instead_of_links_are_archived(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such folders result from a copy that followed links (`cp -rL`, `zip`)."""
     directory = copied / "checkpoints"
     (directory / "latest").unlink()
     shutil.copytree(directory / "step-00000008", directory / "latest")
-    found = find_to_resume(directory, "auto")
-    assert found == directory / "step-00000008"
-    assert archive_after(found) is None
+    checkpoint = find_to_resume(directory, "auto")
+    assert checkpoint == directory / "step-00000008"
+    assert archive_after(checkpoint) is None
     [moved] = copied.glob("archive/*/checkpoints/latest")
     assert verify(moved) is None and verify(directory / "latest") is None and (directory / "latest").is_symlink()
-    assert f"{directory / 'latest'} is no link; it is now {moved}" in capsys.readouterr().err
+    assert f"{directory / 'latest'} is not a symbolic link; moved to {moved}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("left", ["latest", "best", "both", "all"])
-def test_a_copy_that_followed_links_loses_nothing(copied: Path, left: str) -> None:
+@pytest.mark.parametrize("folders", ["latest", "best", "both", "all"])
+def test_copy_with_folders_for_links_loses_nothing(copied: Path, folders: str) -> None:
     directory = copied / "checkpoints"
     (directory / "best").unlink()
     (directory / "best").symlink_to("step-00000004")
     for link in ("latest", "best"):
         target = (directory / link).resolve()
         (directory / link).unlink()
-        if left in (link, "both", "all"):
+        if folders in (link, "both", "all"):
             shutil.copytree(target, directory / link)
-    if left != "all":
+    if folders != "all":
         for name in ("step-00000004", "step-00000008"):
             shutil.rmtree(directory / name)
     digests = {path.read_text() for path in directory.rglob("manifest.json")}
-    found = find_to_resume(directory, "auto")
-    assert found is not None
-    archive_after(found)
-    newest = "step-00000004" if left == "best" else "step-00000008"
+    checkpoint = find_to_resume(directory, "auto")
+    assert checkpoint is not None
+    archive_after(checkpoint)
+    newest = "step-00000004" if folders == "best" else "step-00000008"
     assert (directory / "latest").readlink() == Path(newest) and verify(directory / "latest") is None
     names = {path.name for path in directory.iterdir() if not path.is_symlink()}
-    assert names == ({newest} if left in ("latest", "best") else {"step-00000004", "step-00000008"})
+    assert names == ({newest} if folders in ("latest", "best") else {"step-00000004", "step-00000008"})
     assert {path.read_text() for path in copied.rglob("manifest.json")} == digests
     assert find_to_resume(directory, "auto") == directory / newest and archive_after(directory / newest) is None
 
 
-def test_a_run_copied_with_nothing_but_latest_continues(copied: Path) -> None:
+def test_run_copied_with_only_latest_continues(copied: Path) -> None:
     directory = copied / "checkpoints"
     for name in ("latest", "best"):
         (directory / name).unlink()
@@ -67,15 +67,13 @@ def test_a_run_copied_with_nothing_but_latest_continues(copied: Path) -> None:
     assert (directory / "step-00000008").is_dir() and not (copied / "archive").exists()
 
 
-def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_checkpoint_directory_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "checkpoints")
     with pytest.raises(BadInput, match="checkpoints: cannot be written: Permission denied; check the permissions"):
         recover(checkpoints_of(copied))
 
 
-def test_later_checkpoints_are_archived_and_the_links_follow(copied: Path) -> None:
+def test_later_checkpoints_are_archived_and_links_updated(copied: Path) -> None:
     directory = checkpoints_of(copied)
     archived = archive_after(directory / "step-00000004")
     assert archived is not None and archived.relative_to(copied).parts[::2] == ("archive", "checkpoints")
@@ -84,7 +82,7 @@ def test_later_checkpoints_are_archived_and_the_links_follow(copied: Path) -> No
     assert archive_after(directory / "step-00000004") is None
 
 
-def test_a_kept_copy_gets_the_name_of_its_step(copied: Path) -> None:
+def test_resumed_copy_gets_the_name_of_its_step(copied: Path) -> None:
     directory = checkpoints_of(copied)
     (directory / "step-00000004").rename(directory / "kept")
     assert archive_after(directory / "kept") is not None
@@ -92,23 +90,21 @@ def test_a_kept_copy_gets_the_name_of_its_step(copied: Path) -> None:
     assert verify(directory / "step-00000004") is None
 
 
-def test_a_start_from_step_0_archives_all_results(copied: Path) -> None:
+def test_start_from_step_0_archives_all_results(copied: Path) -> None:
     before = {path.name for path in copied.iterdir()}
     archived = archive_all(copied)
     assert archived is not None
-    kept = {"exit.json", "model.json", "train.json", ".lock"} & before
-    assert {path.name for path in copied.iterdir()} == kept | {"archive"}
-    assert {path.name for path in archived.iterdir()} == before - kept
+    remaining = {"exit.json", "model.json", "train.json", ".lock"} & before
+    assert {path.name for path in copied.iterdir()} == remaining | {"archive"}
+    assert {path.name for path in archived.iterdir()} == before - remaining
     assert archive_all(copied) is None
 
 
-def test_checkpoints_on_another_file_system_stay_there_when_set_aside(
-    copied: Path, move_elsewhere: Callable[[Path], Path]
-) -> None:
+def test_archived_checkpoints_stay_on_their_file_system(copied: Path, move_elsewhere: Callable[[Path], Path]) -> None:
     directory = copied / "checkpoints"
-    other = move_elsewhere(directory)
+    new_folder = move_elsewhere(directory)
     (directory / "lost+found").mkdir()
-    was_link, before = directory.is_symlink(), {path.read_text() for path in other.rglob("manifest.json")}
+    was_link, before = directory.is_symlink(), {path.read_text() for path in new_folder.rglob("manifest.json")}
     later = archive_after(directory / "step-00000004")
     assert later is not None and later.parent == directory / ".archive"
     assert [path.name for path in later.iterdir()] == ["step-00000008"]
@@ -118,44 +114,42 @@ def test_checkpoints_on_another_file_system_stay_there_when_set_aside(
     assert (archived / "checkpoints").resolve() == (directory / ".archive" / archived.name).resolve()
     assert str((archived / "checkpoints").resolve()) in describe(archived)
     assert verify(archived / "checkpoints" / "latest") is None
-    assert {path.read_text() for path in other.rglob("manifest.json")} == before
+    assert {path.read_text() for path in new_folder.rglob("manifest.json")} == before
     assert names_in(directory) == [] and directory.is_symlink() == was_link
     assert {path.name for path in directory.iterdir()} == {".archive", "lost+found"}
     assert archive_all(copied) is None
 
 
-def test_a_run_with_checkpoints_on_another_file_system_goes_on_after_damage_by_name_and_anew(
+def test_run_continues_with_checkpoints_on_another_file_system(
     copied: Path, move_elsewhere: Callable[[Path], Path]
 ) -> None:
     directory = copied / "checkpoints"
-    other = move_elsewhere(directory)
-    newest = other / "step-00000008" / "model.safetensors"
+    new_folder = move_elsewhere(directory)
+    newest = new_folder / "step-00000008" / "model.safetensors"
     newest.write_bytes(flipped(newest.read_bytes(), -1000, 0))
-    done = {options: train(copied, *options) for options in ((), ("--resume", "step-00000004"), ("--resume", "never"))}
-    assert [one.returncode for one in done.values()] == [0, 0, 0], [one.stderr for one in done.values()]
-    places = [directory / ".archive" / path.name for path in sorted((copied / "archive").iterdir())]
-    assert len(places) == 3
-    for place, one in zip(places, done.values(), strict=True):
-        assert str(place) in one.stdout or str(place.resolve()) in one.stdout
-    moved = [sorted(path.name for path in place.iterdir()) for place in places]
+    jobs = [train(copied, *options) for options in ((), ("--resume", "step-00000004"), ("--resume", "never"))]
+    assert [job.returncode for job in jobs] == [0, 0, 0], [job.stderr for job in jobs]
+    archives = [directory / ".archive" / path.name for path in sorted((copied / "archive").iterdir())]
+    assert len(archives) == 3
+    for archive, job in zip(archives, jobs, strict=True):
+        assert str(archive) in job.stdout or str(archive.resolve()) in job.stdout
+    archived_names = [sorted(path.name for path in archive.iterdir()) for archive in archives]
     steps = ["step-00000004", "step-00000008"]
-    assert moved == [["step-00000008"], ["step-00000008"], ["best", "latest", *steps]]
+    assert archived_names == [["step-00000008"], ["step-00000008"], ["best", "latest", *steps]]
     assert sorted(path.name for path in directory.iterdir()) == [".archive", "best", "latest", *steps]
 
 
-def test_results_are_archived_from_and_to_other_file_systems(
-    copied: Path, move_elsewhere: Callable[[Path], Path]
-) -> None:
+def test_results_are_archived_across_file_systems(copied: Path, move_elsewhere: Callable[[Path], Path]) -> None:
     (copied / "archive").mkdir()
     move_elsewhere(copied / "archive")
-    metrics, real = copied / "metrics.jsonl", copied.parent / "elsewhere.jsonl"
-    metrics.rename(real)
+    metrics, link_target_file = copied / "metrics.jsonl", copied.parent / "elsewhere.jsonl"
+    metrics.rename(link_target_file)
     metrics.symlink_to("../elsewhere.jsonl")
     (copied / "answers").mkdir()
     (copied / "answers" / "one.json").write_text("{}")
     archived = archive_all(copied)
     assert archived is not None
-    assert (archived / "metrics.jsonl").read_text() == real.read_text()
+    assert (archived / "metrics.jsonl").read_text() == link_target_file.read_text()
     assert (archived / "answers" / "one.json").read_text() == "{}" and not (copied / "answers").exists()
     assert verify(archived / "checkpoints" / "latest") is None
     assert (copied / "checkpoints" / ".archive" / archived.name / "latest").is_symlink()

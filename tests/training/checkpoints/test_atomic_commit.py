@@ -1,4 +1,4 @@
-"""Atomic commit: a checkpoint is complete or absent, before whichever call of a save the process is killed."""
+"""Atomic commit: a checkpoint is complete or does not exist, whenever the process is killed during a save."""
 
 import json
 import signal
@@ -20,16 +20,17 @@ QUICK = ("write weights", "replace", "publish", "move latest", "delete old one")
 
 @pytest.fixture(scope="module")
 def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> dict[str, Any]:
-    """What a run of CRASH_SETTINGS leaves behind that was not killed."""
+    """The final state of a run with CRASH_SETTINGS that was not killed."""
     run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
     complete(run, script=CRASH)
-    left = left_behind(run)
-    kept = {name: name for name in ("step-00000004", "step-00000008")}
-    assert left["files"] == kept | {"best": "step-00000004", "latest": "step-00000008"}
-    return left
+    summary = summary_of(run)
+    checkpoints = {name: name for name in ("step-00000004", "step-00000008")}
+    assert summary["files"] == checkpoints | {"best": "step-00000004", "latest": "step-00000008"}
+    return summary
 
 
-def left_behind(run: Path) -> dict[str, Any]:
+def summary_of(run: Path) -> dict[str, Any]:
+    """Return the last step, its hash, the best step and loss, and the checkpoints with their targets."""
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     return {
         **{key: state[key] for key in ("step", "state_sha256", "best_step", "best_validation_loss")},
@@ -45,20 +46,20 @@ def left_behind(run: Path) -> dict[str, Any]:
         *slow(*((call, 2, 0) for call in ("write weights", "make latest", "make best"))),
     ],
 )
-def test_a_kill_before_any_call_of_a_save_loses_nothing_and_changes_nothing(
+def test_kill_during_a_save_loses_nothing(
     make_run: MakeRun, uncrashed: dict[str, Any], call: str, ranks: int, rank: int
 ) -> None:
     run = make_run(**CRASH_SETTINGS)
-    at = {"CRASH_AT": call, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}
-    if call == "replace":  # a checkpoint is replaced only when its validation is made up for
+    environment = {"CRASH_AT": call, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}
+    if call == "replace":  # a checkpoint is replaced only if its validation was interrupted and is repeated
         assert train(run, script=CRASH, environment={"STOP_IN_STEP_2": "1"}).returncode == 75
-        at["CRASH_SAVE"] = "1"
-    killed = train(run, ranks=ranks, script=CRASH, environment=at)
+        environment["CRASH_SAVE"] = "1"
+    killed = train(run, ranks=ranks, script=CRASH, environment=environment)
     assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1)
     assert "Signal 9" in killed.stderr or ranks == 1
-    recover(checkpoints_of(run))  # as a start does
+    recover(checkpoints_of(run))  # as a resume does first
     intact = find_to_resume(checkpoints_of(run), "auto")
     before = [*CALLS].index(call) <= [*CALLS].index("publish")
     assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
     complete(run, ranks=ranks, script=CRASH)
-    assert left_behind(run) == uncrashed
+    assert summary_of(run) == uncrashed

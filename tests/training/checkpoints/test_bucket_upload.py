@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: uploaded behind the training, which no bucket stalls or stops, and resumed from anywhere."""
+"""Checkpoints in a bucket: uploads never delay or stop the training, and a run can be resumed from any machine."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.walks import events, final_hash
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
 
-SECONDS = 120  # a hang
+SECONDS = 120  # after which a job counts as hanging
 STEPS = {"min_train_tokens": 12 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 4, "keep_checkpoints": 2}
 pytestmark = pytest.mark.usefixtures("bucket_server")
 
@@ -35,8 +35,8 @@ def train(run: Path, *options: str, ranks: int = 1, **environment: str) -> subpr
     return launch.run(IMPATIENT, str(run), "--device", "cpu", *options, ranks=ranks, environment=environment)
 
 
-def succeed(run: Path, *options: str, **others: Any) -> subprocess.CompletedProcess[str]:
-    done = train(run, *options, **others)
+def succeed(run: Path, *options: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    done = train(run, *options, **keywords)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -46,23 +46,23 @@ def start(run: Path, ranks: int = 1, **environment: str) -> launch.Process:
 
 
 def blank(run: Path, name: str) -> Path:
-    """Return a run directory with the configuration of another, as on a new machine."""
-    other = run.with_name(name)
-    other.mkdir()
+    """Return a new run directory with the configuration of another run, as on a new machine."""
+    copy = run.with_name(name)
+    copy.mkdir()
     for file in ("model.json", "train.json"):
-        shutil.copy(run / file, other)
-    return other
+        shutil.copy(run / file, copy)
+    return copy
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> str:
-    """Return the hash of an uninterrupted run without a bucket."""
+    """The hash of an uninterrupted run without a bucket."""
     run = write_run(tmp_path_factory.mktemp("straight") / "run", token_files, **STEPS)
     succeed(run)
     return final_hash(run)
 
 
-def test_a_blank_machine_resumes_from_the_bucket_with_the_same_hash(make_run: MakeRun, straight: str) -> None:
+def test_blank_machine_resumes_from_the_bucket(make_run: MakeRun, straight: str) -> None:
     run = make_run("first", **STEPS, checkpoints=url("resumed"))
     succeed(run, "--max-steps", "6", ranks=2)
     bucket = Bucket(url("resumed"))
@@ -70,27 +70,27 @@ def test_a_blank_machine_resumes_from_the_bucket_with_the_same_hash(make_run: Ma
     for file in (run / "checkpoints" / "step-00000006").iterdir():
         assert bucket.read(f"step-00000006/{file.name}").content == file.read_bytes()
     assert bucket.read("latest").content == b"step-00000006"
-    assert bucket.read("lease.json") is None  # ended with the job
-    other = blank(run, "other")
-    done = succeed(other)
+    assert bucket.read("lease.json") is None  # it was deleted at the end of the job
+    second = blank(run, "other")
+    done = succeed(second)
     assert "downloading step-00000006 from s3://runs/resumed" in done.stdout
-    assert final_hash(other) == straight
+    assert final_hash(second) == straight
     assert complete_steps(bucket)[-1] == "step-00000012"
-    assert len(complete_steps(bucket)) <= 3  # two, and the best
+    assert len(complete_steps(bucket)) <= 3  # the newest two and the best one
     names = [file for file in bucket.objects() if not file.startswith(tuple(complete_steps(bucket)))]
     assert sorted(names) == ["best", "latest"]
-    texts = [file.read_text(errors="replace") for file in other.rglob("*") if file.is_file()]
+    texts = [file.read_text(errors="replace") for file in second.rglob("*") if file.is_file()]
     texts += [bucket.read(name).content.decode(errors="replace") for name in bucket.objects()]
     assert not any(KEY in text or SECRET in text for text in texts)
 
 
 def refuse_uploads(status: int) -> Callable[[str], int | None]:
-    return lambda asked: status if asked.startswith(("PUT", "POST")) and "/step-" in asked else None
+    return lambda request: status if request.startswith(("PUT", "POST")) and "/step-" in request else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [403, 503, 507])
-def test_a_failing_or_full_bucket_stops_no_training_and_the_next_checkpoint_is_tried(
+def test_failing_bucket_does_not_stop_training(
     make_run: MakeRun, bucket_server: BucketServer, straight: str, status: int
 ) -> None:
     run = make_run(f"refused-{status}", **STEPS, checkpoints=url(f"refused-{status}"))
@@ -103,17 +103,15 @@ def test_a_failing_or_full_bucket_stops_no_training_and_the_next_checkpoint_is_t
     bucket_server.before = recover
     done = succeed(run, ranks=2, SLOW_STEP="0.4")
     assert final_hash(run) == straight
-    failed, uploaded = events(run, "upload-failed"), events(run, "upload")
-    assert "Refused: by the test" in str(failed[0]["problem"]) or "still under way" in str(failed[0]["problem"])
+    problem = str(events(run, "upload-failed")[0]["problem"])
+    assert "Refused: by the test" in problem or "is still being uploaded" in problem
     assert "on the disk, but NOT UPLOADED" in done.stderr
-    assert uploaded[-1]["step"] == 12
+    assert events(run, "upload")[-1]["step"] == 12
     assert complete_steps(Bucket(url(f"refused-{status}")))[-1] == "step-00000012"
 
 
 @pytest.mark.slow
-def test_training_ends_while_the_bucket_has_not_answered(
-    make_run: MakeRun, bucket_server: BucketServer, straight: str
-) -> None:
+def test_training_does_not_wait_for_the_bucket(make_run: MakeRun, bucket_server: BucketServer, straight: str) -> None:
     run = make_run("stalled", **STEPS, checkpoints=url("stalled"))
     answering = threading.Event()
     bucket_server.before = lambda number: answering.wait() if "/step-" in bucket_server.requests[number - 1] else None
@@ -124,46 +122,42 @@ def test_training_ends_while_the_bucket_has_not_answered(
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     assert final_hash(run) == straight
-    assert "still under way: the bucket is slow" in errors
+    assert "is still being uploaded, because the bucket is slow" in errors
     assert events(run, "upload")[-1]["step"] == 12
 
 
 @pytest.mark.slow
-def test_a_second_job_on_another_machine_waits_for_a_lease_and_is_refused_while_that_is_renewed(
-    make_run: MakeRun, straight: str
-) -> None:
+def test_second_job_waits_for_the_lease(make_run: MakeRun, straight: str) -> None:
     run = make_run("leased", **STEPS, checkpoints=url("leased"))
     process = start(run, SLOW_STEP="0.5")
     wait_until(lambda: events(run, "upload"), process)
-    other = blank(run, "another")
-    refused = one_line(train(other))
-    assert "another job uploads there" in refused and str(run.resolve()) in refused
+    second = blank(run, "another")
+    line = one_line(train(second))
+    assert "another job uploads to this prefix" in line and str(run.resolve()) in line
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=SECONDS)
-    taken = succeed(other)
-    assert "waiting 2 s" in taken.stdout
-    assert "downloading step-" in taken.stdout
-    assert final_hash(other) == straight
+    done = succeed(second)
+    assert "waiting 2 s" in done.stdout
+    assert "downloading step-" in done.stdout
+    assert final_hash(second) == straight
 
 
 @pytest.mark.slow
-def test_a_job_whose_lease_was_taken_uploads_no_more_and_trains_on(make_run: MakeRun, straight: str) -> None:
+def test_job_without_lease_trains_without_uploads(make_run: MakeRun, straight: str) -> None:
     run = make_run("lost", **STEPS, checkpoints=url("lost"))
     process = start(run, SLOW_STEP="0.4")
     wait_until(lambda: events(run, "upload"), process)
-    Bucket(url("lost")).write("lease.json", b"{}")  # as after a network that was away for long
+    Bucket(url("lost")).write("lease.json", b"{}")  # as if another job had taken it during a long network failure
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
-    assert "another job uploads there now" in errors
+    assert "another job now uploads to this prefix" in errors
     assert final_hash(run) == straight
     assert Bucket(url("lost")).read("lease.json").content == b"{}"
     assert complete_steps(Bucket(url("lost")))[-1] != "step-00000012"
 
 
 @pytest.mark.slow
-def test_damage_and_wrong_names_are_passed_over_and_none_that_is_intact_is_no_new_beginning(
-    make_run: MakeRun, straight: str
-) -> None:
+def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, straight: str) -> None:
     run = make_run("named", **STEPS, checkpoints=url("named"))
     succeed(run, SLOW_STEP="0.3")
     bucket = Bucket(url("named"))
@@ -173,92 +167,94 @@ def test_damage_and_wrong_names_are_passed_over_and_none_that_is_intact_is_no_ne
     weights = bytearray(bucket.read(f"{newest}/model.safetensors").content)
     weights[-1] ^= 1
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
-    other = blank(run, "other")
-    done = succeed(other, "--resume", "latest")
-    wrong_name = f"{url('named')}/step-00000014: damaged: state.json: step: got 12, wanted 14 by the folder's name"
+    second = blank(run, "other")
+    done = succeed(second, "--resume", "latest")
+    problem = "state.json: step: got 12, wanted 14 because of the folder's name"
+    wrong_name = f"{url('named')}/step-00000014: damaged: {problem}"
     assert wrong_name in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
-    assert f"resuming from {other / 'checkpoints' / before}" in done.stdout
-    assert final_hash(other) == straight
-    third = blank(run, "third")  # what the second has uploaded is whole again
+    assert f"resuming from {second / 'checkpoints' / before}" in done.stdout
+    assert final_hash(second) == straight
+    third = blank(run, "third")  # the second run has uploaded intact checkpoints
     assert "the run is complete" in train(third).stdout
     assert final_hash(third) == straight
     for name in complete_steps(bucket):
         bucket.write(f"{name}/model.safetensors", b"cut")
-    refused = train(blank(run, "fourth"))
-    assert "model.safetensors: got 3 bytes, wanted" in refused.stderr
-    assert "no other checkpoint is intact: set checkpoints to another prefix" in one_line(refused)
+    done = train(blank(run, "fourth"))
+    assert "model.safetensors: got 3 bytes, wanted" in done.stderr
+    assert "no other checkpoint is intact: set checkpoints to another prefix" in one_line(done)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", ["latest", "best", "step-00000008"])
-def test_a_blank_machine_resumes_from_a_link_or_name_of_the_bucket(
-    make_run: MakeRun, straight: str, wanted: str
-) -> None:
-    run = make_run("linked", **STEPS, checkpoints=url(f"linked-{wanted}"))
+@pytest.mark.parametrize("name", ["latest", "best", "step-00000008"])
+def test_blank_machine_resumes_from_a_bucket_link(make_run: MakeRun, straight: str, name: str) -> None:
+    run = make_run("linked", **STEPS, checkpoints=url(f"linked-{name}"))
     succeed(run, "--max-steps", "8")
-    other = blank(run, "other")
-    succeed(other, "--resume", wanted, "--max-steps", "8")
-    assert [(other / "checkpoints" / link).readlink().name for link in ("latest", "best")] == ["step-00000008"] * 2
-    succeed(other)
-    assert final_hash(other) == straight
+    second = blank(run, "other")
+    succeed(second, "--resume", name, "--max-steps", "8")
+    assert [(second / "checkpoints" / link).readlink().name for link in ("latest", "best")] == ["step-00000008"] * 2
+    succeed(second)
+    assert final_hash(second) == straight
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_another_branch(
-    make_run: MakeRun, bucket_server: BucketServer
-) -> None:
+def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_server: BucketServer) -> None:
     best = "step-00000002"
-    ruined = {"learning_rate": 0.5, "warmup_period_percent": 50, "keep_checkpoints": 1, "validation_interval": 2}
-    run = make_run("first", **STEPS | ruined, checkpoints=url("outlives"))
-    # Its upload is refused until the newest is there: then it is made up for.
-    asked = bucket_server.requests
-    refused = refuse_uploads(403)
-    bucket_server.refusal = lambda one: refused(one) if best in one and "8/manifest" not in "".join(asked) else None
+    # This learning rate ruins the model after the first checkpoint, which is therefore the best one.
+    ruin = {"learning_rate": 0.5, "warmup_period_percent": 50, "keep_checkpoints": 1, "validation_interval": 2}
+    run = make_run("first", **STEPS | ruin, checkpoints=url("outlives"))
+    # The upload of the best checkpoint is refused until the newest one is uploaded; then it is uploaded later.
+    requests, refuse = bucket_server.requests, refuse_uploads(403)
+
+    def refusal(request: str) -> int | None:
+        return refuse(request) if best in request and "8/manifest" not in "".join(requests) else None
+
+    bucket_server.refusal = refusal
     succeed(run, "--max-steps", "8", SLOW_STEP="0.3")
     bucket = Bucket(url("outlives"))
     losses = metrics(run, "validation_loss")
     assert best == f"step-{min(losses, key=losses.__getitem__):08d}"
     assert complete_steps(bucket) == [best, "step-00000008"] and bucket.read("latest").content == b"step-00000008"
-    other = blank(run, "other")
-    done = succeed(other)
+    second = blank(run, "other")
+    done = succeed(second)
     assert f"NOTE: the best checkpoint of the run, {best}, is not on this disk" in done.stderr
     assert bucket.read("best").content.decode() == best
     assert complete_steps(bucket) == [best, "step-00000012"]
     third = blank(run, "third")
-    said = f"holds step-00000012, and --resume best begins before it; nothing in a bucket is moved away: {best} is on "
-    assert said in one_line(train(third, "--resume", "best"))
+    line = one_line(train(third, "--resume", "best"))
+    assert "has step-00000012, but --resume best begins before that step" in line
+    assert f"set checkpoints to another prefix ({best} is already on this disk)" in line
     done = succeed(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
     assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
-    assert final_hash(third) == final_hash(other)
+    assert final_hash(third) == final_hash(second)
 
 
 @pytest.mark.slow
-def test_a_state_that_was_replaced_before_its_manifest_is_taken(make_run: MakeRun, straight: str) -> None:
+def test_state_newer_than_its_manifest_is_accepted(make_run: MakeRun, straight: str) -> None:
     run = make_run("replaced", **STEPS, checkpoints=url("replaced"))
     succeed(run, "--max-steps", "4")
     state = json.loads((run / "checkpoints" / "step-00000004" / "state.json").read_text())
     state["elapsed_seconds"] += 1
     state[FIELDS_SHA256] = fields_sha256(state)
     Bucket(url("replaced")).write("step-00000004/state.json", json.dumps(state).encode())
-    other = blank(run, "other")
-    assert "at step 4 of" in succeed(other).stdout
-    assert final_hash(other) == straight
+    second = blank(run, "other")
+    assert "at step 4 of" in succeed(second).stdout
+    assert final_hash(second) == straight
 
 
 @pytest.mark.slow
-def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away(make_run: MakeRun) -> None:
+def test_second_branch_in_a_bucket_is_refused(make_run: MakeRun) -> None:
     run = make_run("branch", **STEPS, checkpoints=url("branch"))
     succeed(run, SLOW_STEP="0.3")
-    for wanted in ("never", "step-00000010"):
-        refused = one_line(train(run, "--resume", wanted))
-        assert f"holds step-00000012, and --resume {wanted} begins before it" in refused
+    for name in ("never", "step-00000010"):
+        line = one_line(train(run, "--resume", name))
+        assert f"has step-00000012, but --resume {name} begins before that step" in line
         assert (run / "checkpoints" / "step-00000012").exists()
     succeed(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}")
-    other = make_run("another-run", **STEPS | {"random_seed": 1})
-    succeed(other)
-    refused = one_line(train(other, "--set", f"checkpoints={url('branch-2')}"))
-    assert f"{url('branch-2')}/step-00000012: of another run than {other / 'checkpoints'}" in refused
+    second = make_run("another-run", **STEPS | {"random_seed": 1})
+    succeed(second)
+    line = one_line(train(second, "--set", f"checkpoints={url('branch-2')}"))
+    assert f"{url('branch-2')}/step-00000012: not the same checkpoint as {second / 'checkpoints'}" in line
 
 
 @pytest.mark.parametrize(
@@ -266,12 +262,12 @@ def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away
     [
         ("s3://none/x", {}, "s3://none/x/lease.json: cannot be read: AccessDenied"),
         (url("x"), {"AWS_SECRET_ACCESS_KEY": "wrong"}, "cannot be read: SignatureDoesNotMatch"),
-        (url("x"), {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check network and credentials"),
+        (url("x"), {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "check the network and the credentials"),
         ("ftp://x/y", {}, "checkpoints: got 'ftp://x/y', wanted null, or s3://BUCKET/PREFIX"),
         ("s3://key:secret@bucket/x", {}, "without credentials"),
     ],
 )
-def test_a_bucket_that_cannot_be_used_is_one_line_before_the_first_step(
+def test_unusable_bucket_gives_one_line(
     make_run: MakeRun, address: str, environment: dict[str, str], problem: str
 ) -> None:
     run = make_run(checkpoints=address)
@@ -280,9 +276,7 @@ def test_a_bucket_that_cannot_be_used_is_one_line_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_an_upload_that_fails_for_any_reason_hangs_no_rank_and_the_next_job_makes_up_for_it(
-    make_run: MakeRun, straight: str
-) -> None:
+def test_failed_upload_is_repeated_by_the_next_job(make_run: MakeRun, straight: str) -> None:
     run, bucket = make_run("failing", **STEPS, checkpoints=url("failing")), Bucket(url("failing"))
     succeed(run, ranks=2, FAILS="1")
     assert final_hash(run) == straight

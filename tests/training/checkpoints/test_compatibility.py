@@ -1,4 +1,4 @@
-"""Compatibility of a checkpoint with a run: other tokens, keys and numerics are named."""
+"""Compatibility of a checkpoint with a run: differences of tokens, keys and numerics are named."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def stream(*digests: str, tokens: int | None = 100, plan: str | None = None) -> 
 
 
 def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
-    """Return a record with changes; those of `model` and `train` are of the tiny run's keys."""
+    """Return a record with changes; changes of `model` and `train` apply to the keys of the tiny run."""
     settings = {
         "model": ModelConfig(**TINY_MODEL | changes.pop("model", {})),
         "train": TrainConfig.from_keys(KEYS | changes.pop("train", {})),
@@ -36,14 +36,14 @@ def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (stream("a", "b"), stream("a", "c"), "tokens/train-00001-of-00002.safetensors: damaged, or another file than"),
-        (stream("a"), stream("a", tokens=99), "tokens: its 99 train tokens are not the 100 that step-1 was made with"),
-        (stream("a"), stream("a", "b"), "tokens: its train tokens are split into other files than those that step-1"),
-        (stream(tokens=None, plan="p"), stream("a", plan="q"), "train tokens were prepared differently from those of"),
-        (stream(tokens=None), stream("a"), "train tokens were prepared differently from those of step-1"),
+        (stream("a", "b"), stream("a", "c"), "tokens/train-00001-of-00002.safetensors: damaged, or not the file that"),
+        (stream("a"), stream("a", tokens=99), "tokens: there are 99 train tokens, but step-1 was made with 100"),
+        (stream("a"), stream("a", "b"), "tokens are in 2 files, but step-1 was made with tokens in 1 files"),
+        (stream(tokens=None, plan="p"), stream("a", plan="q"), "tokens: these train tokens were prepared differently"),
+        (stream(tokens=None), stream("a"), "train tokens were prepared differently from the tokens of step-1"),
     ],
 )
-def test_other_tokens_than_a_checkpoints_are_named(old: StreamRecord, new: StreamRecord, message: str) -> None:
+def test_differing_tokens_are_named(old: StreamRecord, new: StreamRecord, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         differences(RUN, record(old), record(new), CHECKPOINT)
 
@@ -51,22 +51,21 @@ def test_other_tokens_than_a_checkpoints_are_named(old: StreamRecord, new: Strea
 @pytest.mark.parametrize(
     ("shuffle", "epochs", "same"), [(False, 0.5, True), (False, 1.0, True), (False, 1.5, False), (True, 0.5, False)]
 )
-def test_shards_behind_those_that_are_read_once_in_order_make_no_difference(
-    shuffle: bool, epochs: float, same: bool
-) -> None:
+def test_later_shards_do_not_matter_if_unread(shuffle: bool, epochs: float, same: bool) -> None:
     keys = {"train": {"shuffle": shuffle}, "sources": [{"dataset": "d", "tokens": 50, "epochs": epochs}]}
-    few, more, other = stream("a", "b"), stream("a", "b", "c", tokens=150), stream("a", "d", "c", tokens=150)
+    few, more = stream("a", "b"), stream("a", "b", "c", tokens=150)
+    different = stream("a", "d", "c", tokens=150)
     for old, new in ((few, more), (more, few)):
         if same:
             assert differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT) == []
         else:
-            with pytest.raises(BadInput, match="train tokens are not the"):
+            with pytest.raises(BadInput, match="train tokens, but step-1 was made with"):
                 differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT)
-    with pytest.raises(BadInput, match="train tokens are not the"):
-        differences(RUN, record(few, **keys), record(other, **keys), CHECKPOINT)
+    with pytest.raises(BadInput, match="train tokens, but step-1 was made with"):
+        differences(RUN, record(few, **keys), record(different, **keys), CHECKPOINT)
 
 
-def test_followed_tokens_are_those_of_the_finished_files() -> None:
+def test_followed_tokens_match_the_finished_files() -> None:
     now = record(stream("a", plan="p"))
     assert differences(RUN, record(stream(tokens=None, plan="p")), now, CHECKPOINT) == []
 
@@ -80,17 +79,17 @@ def test_followed_tokens_are_those_of_the_finished_files() -> None:
         ({"train": {"optimizer": "muon"}}, r'train\.json: optimizer: got "muon", but step-1 was made with "adamw"'),
         (
             {"model": {"emb_dim": 8}},
-            r"model\.json: emb_dim: got 8, but step-1 was made with 32; set it back to resume, or "
-            r"start anew with --resume never \(a --set of this key counts",
+            r"model\.json: emb_dim: got 8, but step-1 was made with 32; set it back to 32 to resume, or "
+            r"start over with --resume never \(a --set of this key overrides the file\)",
         ),
     ],
 )
-def test_changes_that_a_checkpoint_does_not_survive_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_incompatible_changes_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         differences(RUN, record(), record(**changes), CHECKPOINT)
 
 
-def test_other_changes_are_notes() -> None:
+def test_compatible_changes_are_notes() -> None:
     lines = differences(RUN, record(train={"log_interval": 1}), record(train={"log_interval": 2}), CHECKPOINT)
     assert [*map(str, lines)] == ["NOTE: run/train.json: log_interval was 1 at step-1 and is 2 now"]
 
@@ -108,13 +107,13 @@ STABLE = {"schedule_learning_rate": "warmup_stable_decay"}
         ({}, {"drop_rate": 0.5}, ["drop_rate 0.0 -> 0.5"]),
         ({}, {"steps": 200}, ["steps 100 -> 200"]),
         ({"schedule_learning_rate": False}, {"schedule_learning_rate": "constant", "steps": 200}, []),
-        (STABLE, STABLE | {"decay_period_percent": 40}, []),  # begins at step 60, after the resume
+        (STABLE, STABLE | {"decay_period_percent": 40}, []),  # the decay begins at step 60, after the resume
         (STABLE, STABLE | {"decay_period_percent": 70}, ["decay_period_percent null -> 70.0"]),
         ({}, {"min_train_tokens": 1, "dataset": "elsewhere", "precision": "fp32"}, []),
         ({}, {"validation_sequences": 9}, ["validation_sequences 10 -> 9"]),
     ],
 )
-def test_a_change_is_what_changes_a_result(old: dict[str, Any], new: dict[str, Any], changes: list[str]) -> None:
+def test_only_changes_that_affect_results_count(old: dict[str, Any], new: dict[str, Any], changes: list[str]) -> None:
     records = []
     for keys in (old, new):
         train = {key: value for key, value in keys.items() if key not in ("drop_rate", "steps")}
@@ -124,19 +123,19 @@ def test_a_change_is_what_changes_a_result(old: dict[str, Any], new: dict[str, A
     assert [str(change) for change in changed_settings(records[0], records[1], 40)] == changes
 
 
-def test_a_key_changes_once_at_a_step_and_not_where_it_is_set_back() -> None:
+def test_key_changes_at_most_once_per_step() -> None:
     before = [SettingChange(step=5, key="a", old=1, new=2), SettingChange(step=9, key="a", old=2, new=3)]
-    again, back = (SettingChange(step=9, key="a", old=3, new=new) for new in (4, 2))
-    assert all_changes(before, [again]) == [before[0], attrs.evolve(before[1], new=4)]
-    assert all_changes(before, [back]) == before[:1]
+    second_change, reversal = (SettingChange(step=9, key="a", old=3, new=new) for new in (4, 2))
+    assert all_changes(before, [second_change]) == [before[0], attrs.evolve(before[1], new=4)]
+    assert all_changes(before, [reversal]) == before[:1]
 
 
 @pytest.mark.parametrize(("determinism", "refused"), [("run", True), ("off", False)])
-def test_other_numerics_are_refused_where_bits_are_promised(determinism: str, refused: bool) -> None:
+def test_changed_numerics_are_refused_if_bits_matter(determinism: str, refused: bool) -> None:
     before, now = (record(numerics={"determinism": determinism, "torch": version}) for version in ("1", "2"))
     assert numerics_drift(before, now, CHECKPOINT, allowed=True) == ["torch: 1 -> 2"]
     if refused:
-        with pytest.raises(BadInput, match=r"step-1: made with other numerics \(torch: 1 -> 2\)"):
+        with pytest.raises(BadInput, match=r"step-1: made with different numerics \(torch: 1 -> 2\)"):
             numerics_drift(before, now, CHECKPOINT, allowed=False)
     else:
         assert numerics_drift(before, now, CHECKPOINT, allowed=False) == ["torch: 1 -> 2"]

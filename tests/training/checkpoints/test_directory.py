@@ -1,4 +1,4 @@
-"""Checkpoint directory: interrupted operations are undone, other people's files are left alone."""
+"""Checkpoint directory: interrupted operations are undone, and files of other programs are left alone."""
 
 import errno
 import subprocess
@@ -15,7 +15,7 @@ from training.checkpoints.atomic_commit import publish, recover
 from training.checkpoints.directory import (
     MANIFEST,
     archive,
-    check_wanted,
+    check_resume_name,
     link_target,
     names_in,
     point,
@@ -25,9 +25,7 @@ from training.checkpoints.directory import (
 from training.checkpoints.retention import discard, prune_disk
 
 
-def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_that_cannot_be_synced_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "step-00000002"
     for folder, text in ((path, "old"), (partial_of(path), "new")):
         folder.mkdir()
@@ -44,7 +42,7 @@ def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
     assert [(file, file.read_text()) for file in tmp_path.rglob("*.json")] == [(path / "state.json", "old")]
 
 
-def test_a_link_is_told_by_the_name_that_it_refers_to(tmp_path: Path) -> None:
+def test_link_target_is_a_name_or_path(tmp_path: Path) -> None:
     (tmp_path / "step-00000001").mkdir()
     point(tmp_path / "latest", "step-00000001")
     (tmp_path / "kept").symlink_to(tmp_path / "step-00000001")
@@ -55,7 +53,7 @@ def test_a_link_is_told_by_the_name_that_it_refers_to(tmp_path: Path) -> None:
     assert not (tmp_path / "latest").exists()
 
 
-def test_a_replaced_checkpoint_comes_back_unless_its_replacement_is_complete(tmp_path: Path) -> None:
+def test_replaced_checkpoint_is_restored_after_a_kill(tmp_path: Path) -> None:
     for name in (".partial-step-00000002-aside", ".partial-step-00000004-aside", "step-00000004"):
         (tmp_path / name).mkdir()
     recover(tmp_path)
@@ -63,36 +61,36 @@ def test_a_replaced_checkpoint_comes_back_unless_its_replacement_is_complete(tmp
 
 
 @pytest.mark.parametrize(
-    ("place", "function"),
+    ("module", "function"),
     [(directory, "sync"), (directory.shutil, "copy2"), (directory, "remove")],
     ids=["copying", "manifest", "end"],
 )
-def test_a_kill_while_a_folder_of_an_image_is_replaced_leaves_it_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: ModuleType, function: str
+def test_kill_while_replacing_an_image_folder_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str
 ) -> None:
-    path, own = tmp_path / "step-00000001", {"state.json": "old", MANIFEST: "old"}
+    path, old_files = tmp_path / "step-00000001", {"state.json": "old", MANIFEST: "old"}
     for folder, content in ((path, "old"), (partial_of(path), "new")):
         folder.mkdir()
-        for file in own:
+        for file in old_files:
             (folder / file).write_text(content)
 
     def refuse(*_: Path) -> None:
-        raise OSError(errno.EXDEV, "as overlayfs does")
+        raise OSError(errno.EXDEV, "like overlayfs")
 
-    def killed(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         if function == "remove":
             (path / "state.json").unlink()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Path, "rename", refuse)
-        patched.setattr(place, function, killed)
+        patched.setattr(module, function, interrupt)
         publish(path)
     recover(tmp_path)
-    assert {file.name: file.read_text() for file in path.iterdir()} == own
+    assert {file.name: file.read_text() for file in path.iterdir()} == old_files
 
 
-def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path: Path) -> None:
+def test_folders_of_a_container_image_can_be_moved(tmp_path: Path) -> None:
     image, changes, work, run = (tmp_path / name for name in ("image", "changes", "work", "run"))
     for name in ("step-00000001", "step-00000002", "step-00000003"):
         (image / "checkpoints" / name).mkdir(parents=True)
@@ -114,12 +112,12 @@ def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path
         subprocess.run(["umount", run], check=True)
 
 
-def test_a_checkpoint_is_named_before_a_download(tmp_path: Path) -> None:
+def test_resume_name_is_checked_before_a_download(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    for wanted in ("auto", "never", "step-00000004"):
-        check_wanted(tmp_path, wanted, is_here=True)
-    check_wanted(tmp_path, "elsewhere", is_here=False)  # on another node, or in a bucket
+    for name in ("auto", "never", "step-00000004"):
+        check_resume_name(tmp_path, name, is_here=True)
+    check_resume_name(tmp_path, "elsewhere", is_here=False)  # it may be on another node or in a bucket
     with pytest.raises(BadInput, match=r"latest: wanted the name of .*, not a path; pass --resume latest"):
-        check_wanted(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
-    with pytest.raises(BadInput, match=r"step-00000005: no such checkpoint; there are step-00000004"):
-        check_wanted(tmp_path, "step-00000005", is_here=True)
+        check_resume_name(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
+    with pytest.raises(BadInput, match=r"step-00000005: no such checkpoint; existing ones: step-00000004"):
+        check_resume_name(tmp_path, "step-00000005", is_here=True)

@@ -1,4 +1,4 @@
-"""--init-from: weights of another model on any layout, recorded, refused where model or run differ."""
+"""--init-from: a run starts from another model on any layout, records that, and refuses unsuitable models."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.launch import ROOT
 from tests.launch import run as run_command
 from training.checkpoints.initial_weights import with_new_rows
 
-# What describes the same network.
+# Keys and values that describe the same network
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
 HASHED = ("--hash-every", "1", "--max-steps", "2")
 
@@ -27,17 +27,16 @@ def record(run: Path) -> dict[str, Any]:
     return origin
 
 
-def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
-    make_run: MakeRun, finished: Path, tmp_path: Path
-) -> None:
+def test_run_starts_from_another_models_weights(make_run: MakeRun, finished: Path, tmp_path: Path) -> None:
     weights = load_file(finished / "checkpoints" / "best" / "model.safetensors")
     hashes = []
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
         run = make_run(name, FREE, random_seed=7, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
         assert f"starting from the weights of {finished}, sha256 " in done.stdout
-        kept = load_file(run / "checkpoints" / "latest" / "model.safetensors")
-        assert all((kept[key] == value).all() for key, value in weights.items())  # the rate is too small to move them
+        trained = load_file(run / "checkpoints" / "latest" / "model.safetensors")
+        # The learning rate is too small to change any weight.
+        assert all((trained[key] == tensor).all() for key, tensor in weights.items())
         hashes.append((metrics(run, "state_sha256"), record(run)))
     assert hashes[0] == hashes[1]
     assert evaluate("export", tmp_path / "alone", tmp_path / "exported").returncode == 0
@@ -47,9 +46,7 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
     assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
 
 
-def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_layout_and_it_goes_on_and_is_replayed(
-    make_run: MakeRun, finished: Path, tmp_path: Path
-) -> None:
+def test_new_turn_tokens_copy_end_of_text(make_run: MakeRun, finished: Path, tmp_path: Path) -> None:
     old = load_file(finished / "checkpoints" / "best" / "model.safetensors")["token_embedding.weight"]
     mean = old.double().mean(0).float()
     (tmp_path / "talks.jsonl").write_text('{"instruction": "Add 1 and 2.", "output": "That is 3."}\n' * 400)
@@ -62,8 +59,8 @@ def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
         run = make_run(name, {"vocab_size": 400}, **keys)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
-        assert "vocabulary 257 -> 400: new rows are the mean of the others" in done.stdout
-        assert "4 special tokens that it has never seen begin as the end of text" in done.stdout
+        assert "vocabulary 257 -> 400: each new row is the mean of the model's rows" in done.stdout
+        assert "4 special tokens that the model has never seen start as copies of the end of text" in done.stdout
         grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
         assert torch.equal(grown[:257], old) and torch.equal(grown[261:], mean.expand(139, -1))
         assert torch.equal(grown[257:261], old[256].expand(4, -1))
@@ -77,51 +74,52 @@ def test_turn_tokens_begin_as_the_end_of_text_other_new_rows_as_the_mean_on_any_
     assert ", with rows for 143 new ids" in (tmp_path / "exported" / "README.md").read_text()
     fewer = make_run("fewer", {"vocab_size": 256})
     assert "vocab_size: got 256, but --init-from " in one_line(train(fewer, "--init-from", str(run), "--dry-run"))
-    plain = make_run("plain", {"vocab_size": 400})  # it lacks the turn tokens
+    plain = make_run("plain", {"vocab_size": 400})  # its tokens have no turn tokens
     for options in ((), ("--dry-run",)):
         line = one_line(train(plain, "--init-from", str(run), *options))
-        assert "its tokenizer is bytes, 261 ids, that of the run's tokens bytes, 257 ids" in line
+        assert "that model's tokenizer, bytes with 261 ids, differs from the tokenizer of the run's tokens" in line
 
 
-def test_an_untied_head_gets_new_rows_too_and_no_other_parameter() -> None:
-    given = attrs.evolve(ModelConfig(**TINY_MODEL), tie_weights=False)
-    network = GPT(given)
+def test_only_embedding_and_untied_head_get_rows() -> None:
+    old_config = attrs.evolve(ModelConfig(**TINY_MODEL), tie_weights=False)
+    network = GPT(old_config)
     initialize(network, 1)
-    wanted = attrs.evolve(given, vocab_size=300)
-    grown = {name: with_new_rows(name, one.detach(), given, wanted) for name, one in network.named_parameters()}
-    others = GPT(wanted).named_parameters()
-    assert {name: rows.shape for name, rows in grown.items()} == {name: one.shape for name, one in others}
+    config = attrs.evolve(old_config, vocab_size=300)
+    grown = {
+        name: with_new_rows(name, parameter.detach(), old_config, config)
+        for name, parameter in network.named_parameters()
+    }
+    expected_shapes = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
+    assert {name: rows.shape for name, rows in grown.items()} == expected_shapes
     mean = network.output_weight()[:257].double().mean(0).float()
     assert torch.equal(grown["head.weight"][257:300], mean.expand(43, -1))
 
 
-def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_not_with_another(
-    make_run: MakeRun, finished: Path
-) -> None:
+def test_run_with_a_checkpoint_resumes_from_it(make_run: MakeRun, finished: Path) -> None:
     run, started = make_run(random_seed=7), ("--init-from", str(finished))
     complete(run, *started, "--max-steps", "2")
     origin = record(run)
-    refused = one_line(train(run, "--init-from", str(run)))
-    assert f"that began with those of {finished}; leave it out to resume, or start anew with --resume never" in refused
-    for options, until in ((started, "4"), ((), "6")):
-        done = complete(run, *options, "--max-steps", until)
+    line = one_line(train(run, "--init-from", str(run)))
+    assert f"belongs to a run that began with the weights of {finished}; leave out --init-from to resume" in line
+    for options, last_step in ((started, "4"), ((), "6")):
+        done = complete(run, *options, "--max-steps", last_step)
         assert "resuming from" in done.stdout and "starting from" not in done.stdout
         assert record(run) == origin
     assert f"the weights of {finished}; pass them to --init-from" in one_line(train(run, "--replay", "1", "1"))
     complete(run, *started, "--replay", "1", "2")
-    for one, message in ((run, f"the weights of {finished}; pass"), (finished, "random weights; leave")):
-        replayed = one_line(train(one, "--init-from", str(run), "--replay", "1", "1"))
-        assert f"--replay: the run began with {message}" in replayed
+    for replayed_run, message in ((run, f"the weights of {finished}; pass"), (finished, "random weights; leave")):
+        line = one_line(train(replayed_run, "--init-from", str(run), "--replay", "1", "1"))
+        assert f"--replay: the run began with {message}" in line
     (run / "metrics.jsonl").unlink()
-    replayed = train(run, *started, "--replay", "1", "1")
-    assert replayed.returncode == 1 and "has no numbers of these steps to compare with" in replayed.stdout
+    replay = train(run, *started, "--replay", "1", "1")
+    assert replay.returncode == 1 and "has no numbers for these steps" in replay.stdout
 
 
-def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied: Path, finished: Path) -> None:
+def test_run_that_began_with_other_weights_is_refused(copied: Path, finished: Path) -> None:
     options = ("--init-from", str(finished))
     for option in ((), ("--dry-run",)):
         line = one_line(train(copied, *options, *option))
-        assert "is of a run that began with random weights; leave it out to resume" in line
+        assert "belongs to a run that began with random weights; leave out --init-from to resume" in line
     complete(copied, *options, "--dry-run", "--resume", "never")
 
 
@@ -132,7 +130,7 @@ def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(copied:
         ({"tie_weights": False}, "tie_weights: got false, but --init-from "),
     ],
 )
-def test_another_network_is_refused_by_its_key(
+def test_different_network_is_refused_by_its_key(
     make_run: MakeRun, finished: Path, model: dict[str, object], message: str
 ) -> None:
     run = make_run("run", model)

@@ -1,4 +1,4 @@
-"""Retention: what is kept, what is removed, and what is not ours to remove."""
+"""Retention: which checkpoints are kept, which are removed, and which files must not be removed."""
 
 import ast
 from pathlib import Path
@@ -21,7 +21,7 @@ STEPS = [2, 4, 6, 8, 10]
 
 
 class Objects:
-    """A bucket in memory; a list of its deletions."""
+    """A bucket in memory, with a list of its deletions."""
 
     def __init__(self, names: list[str]) -> None:
         self.contents = dict.fromkeys(names, b"")
@@ -46,42 +46,42 @@ class Objects:
 
 
 @pytest.mark.parametrize(
-    ("newest", "best", "keep", "kept"),
+    ("newest", "best", "keep", "expected"),
     [
         (10, None, 1, {10}),
         (10, None, 3, {6, 8, 10}),
-        (10, 2, 1, {2, 10}),  # the best one stays however old it is
-        (10, 8, 2, {8, 10}),  # and is not counted twice
-        (10, 3, 1, {10}),  # a best step that was not saved keeps nothing
+        (10, 2, 1, {2, 10}),  # the best one is kept, however old it is
+        (10, 8, 2, {8, 10}),  # the best one is not counted twice
+        (10, 3, 1, {10}),  # the best step was not saved
         (10, None, 9, {2, 4, 6, 8, 10}),
-        (6, 2, 1, {2, 6, 8, 10}),  # later ones are not superseded
-        (7, None, 1, {6, 8, 10}),  # a newest one that is not there yet
+        (6, 2, 1, {2, 6, 8, 10}),  # later steps are not superseded
+        (7, None, 1, {6, 8, 10}),  # the newest step does not exist yet
     ],
 )
-def test_the_newest_the_best_and_later_checkpoints_stay(
-    newest: int, best: int | None, keep: int, kept: set[int]
+def test_newest_best_and_later_checkpoints_are_kept(
+    newest: int, best: int | None, keep: int, expected: set[int]
 ) -> None:
-    assert kept_steps(STEPS, newest, best, keep) == kept
-    assert kept_steps(STEPS[::-1], newest, best, keep) == kept  # in whatever order they are listed
+    assert kept_steps(STEPS, newest, best, keep) == expected
+    assert kept_steps(STEPS[::-1], newest, best, keep) == expected  # the order of the listing does not matter
 
 
 @given(some.sets(some.integers(0, 50)), some.integers(0, 50), some.integers(0, 50) | some.none(), some.integers(1, 9))
-def test_what_stays_was_there_and_would_stay_again(steps: set[int], newest: int, best: int | None, keep: int) -> None:
-    kept = kept_steps(steps, newest, best, keep)
-    assert kept <= steps and kept_steps(kept, newest, best, keep) == kept
-    assert {newest, best} & steps <= kept
-    assert len({step for step in kept if step <= newest}) <= keep + 1
-    assert all(removed < step for removed in steps - kept for step in kept - {best})
+def test_kept_steps_exist_and_stay_kept(steps: set[int], newest: int, best: int | None, keep: int) -> None:
+    to_keep = kept_steps(steps, newest, best, keep)
+    assert to_keep <= steps and kept_steps(to_keep, newest, best, keep) == to_keep
+    assert {newest, best} & steps <= to_keep
+    assert len({step for step in to_keep if step <= newest}) <= keep + 1
+    assert all(removed < step for removed in steps - to_keep for step in to_keep - {best})
 
 
 @pytest.mark.parametrize(("newest", "best", "keep"), [(10, 4, 1), (10, None, 2), (10, 10, 1), (8, 2, 1), (10, 3, 1)])
-def test_a_disk_and_a_bucket_keep_the_same(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
+def test_disk_and_bucket_keep_the_same(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
     names = [f"{name_of(step)}/{file}" for step in STEPS for file in (WEIGHTS, STATE, MANIFEST)]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     bucket: Any = Objects(names)
-    (tmp_path / "best").symlink_to(name_of(6))  # of an earlier save
+    (tmp_path / "best").symlink_to(name_of(6))  # from an earlier save
     bucket.write("best", name_of(6).encode())
     prune_disk(tmp_path, newest, best, keep)
     prune_bucket(bucket, newest, best, keep)
@@ -90,16 +90,16 @@ def test_a_disk_and_a_bucket_keep_the_same(tmp_path: Path, newest: int, best: in
         assert link_target(tmp_path / link) == bucket_link(bucket, link)
 
 
-def test_manifests_are_deleted_before_anything_else_in_a_bucket() -> None:
+def test_manifests_in_a_bucket_are_deleted_first() -> None:
     bucket: Any = Objects([f"{name_of(step)}/{file}" for step in (2, 4) for file in (WEIGHTS, MANIFEST)])
     bucket.write("lease.json", b"")
-    bucket.write(f"{name_of(3)}/{WEIGHTS}", b"")  # of an upload that was killed
+    bucket.write(f"{name_of(3)}/{WEIGHTS}", b"")  # from an upload that was killed
     prune_bucket(bucket, 4, None, 1)
     assert bucket.deleted == [f"{name_of(2)}/{MANIFEST}", f"{name_of(2)}/{WEIGHTS}", f"{name_of(3)}/{WEIGHTS}"]
     assert "lease.json" in bucket.contents
 
 
-def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_hidden_files_of_others_are_left_alone(tmp_path: Path) -> None:
     for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
         (tmp_path / name).mkdir()
     (tmp_path / ".partial-best").symlink_to("nowhere")
@@ -107,25 +107,26 @@ def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "latest", "step-00000004"]
 
 
-def test_no_optimizer_saves_more_than_the_space_that_is_asked_for() -> None:
+def test_no_optimizer_exceeds_the_expected_space() -> None:
     for optimizer in OPTIMIZERS:
         states = [sum(dtype.itemsize for dtype in rule.state.values()) for rule in rules_of(optimizer)]
         assert torch.float32.itemsize + max(states) <= CHECKPOINT_BYTES, optimizer
 
 
-REMOVING = {"rmtree", "remove", "unlink", "delete"}  # rmdir removes nothing but empty folders
-# Functions of training/checkpoints/ outside retention.py that remove files. None of these is a complete checkpoint.
+REMOVING = {"rmtree", "remove", "unlink", "delete"}  # rmdir removes only empty folders
+# Functions in training/checkpoints/, except retention.py, that remove files, and what they remove. None of them removes
+# a complete checkpoint.
 REMOVED_ELSEWHERE = {
     ("archive.py", "_move"),  # a link that was moved
     ("atomic_commit.py", "_restore_replaced"),  # the unfinished replacement of a checkpoint that is restored
     ("bucket_upload.py", "release"),  # the lease of a bucket
     ("directory.py", "point"),  # a link
     ("directory.py", "rename"),  # the source after a copy to another file system
-    ("run_disk.py", "find_disk"),  # a mark that tells disks apart
+    ("run_disk.py", "find_disk"),  # a probe file that shows which nodes share a disk
 }
 
 
-def test_retention_alone_removes_checkpoints() -> None:
+def test_only_retention_removes_checkpoints() -> None:
     removing = set()
     for path in (ROOT / "training" / "checkpoints").rglob("*.py"):
         for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
@@ -133,5 +134,5 @@ def test_retention_alone_removes_checkpoints() -> None:
             names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
             if names & REMOVING:
                 removing.add((path.name, function.name))
-    elsewhere = {place for place in removing if place[0] != "retention.py"}
+    elsewhere = {(file, function) for file, function in removing if file != "retention.py"}
     assert elsewhere == REMOVED_ELSEWHERE and len(removing) > len(elsewhere)

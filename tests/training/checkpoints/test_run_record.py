@@ -1,4 +1,4 @@
-"""The record of a run, resolved.json: what it must not hold, and how it is read again."""
+"""The record of a run, resolved.json: it contains no secrets, and it is read again with types and checks."""
 
 import json
 import pickle
@@ -26,7 +26,7 @@ from training.checkpoints.run_record import (
 )
 from training.config.train_config import TrainConfig
 
-# Of a version with fewer keys
+# A record from a version with fewer keys
 EARLIER: dict[str, Any] = {
     "model": {"vocab_size": 257, "context_length": 32, "emb_dim": 16, "n_heads": 2, "n_layers": 2},
     "train": {"dataset": "d", "microbatch_size": 2, "learning_rate": 0.01},
@@ -41,7 +41,7 @@ def write(run: Path, tokens: Any) -> None:
     write_record(run, record, tokens, SimpleNamespace(device=torch.device("cpu"), world_size=1), None)  # type: ignore[arg-type]
 
 
-def test_a_runs_record_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_record_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     then = "curl -H 'Authorization: Bearer hunter2' https://host/done"
     monkeypatch.setattr(sys, "argv", ["train.py", "runs/x", "--then", then, "--init-from", "https://me:hunter2@host"])
     monkeypatch.setattr("training.checkpoints.run_record.environment", lambda *_: {})
@@ -51,17 +51,19 @@ def test_a_runs_record_has_no_secrets(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "runs/x" in text and "hunter2" not in text
 
 
-def test_a_users_files_in_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.checkpoints.run_record.environment", lambda *_: {})
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / RANKS_FILE).write_text("the ranks of the tokens")
-    recorded = SimpleNamespace(ranks_file=RANKS_FILE, as_json=dict)
+    tokenizer = SimpleNamespace(ranks_file=RANKS_FILE, as_json=dict)
     directory = SimpleNamespace(path=tmp_path / "tokens")
-    tokens: Any = SimpleNamespace(directories=[directory], tokenizer=(tmp_path / "tokens", recorded))
+    tokens: Any = SimpleNamespace(directories=[directory], tokenizer=(tmp_path / "tokens", tokenizer))
     (run := tmp_path / "run").mkdir()
-    for name, what in ((RESOLVED, "the record of a run"), (RANKS_FILE, "the tokenizer of the run's tokens")):
+    for name, content in ((RESOLVED, "the record of a run"), (RANKS_FILE, "the tokenizer of the run's tokens")):
         (run / name).write_text("a user's file")
-        with pytest.raises(BadInput, match=rf"{name}: is not {what}, and is left as it is \(13 bytes\); move it away"):
+        with pytest.raises(
+            BadInput, match=rf"{name}: is not {content}, so it was not overwritten \(13 bytes\); move it away"
+        ):
             write(run, tokens)
         assert (run / name).read_text() == "a user's file"
         (run / name).unlink()
@@ -72,7 +74,7 @@ def test_a_users_files_in_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def recorded(run: Path, **changes: Any) -> RunRecord:
-    """Return the record of an earlier version with changes; those of `model` and `train` are merged."""
+    """Write and read the record of an earlier version with changes; changes of `model` and `train` are merged."""
     merged = {key: EARLIER[key] | changes.pop(key) for key in ("model", "train") if key in changes}
     (run / RESOLVED).write_text(json.dumps(EARLIER | merged | changes))
     record = read_record(run)
@@ -80,18 +82,18 @@ def recorded(run: Path, **changes: Any) -> RunRecord:
     return record
 
 
-def test_a_record_of_an_earlier_version_is_read_typed(tmp_path: Path) -> None:
+def test_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     record = recorded(tmp_path, train={"on_spike": "skip", "learning_rate": 1}, model={"drop_rate": 0})
     expected = TrainConfig.from_keys(EARLIER["train"] | {"learning_rate": 1.0})
     assert record.train == expected and record.model == ModelConfig(**EARLIER["model"])
     assert record.train.optimization.optimizer == "adamw" and record.model.activation == "gelu_tanh"  # not recorded
-    written = record.to_json()
-    assert written["train"] == expected.flat() | {"on_spike": "skip"}
-    assert json.dumps(written["train"]["learning_rate"]) == "1.0" and record.network_config() == record.model
-    assert pickle.loads(pickle.dumps(record)) == record  # ranks send it to each other
+    record_json = record.to_json()
+    assert record_json["train"] == expected.flat() | {"on_spike": "skip"}
+    assert json.dumps(record_json["train"]["learning_rate"]) == "1.0" and record.network_config() == record.model
+    assert pickle.loads(pickle.dumps(record)) == record  # because ranks send the record to each other
 
 
-def test_a_recorded_value_that_is_refused_today_is_kept(tmp_path: Path) -> None:
+def test_recorded_value_that_is_now_invalid_is_kept(tmp_path: Path) -> None:
     record = recorded(tmp_path, train={"optimizer": "lion", "log_interval": 0, "cpu_threads": "all"})
     execution = record.train.execution
     assert (record.train.optimization.optimizer, record.train.log_interval, execution.cpu_threads) == ("lion", 0, "all")
@@ -100,7 +102,7 @@ def test_a_recorded_value_that_is_refused_today_is_kept(tmp_path: Path) -> None:
         differences(tmp_path, record, recorded(tmp_path), Path("step-1"))
 
 
-def test_a_network_of_another_version_is_not_built(tmp_path: Path) -> None:
+def test_network_of_another_version_is_refused(tmp_path: Path) -> None:
     record = recorded(tmp_path, model={"parallel_block": True})
     assert record.model == ModelConfig(**EARLIER["model"]) and record.to_json()["model"]["parallel_block"]
     with pytest.raises(ValueError, match="model: unknown key 'parallel_block', so another version of Lockstep trained"):
@@ -117,7 +119,7 @@ def test_a_network_of_another_version_is_not_built(tmp_path: Path) -> None:
         ({"model": EARLIER["model"] | {"n_heads": True}}, "model.n_heads: got True, wanted an integer"),
     ],
 )
-def test_settings_that_cannot_be_read_are_named(tmp_path: Path, wrong: dict[str, Any], problem: str) -> None:
+def test_unreadable_settings_are_named(tmp_path: Path, wrong: dict[str, Any], problem: str) -> None:
     (tmp_path / RESOLVED).write_text(json.dumps(EARLIER | wrong))
     with pytest.raises(BadInput, match=rf"{RESOLVED}: damaged or edited: {problem}"):
         read_record(tmp_path)
@@ -126,7 +128,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, wrong: dict[str,
 @pytest.mark.parametrize(
     "wrong", [{"global_batch_size": 0}, {"steps": -1}, {"world_size": 0}, {"accumulation": 1.5}, {"steps": True}]
 )
-def test_a_damaged_record_of_a_run_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_damaged_run_record_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     assert recorded(tmp_path)
     (tmp_path / RESOLVED).write_text(json.dumps(EARLIER | wrong))
     with pytest.raises(
@@ -136,7 +138,7 @@ def test_a_damaged_record_of_a_run_is_refused(tmp_path: Path, wrong: dict[str, A
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_what_a_job_records_is_read_again(tmp_path: Path, names: list[str]) -> None:
+def test_job_record_is_read_back(tmp_path: Path, names: list[str]) -> None:
     directories = [tmp_path / name for name in names]
     tokenizer = record_of(load_tokenizer("bytes"), ranks=False)
     write(
@@ -153,7 +155,7 @@ def test_what_a_job_records_is_read_again(tmp_path: Path, names: list[str]) -> N
     assert machine.python == sys.version.split()[0]
 
 
-def test_a_job_without_a_record_has_an_empty_one(tmp_path: Path) -> None:
+def test_job_without_a_record_has_an_empty_one(tmp_path: Path) -> None:
     assert read_job(tmp_path) == JobRecord.from_json({}) == JobRecord()
     (tmp_path / RESOLVED).write_text("{")
     with pytest.raises(BadInput, match=RESOLVED):
@@ -174,7 +176,7 @@ def test_a_job_without_a_record_has_an_empty_one(tmp_path: Path) -> None:
         ("price_per_hour", 10**400, "price_per_hour: "),
     ],
 )
-def test_a_wrong_value_is_an_error_only_for_those_who_use_it(key: str, value: Any, problem: str) -> None:
+def test_wrong_value_matters_only_if_checked(key: str, value: Any, problem: str) -> None:
     environment = {"device": "cpu", "threads": 2}
     sound = {"token_files": "a", "environment": environment, "price_per_hour": 2, "command": 5, "misfits": 5}
     expected = JobRecord(token_files=("a",), environment=JobEnvironment(device="cpu"), price_per_hour=2)

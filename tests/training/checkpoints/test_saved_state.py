@@ -1,6 +1,6 @@
-"""`state.json` and the run record in it: what was written is read back, what was edited is refused.
+"""`state.json` and the run record in it: they are read back as they were written, and edited files are refused.
 
-Manifest: damage of any file is found and named.
+Manifest: damage to any file is detected and named.
 """
 
 import json
@@ -25,7 +25,7 @@ from training.checkpoints.saved_state import fields_sha256, parse_state, read_st
 from training.config.train_config import TrainConfig
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
-SETTINGS = {  # with a key of an earlier version, which is gone
+SETTINGS = {  # with a key of an earlier version that no longer exists
     "model": attrs.asdict(ModelConfig(**TINY_MODEL)),
     "train": TrainConfig.from_keys({"dataset": "d", **TINY_TRAIN}).flat() | {"on_spike": "skip"},
 }
@@ -48,12 +48,12 @@ FORGED: dict[str, list[Any]] = {
 }
 
 
-def test_a_state_is_written_as_it_was_read(finished: Path) -> None:
+def test_state_is_written_as_it_was_read(finished: Path) -> None:
     path = finished / "checkpoints" / "step-00000008"
     assert read_state(path).text() == (path / "state.json").read_text()
 
 
-def test_a_state_belongs_to_its_step_and_its_tensor_files(copied: Path) -> None:
+def test_state_belongs_to_its_step_and_files(copied: Path) -> None:
     directory = copied / "checkpoints"
     digests = {name: sha256(directory / "step-00000008" / name) for name in (WEIGHTS, OPTIMIZER)}
     read_state(directory / "step-00000008", digests)
@@ -61,22 +61,22 @@ def test_a_state_belongs_to_its_step_and_its_tensor_files(copied: Path) -> None:
     with pytest.raises(BadInput, match="state_sha256: does not match"):
         read_state(directory / "kept", digests | {WEIGHTS: "c"})
     (directory / "kept").rename(directory / "step-00000007")
-    with pytest.raises(BadInput, match="step: got 8, wanted 7 by the folder's name"):
+    with pytest.raises(BadInput, match="step: got 8, wanted 7 because of the folder's name"):
         read_state(directory / "step-00000007", digests)
 
 
-def test_the_spike_window_of_an_earlier_checkpoint_is_ignored(finished: Path) -> None:
+def test_spike_window_of_earlier_versions_is_ignored(finished: Path) -> None:
     values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
     with_window = values | {"guard": {"losses": [1.0], "grad_norms": [2.0], "skipped_steps": 3}}
     with_window["config"] = values["config"] | {"train": values["config"]["train"] | {"on_spike": "skip"}}
     assert parse_state(with_window | {"fields_sha256": fields_sha256(with_window)}).position.step == 8
 
 
-def test_a_field_that_is_missing_or_of_a_wrong_kind_is_named_with_its_keys(finished: Path) -> None:
+def test_missing_or_invalid_field_is_named(finished: Path) -> None:
     values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
     for key in ("step", "config", "state_sha256"):
         with pytest.raises(ValueError, match=f"^{key}: missing"):
-            parse_state({name: value for name, value in values.items() if name != key})
+            parse_state({name: field for name, field in values.items() if name != key})
     streams = {"train_stream": {"tokens": 1, "sha256": 3}}
     for key, value, problem in (
         ("config", values["config"] | streams, "config.train_streams[0].sha256: got 3, wanted an array"),
@@ -88,7 +88,7 @@ def test_a_field_that_is_missing_or_of_a_wrong_kind_is_named_with_its_keys(finis
             parse_state(values | {key: value})
 
 
-def test_a_state_that_was_edited_is_refused_though_its_manifest_was_made_anew(copied: Path) -> None:
+def test_edited_state_is_refused_despite_a_new_manifest(copied: Path) -> None:
     path = copied / "checkpoints" / "step-00000008"
     intact = json.loads((path / "state.json").read_text())
     for key, values in FORGED.items():
@@ -104,40 +104,40 @@ def read_record(values: dict[str, Any]) -> RunRecord:
 
 
 @pytest.mark.parametrize("streams", [STREAM, [STREAM, STREAM | {"tokens": None}]])
-def test_a_record_is_written_as_it_was_read(streams: Any) -> None:
-    recorded = {"accumulation": 1, "world_size": 2, "steps": 9, "shares": [[0, [1, 1]]], "sources": []}
-    described = {"train_stream": streams, "validation_stream": streams}
-    others = {"git_commit": "c", "self_test": {"held": True}, "initial_weights": {"source": "gpt2", "sha256": "d"}}
-    others |= {"changes": [{"step": 5, "key": "learning_rate", "old": 0.1, "new": 0.2}]}
-    values = OLDEST | recorded | described | others
-    assert read_record(values).to_json() == values
+def test_record_is_written_as_it_was_read(streams: Any) -> None:
+    plan = {"accumulation": 1, "world_size": 2, "steps": 9, "shares": [[0, [1, 1]]], "sources": []}
+    tokens = {"train_stream": streams, "validation_stream": streams}
+    history = {"git_commit": "c", "self_test": {"held": True}, "initial_weights": {"source": "gpt2", "sha256": "d"}}
+    history |= {"changes": [{"step": 5, "key": "learning_rate", "old": 0.1, "new": 0.2}]}
+    record_json = OLDEST | plan | tokens | history
+    assert read_record(record_json).to_json() == record_json
 
 
 @pytest.mark.parametrize(
     "change", [{"model": []}, {"numerics": {}}, {"train_stream": {"tokens": "many", "sha256": []}}, {"train_stream": 1}]
 )
-def test_any_other_record_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_record_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^(model|numerics|train_streams)\b.*: "):
         read_record(OLDEST | change)
 
 
-def test_a_full_disk_at_a_start_is_one_line(copied: Path) -> None:
+def test_full_disk_at_the_start_gives_one_line(copied: Path) -> None:
     before = (copied / "resolved.json").read_text()
-    refused = one_line(train(copied, "--resume", "step-00000004", ranks=2, file_bytes=500))
-    assert f"train.py: {copied / 'resolved.json'}: cannot be written: File too large; make room" in refused
+    line = one_line(train(copied, "--resume", "step-00000004", ranks=2, file_bytes=500))
+    assert f"train.py: {copied / 'resolved.json'}: cannot be written: File too large; make room" in line
     assert (copied / "resolved.json").read_text() == before
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_of_any_file_is_found_by_name(copied: Path, name: str) -> None:
+def test_damage_to_any_file_is_detected(copied: Path, name: str) -> None:
     checkpoint = copied / "checkpoints" / "step-00000008"
     assert verify(checkpoint) is None
     file = checkpoint / name
     intact = file.read_bytes()
-    draw = random.Random(name)
-    positions = range(len(intact)) if len(intact) < 2000 else [draw.randrange(len(intact)) for _ in range(200)]
-    damaged = [flipped(intact, position, draw.randrange(8)) for position in positions]
-    page = draw.randrange(max(1, len(intact) // 4096)) * 4096
+    generator = random.Random(name)
+    positions = range(len(intact)) if len(intact) < 2000 else [generator.randrange(len(intact)) for _ in range(200)]
+    damaged = [flipped(intact, position, generator.randrange(8)) for position in positions]
+    page = generator.randrange(max(1, len(intact) // 4096)) * 4096
     damaged.append(intact[:page] + bytes(len(intact[page : page + 4096])) + intact[page + 4096 :])
     damaged += [intact[:-1], b"", intact + b"\0"]
     for content in damaged:
@@ -150,14 +150,14 @@ def test_damage_of_any_file_is_found_by_name(copied: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting(copied: Path, name: str) -> None:
+def test_pipe_instead_of_a_file_is_refused(copied: Path, name: str) -> None:
     path = copied / "checkpoints" / "step-00000008"
     (path / name).unlink()
     os.mkfifo(path / name)
     assert str(path / name) in str(verify(path))
 
 
-def test_deeply_nested_json_in_a_checkpoint_is_damage(copied: Path) -> None:
+def test_deeply_nested_json_is_damage(copied: Path) -> None:
     for name in ("manifest.json", "state.json"):
         path = copied / "checkpoints" / ("step-00000008" if name == "manifest.json" else "step-00000004")
         (path / name).write_text("[" * 100_000)

@@ -1,4 +1,4 @@
-"""Tensor files: sharded writing gathers nothing, nothing is unpickled, foreign files are refused."""
+"""Tensor files: sharded writing gathers nothing, no pickle is read, and unsuitable files are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from training.checkpoints.saved_state import combined_sha256
 
 NETWORK_DISK = Path(__file__).with_name("network_disk.py")
 
-# Prints how often a copy of the state for a save communicates.
+# Prints how many collectives run while the state is copied for a save.
 WATCHED = """
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -29,7 +29,7 @@ stage = StateShard.stage
 def watched(shard):
     with CommDebugMode() as communication:
         stage(shard)
-    # in one piece: another rank writes to the same pipe
+    # Written in one piece, because another rank writes to the same pipe.
     print(f"collectives in a save's copy: {communication.get_total_counts()}\\n", end="", flush=True)
 
 
@@ -37,7 +37,7 @@ StateShard.stage = watched
 """
 
 
-def test_a_sharded_save_gathers_nothing(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
+def test_sharded_save_gathers_nothing(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     done = complete(make_run(parallel="fsdp"), ranks=2, script=changed_train(WATCHED))
     counts = [line for line in done.stdout.splitlines() if line.startswith("collectives in a save's copy: ")]
     assert counts == ["collectives in a save's copy: 0"] * 4  # two saves on two ranks
@@ -51,7 +51,7 @@ def refuse(*_, **__):
     raise AssertionError("a pickle is read from a file")
 
 
-# What torch's collectives unpickle comes from memory, by a name of their own for the class.
+# torch's collectives unpickle only from memory, and refer to the class by a separate name.
 pickle.load = pickle.Unpickler = torch.load = refuse
 """
 
@@ -69,13 +69,13 @@ def test_no_pickle_is_read(copied: Path, changed_train: Callable[[str], Path]) -
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("content", [b"\x80\x04N.", b"[" * 100_000, "other shapes"])
-def test_a_file_of_other_tensors_is_refused_in_one_line(copied: Path, name: str, content: bytes | str) -> None:
+def test_file_with_other_tensors_is_refused(copied: Path, name: str, content: bytes | str) -> None:
     file = (copied / "checkpoints" / "latest").resolve() / name
     if isinstance(content, bytes):
         file.write_bytes(content)
     else:
         tensors = load_file(file)
-        save_file({key: value[:1] for key, value in tensors.items()}, file)
+        save_file({key: tensor[:1] for key, tensor in tensors.items()}, file)
     seal_again(file.parent)
     done = train(copied, "--set", "min_train_tokens=3000")
     assert one_line(done).startswith(f"train.py: {file}: ") and "Traceback" not in done.stderr
@@ -105,11 +105,11 @@ SLOW = pytest.mark.slow
     ],
     ids=["GPT-2", "NanoChat", "Qwen3"],
 )
-def test_on_a_disk_whose_clients_write_whole_pages_a_checkpoint_is_that_of_memory(
+def test_checkpoint_on_a_network_disk_is_correct(
     make_run: MakeRun, model: dict[str, Any], keys: dict[str, Any], parallel: str
 ) -> None:
     run = make_run(model=model, parallel=parallel, keep_checkpoints=2, **keys)
-    for later_node, last in ((0, "4"), (1, "8")):  # the second one resumes
+    for later_node, last in ((0, "4"), (1, "8")):  # the second job resumes
         on_network_disk(run, "--hash-every", "4", "--max-steps", last, later_node=later_node)
     in_memory = metrics(run, "state_sha256")
     for step in (4, 8):
@@ -119,7 +119,7 @@ def test_on_a_disk_whose_clients_write_whole_pages_a_checkpoint_is_that_of_memor
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_read_back_otherwise_is_not_kept(make_run: MakeRun) -> None:
+def test_checkpoint_with_wrong_bytes_is_not_kept(make_run: MakeRun) -> None:
     run = make_run(parallel="fsdp")
     with pytest.raises(AssertionError, match="the last steps are not saved"):
         on_network_disk(run, later_node=0, WRONG_BYTE="1")

@@ -1,4 +1,4 @@
-"""Asynchronous writer: a full disk stops no run, and the next save is tried again."""
+"""Asynchronous writer: a full disk does not stop a run, and the next save is tried again."""
 
 import json
 import resource
@@ -14,12 +14,12 @@ from tests.walks import events, final_hash
 from training.checkpoints.saved_state import verify
 
 LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
-FULL = 60_000  # bytes that any file may have: less than the weights
+FULL = 60_000  # largest allowed file size in bytes, which is less than the weights need
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: MakeRun, ranks: int) -> None:
+def test_full_disk_does_not_stop_a_run(make_run: MakeRun, ranks: int) -> None:
     straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
     process = start(run, ranks, file_bytes=FULL, SLOW_STEP=0.03)
     wait_until(lambda: bool(events(run, "checkpoint-failed")), process)
@@ -39,31 +39,33 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Mak
 
 
 @pytest.mark.slow
-def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: MakeRun) -> None:
+def test_failed_save_stays_in_the_bar_until_success(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=24 * 8 * 32, validation_interval=None)
     status, lines = in_terminal(["prlimit", f"--fsize={FULL}", *train_command(run, ranks=1)])
-    assert status == 1  # the last save failed, too
+    assert status == 1  # the last save failed as well
     assert any("20/24" in line and "loss " in line and line.endswith("NOT SAVED") for line in lines), lines
     assert "NOT SAVED" not in complete(run).stderr
 
 
 @pytest.mark.slow
-def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_continued(make_run: MakeRun) -> None:
+def test_unsaved_last_checkpoint_is_reported(make_run: MakeRun) -> None:
     run = make_run()
     complete(run, "--max-steps", "4")
     done = train(run, ranks=2, file_bytes=FULL)
     assert done.returncode == 1
-    said = "the last steps are not saved, older checkpoints are as they were"
-    assert done.stderr.count(said) == 2  # and in torchrun's table
+    message = "the last steps are not saved, but older checkpoints are unchanged"
+    assert done.stderr.count(message) == 2  # the second time in torchrun's table
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
     assert verify(run / "checkpoints" / "step-00000004") is None
     record = json.loads((run / "exit.json").read_text())
-    assert (record["outcome"], record["reason"]) == ("error", "user-error") and said in record["problem"]
+    assert (record["outcome"], record["reason"]) == ("error", "user-error") and message in record["problem"]
     complete(run)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_no_failure_of_pruning_ends_a_run(make_run: MakeRun, changed_train: Callable[[str], Path], ranks: int) -> None:
+def test_failure_of_pruning_does_not_end_a_run(
+    make_run: MakeRun, changed_train: Callable[[str], Path], ranks: int
+) -> None:
     run, broken = make_run(), "from training.checkpoints import writer; writer.prune_disk = lambda *_: 1 / 0"
     done = train(run, script=changed_train(broken), ranks=ranks)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

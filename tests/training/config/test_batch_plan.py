@@ -1,4 +1,4 @@
-"""Batch plan: steps, epochs, legal world sizes, and what is due when."""
+"""Batch plan: steps, epochs, possible world sizes, and the steps at which a run validates or saves."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from training.config.train_config import load_run
 
 
 def plan(folder: Path, world_size: int, **keys: Any) -> Plan:
-    """Return the plan of the tiny run with some other keys."""
+    """Return the plan of the tiny run with some keys changed."""
     run = load_run(write_run(folder, Path("x"), **keys), [])
     return make_plan(run.train, run.model.context_length, world_size)
 
 
 @pytest.mark.parametrize(("checkpoint", "validation"), [(3, 4), (4, 4), (6, 4), (7, 100), (1, 5)])
-def test_what_is_due_is_counted_without_walking_over_the_steps(checkpoint: int, validation: int) -> None:
+def test_steps_with_validations_and_checkpoints_are_counted(checkpoint: int, validation: int) -> None:
     for last in range(1, 30):
         for first in range(1, last + 1):
             saves = [step for step in range(first, last + 1) if step % checkpoint == 0 or step == last]
@@ -28,48 +28,48 @@ def test_what_is_due_is_counted_without_walking_over_the_steps(checkpoint: int, 
             assert count_due(first, last, checkpoint, validation) == len(validations)
 
 
-def test_every_world_size_up_to_the_number_of_micro_batches_is_legal(tmp_path: Path) -> None:
+def test_world_size_may_reach_the_number_of_micro_batches(tmp_path: Path) -> None:
     for size in range(1, 13):
         layout = plan(tmp_path / str(size), size, global_batch_size=24).layout
         assert (layout.microbatches, layout.data_parallel_size) == (12, size)
-    advice = "which world size 13 exceeds; start 12 ranks at most, or set microbatch_size to 1$"
+    advice = "which world size 13 exceeds; start at most 12 ranks, or set microbatch_size to 1$"
     with pytest.raises(BadInput, match=f"global_batch_size 24 is 12 micro-batches of 2, {advice}"):
         plan(tmp_path / "more", 13, global_batch_size=24)
-    with pytest.raises(BadInput, match=r"which world size 25 exceeds; start 12 ranks at most$"):
+    with pytest.raises(BadInput, match=r"which world size 25 exceeds; start at most 12 ranks$"):
         plan(tmp_path / "most", 25, global_batch_size=24)
 
 
-def test_ranks_that_share_layers_share_batches_and_divide_the_world_size(tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_share_batches(tmp_path: Path) -> None:
     assert plan(tmp_path / "r", 4, tensor_parallel=2).layout.data_parallel_size == 2
     with pytest.raises(BadInput, match=r"train\.json: tensor_parallel: got 2, wanted a divisor of world size 3$"):
         plan(tmp_path / "s", 3, tensor_parallel=2)
 
 
-def test_a_world_size_that_does_not_divide_is_refused_by_determinism_run_with_those_that_do(tmp_path: Path) -> None:
-    advice = "set it to elastic, or use a world size that does, the nearest: 1, 2, 3, 4, 6, 12$"
-    with pytest.raises(BadInput, match=f"5 does not divide, as determinism run wants; {advice}"):
+def test_determinism_run_names_the_world_sizes_that_divide(tmp_path: Path) -> None:
+    advice = "set determinism to elastic, or use a world size that does, such as 1, 2, 3, 4, 6, 12$"
+    with pytest.raises(BadInput, match=f"5 does not divide, although determinism run requires it; {advice}"):
         plan(tmp_path / "r", 5, global_batch_size=24, determinism="run")
 
 
-def test_legal_world_sizes_of_an_enormous_batch_are_those_nearby_and_found_at_once(tmp_path: Path) -> None:
+def test_an_enormous_batch_names_only_nearby_world_sizes(tmp_path: Path) -> None:
     keys = {"microbatch_size": 1, "global_batch_size": 735_134_400, "determinism": "run"}  # 1,344 divisors
-    with pytest.raises(BadInput, match=r"nearest: 26928, .*, 28600, 29120, .*, 31200$"):
+    with pytest.raises(BadInput, match=r"such as 26928, .*, 28600, 29120, .*, 31200$"):
         plan(tmp_path / "r", 1001 * 29, **keys)
 
 
-def test_more_steps_than_a_checkpoints_name_has_digits_for_are_refused(tmp_path: Path) -> None:
-    said = r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
-    with pytest.raises(BadInput, match=said):
+def test_steps_must_fit_into_a_checkpoints_name(tmp_path: Path) -> None:
+    message = r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
+    with pytest.raises(BadInput, match=message):
         plan(tmp_path / "r", 1, min_train_tokens=1 << 53, max_epochs=1 << 53)
 
 
-def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Path) -> None:
+def test_accumulation_must_match_the_global_batch(tmp_path: Path) -> None:
     assert plan(tmp_path / "r", 1, gradient_accumulation_steps=4).layout.accumulation == 4
-    with pytest.raises(BadInput, match="gradient_accumulation_steps: got 3, but global_batch_size 8 makes it 4"):
+    with pytest.raises(BadInput, match="gradient_accumulation_steps: got 3, but global_batch_size 8 requires 4"):
         plan(tmp_path / "s", 1, gradient_accumulation_steps=3)
 
 
-def test_microbatches_are_the_divisors_of_a_ranks_share() -> None:
+def test_micro_batch_sizes_divide_a_ranks_share() -> None:
     for ranks in (1, 2, 3):
         for batch in range(ranks, 60, ranks):
             sizes = [size for size in range(1, batch + 1) if batch % (size * ranks) == 0]
@@ -77,20 +77,21 @@ def test_microbatches_are_the_divisors_of_a_ranks_share() -> None:
             assert microbatch_sizes(batch, ranks, 5) == [size for size in sizes if size <= 5]
 
 
-def test_where_none_divides_microbatches_keep_the_ranks_busy() -> None:
-    assert microbatch_sizes(128, 6) == [1, 2, 4, 8]  # 97, 97, 89 and 89 % of their time; with 16 67 %
+def test_uneven_micro_batch_sizes_keep_ranks_busy() -> None:
+    # They use 97, 97, 89 and 89% of the ranks' time; 16 would use only 67%.
+    assert microbatch_sizes(128, 6) == [1, 2, 4, 8]
     assert microbatch_sizes(8, 3) == [1]
     assert microbatch_sizes(8, 3, 1) == [1]
     assert microbatch_sizes(2, 3) == []
 
 
-def test_the_load_of_uneven_ranks_is_told() -> None:
-    for ranks, said in (
+def test_unequal_load_of_ranks_is_reported() -> None:
+    for ranks, load in (
         (4, None),
-        (6, "2 at most, 67% of the ranks' time used; 4 ranks are as fast; microbatch_size 1 would use 89%"),
-        (3, "3 at most, 89% of the ranks' time used"),
+        (6, "at most 2 each, 67% of the ranks' time used; 4 ranks would be as fast; microbatch_size 1 would use 89%"),
+        (3, "at most 3 each, 89% of the ranks' time used"),
     ):
         layout = Layout(context_length=8, microbatch_size=2, microbatches=8, data_parallel_size=ranks)
-        assert describe_balance(layout) == ([] if said is None else [f"8 micro-batches on {ranks} ranks: {said}"])
+        assert describe_balance(layout) == ([] if load is None else [f"8 micro-batches on {ranks} ranks: {load}"])
         even = "micro-batch 2 x accumulation 2 x world size 4"
         assert factors(layout, 1) == (even if ranks == 4 else f"8 micro-batches of 2 on world size {ranks}")

@@ -1,4 +1,4 @@
-"""Keys of other programs: each leads to one of ours, or to the reason why there is none."""
+"""Keys of other programs: the error about each one names our key, or says why there is none."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ FOREIGN_KEYS = foreign_keys(KEY_ROWS)
 
 
 @pytest.mark.parametrize("key", FOREIGN_KEYS)
-def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: str) -> None:
-    assert not any(key in known for known in KEYS.values())
+def test_other_programs_keys_are_explained(tmp_path: Path, key: str) -> None:
+    assert not any(key in fields for fields in KEYS.values())
     ours = FOREIGN_KEYS[key].ours
     if ours:
         section, _, name = ours.partition(".")
@@ -24,11 +24,11 @@ def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: 
         directory = write_run(tmp_path / str(number), Path("x"), model, **train)
         with pytest.raises(BadInput, match=f"unknown key '{key}'; ") as raised:
             load_run(directory, [] if number else [f"{key}=1"])
-        assert (ours or "there is no such key").rpartition(".")[2] in str(raised.value)
+        assert (ours or "Lockstep has no such key").rpartition(".")[2] in str(raised.value)
 
 
 @pytest.mark.parametrize("batches", [2.5, True, None, "3", 10**400])
-def test_micro_batches_of_validation_are_counted(tmp_path: Path, batches: object) -> None:
+def test_invalid_validation_batches_are_refused(tmp_path: Path, batches: object) -> None:
     directory = write_run(tmp_path / "r", Path("x"), validation_batches=batches)
     values = json.loads((directory / "train.json").read_text())
     del values["validation_sequences"]

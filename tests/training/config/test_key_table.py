@@ -1,4 +1,4 @@
-"""The table of keys: the rows of the keys are its only source, and the tables of docs/ say the same."""
+"""The table of keys: the rows of the keys are its only source, and the tables in docs/ agree with them."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from training.config.key_table import explanation, key_table
 from training.config.train_config import KEY_ROWS, KEYS, load_run
 
 DATASET_KEYS = {key_of(field): field for field in attrs.fields(DatasetPart)}
-# Page and heading of each table, with the keys that it may have
+# Each table's page, its heading, and the keys that it may contain
 TABLES: list[tuple[str, str, Mapping[str, Any]]] = [
     ("architecture.md", "# Architecture options", KEYS["model"]),
     ("run-directory.md", "## model.json", KEYS["model"]),
@@ -32,9 +32,9 @@ TABLES: list[tuple[str, str, Mapping[str, Any]]] = [
 
 
 def documented_rows(page: str, heading: str) -> dict[str, str]:
-    """Return the rows of the table of keys below a heading, by key: the first three cells, without links and marks."""
-    below = (ROOT / "docs" / page).read_text().partition(f"{heading}\n")[2]
-    lines = re.findall(r"^\| `(\w+)` (\|[^|\n]*\|[^|\n]*\|)", re.split(r"\n#+ ", below)[0], re.MULTILINE)
+    """Return the rows of the key table below a heading, by key: default and meaning, without links and backticks."""
+    section = (ROOT / "docs" / page).read_text().partition(f"{heading}\n")[2]
+    lines = re.findall(r"^\| `(\w+)` (\|[^|\n]*\|[^|\n]*\|)", re.split(r"\n#+ ", section)[0], re.MULTILINE)
     return {key: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cells).replace("`", "") for key, cells in lines}
 
 
@@ -44,14 +44,14 @@ def row_to_document(field: "attrs.Attribute[Any]") -> str:
 
 
 @pytest.mark.parametrize(("page", "heading", "keys"), TABLES, ids=lambda value: str(value)[:30])
-def test_tables_of_docs_say_what_the_rows_say(page: str, heading: str, keys: Mapping[str, Any]) -> None:
+def test_docs_tables_match_the_key_rows(page: str, heading: str, keys: Mapping[str, Any]) -> None:
     rows = documented_rows(page, heading)
     assert rows, f"docs/{page}: no table of keys below {heading!r}"
     unknown = sorted(rows.keys() - keys.keys())
-    assert not unknown, f"docs/{page}, {heading!r}: {unknown} are no keys: delete their rows"
+    assert not unknown, f"docs/{page}, {heading!r}: {unknown} are not keys; delete their rows"
     for key, cells in rows.items():
         row = row_to_document(keys[key])
-        assert cells == row, f"docs/{page}, {heading!r}: paste this, and add links and backticks:\n| `{key}` {row}"
+        assert cells == row, f"docs/{page}, {heading!r}: paste this, then add links and backticks:\n| `{key}` {row}"
 
 
 def test_each_key_has_one_row_in_docs() -> None:
@@ -62,23 +62,22 @@ def test_each_key_has_one_row_in_docs() -> None:
     assert documented_rows(*TABLES[3][:2]).keys() == DATASET_KEYS.keys()
 
 
-def test_each_key_has_a_row_with_a_meaning() -> None:
+def test_each_key_has_a_meaning() -> None:
     for field in (KEYS["model"] | KEYS["train"]).values():
         row = field.metadata[KeyRow]
         assert row.meaning.strip() == row.meaning and not re.search(r"[`|]|\]\(", row.meaning), field.name
 
 
-def test_train_py_prints_every_key_with_its_meaning_in_80_columns() -> None:
+def test_keys_option_prints_every_key_in_80_columns() -> None:
     printed = execute(sys.executable, "train.py", "--keys").stdout
     assert printed == f"{key_table()}\n"
     assert max(map(len, printed.splitlines())) <= 80
     text = " ".join(printed.split())
     for key, field in (KEYS["model"] | KEYS["train"] | DATASET_KEYS).items():
-        assert f"{key} {explanation(field)}; {row_of(field).wanted}" in text
-    assert (
-        "clipping_max_norm gradient clipping: the largest global L2 norm; null: no clipping; recommended: 1.0;" in text
-    )
-    assert "older name: minibatch_size; an integer of at least 1, at most 1,048,576 (required)" in text
+        assert f"{key} {explanation(field)}; accepts {row_of(field).accepted_values}" in text
+    clipping = "gradient clipping: largest global L2 norm of the gradient; null: no clipping; recommended: 1.0;"
+    assert f"clipping_max_norm {clipping}" in text
+    assert "older name: minibatch_size; accepts an integer of at least 1, at most 1,048,576 (required)" in text
 
 
 @attrs.frozen(kw_only=True)
@@ -100,14 +99,14 @@ class MadeUpOptions:
         meaning="steps of an invention",
         recommended=9,
         names="invented_steps",
-        older=OlderSpelling("made_up_batches", lambda value, others: value * others["microbatch_size"]),
+        older=OlderSpelling("made_up_batches", lambda value, file_values: value * file_values["microbatch_size"]),
         similar={"in epochs": "invented_epochs"},
     )
 
 
 @pytest.fixture
 def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a key to each table, only by its row."""
+    """Add a key to each file by adding only its row."""
     for section, options in (("model", MadeUpModel), ("train", MadeUpOptions)):
         for key, field in attrs.fields_dict(options).items():
             monkeypatch.setitem(KEYS[section], key, field)
@@ -115,21 +114,22 @@ def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("new_keys")
-def test_a_new_row_is_all_that_the_table_of_keys_needs() -> None:
+def test_a_new_row_appears_in_the_table_of_keys() -> None:
     text = " ".join(key_table().split())
-    assert "parallel_block attention and MLP read the same input; true or false (default: false)" in text
-    wanted = "older name: made_up_batches; an integer of at least 1, at most 2^53 (default: 7)"
-    assert f"made_up_steps steps of an invention; recommended: 9; {wanted}" in text
+    assert "parallel_block attention and MLP read the same input; accepts true or false (default: false)" in text
+    ending = "older name: made_up_batches; accepts an integer of at least 1, at most 2^53 (default: 7)"
+    assert f"made_up_steps steps of an invention; recommended: 9; {ending}" in text
 
 
 @pytest.mark.usefixtures("new_keys")
-def test_a_new_row_explains_the_names_of_other_programs(tmp_path: Any) -> None:
+def test_a_new_row_explains_other_programs_names(tmp_path: Any) -> None:
     table = foreign_keys(KEY_ROWS)
     assert table["invented_steps"] == ("train.made_up_steps", "")
     assert table["invented_epochs"] == ("train.made_up_steps", "in epochs")
     assert table["use_parallel_residual"] == table["parallel_residual"] == ("model.parallel_block", "")
     run = write_run(tmp_path / "r", ROOT, invented_epochs=1)
-    with pytest.raises(BadInput, match=r"unknown key 'invented_epochs'; here it is train.made_up_steps, in epochs"):
+    message = r"unknown key 'invented_epochs'; the corresponding key is train.made_up_steps, in epochs"
+    with pytest.raises(BadInput, match=message):
         load_run(run, [])
     train = {"made_up_batches": 2, "microbatch_size": 4}
     [notice] = translate({}, train, KEY_ROWS["train"], {"train": run / "train.json", "model": run / "model.json"})
@@ -137,7 +137,7 @@ def test_a_new_row_explains_the_names_of_other_programs(tmp_path: Any) -> None:
     assert notice == f"{run}/train.json: made_up_batches 2 is read as made_up_steps 8"
 
 
-def test_a_field_without_a_row_does_not_break_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_allows_fields_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     @attrs.frozen
     class Plain:
         plain: int = 3
@@ -146,10 +146,10 @@ def test_a_field_without_a_row_does_not_break_the_table(monkeypatch: pytest.Monk
     assert re.search(r"^  plain +its field has no row", key_table(), re.MULTILINE)
 
 
-def test_docs_name_every_older_name_and_the_recommended_keys() -> None:
+def test_docs_name_older_names_and_recommended_keys() -> None:
     page = " ".join((ROOT / "docs" / "run-directory.md").read_text().split())
     rows = KEY_ROWS["train"].values()
     assert all(f"`{row.older.name}`" in page for row in rows if row.older is not None)
     assert train_config.GOOD_RECIPE == {"shuffle": True, "schedule_learning_rate": True, "clipping_max_norm": 1.0}
-    note = page.partition("A NOTE names ")[2].partition(" where they are left out")[0]
+    note = page.partition("A NOTE names ")[2].partition(" if you leave them out")[0]
     assert {*re.findall(r"`(\w+)`", note)} == {*train_config.GOOD_RECIPE}

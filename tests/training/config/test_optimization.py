@@ -1,4 +1,4 @@
-"""Learning rates of train.json: the schedule each setting asks for, in numbers and in words."""
+"""Learning rates of train.json: the schedule of each setting, in numbers and as a description."""
 
 from pathlib import Path
 from typing import Any
@@ -22,43 +22,48 @@ def test_percentages_of_steps_are_exact(steps: int) -> None:
 
 WARM_UP, TO_ZERO = {"warmup_period_percent": 5}, {"final_learning_rate_percent": 0}
 STABLE = "warmup_stable_decay"
-LATER = {"decay_period_percent": 70, "final_learning_rate_percent": 5}
+LONG_DECAY = {"decay_period_percent": 70, "final_learning_rate_percent": 5}
 
 
 @pytest.mark.parametrize(
-    ("scheduled", "keys", "last", "words"),
+    ("scheduled", "keys", "last_rate", "description"),
     [
         (False, {}, 0.01, "constant learning rate 0.01"),
         ("constant", {}, 0.01, "constant learning rate 0.01"),
         (True, WARM_UP, 0.001, "50 steps of warm-up to 0.01, cosine decay to 0.001 at step 1,000"),
         ("cosine", TO_ZERO, 0, "0 steps of warm-up to 0.01, cosine decay to 0 at step 1,000"),
         ("linear", WARM_UP, 0, "50 steps of warm-up to 0.01, linear decay to 0 at step 1,000"),
-        (STABLE, WARM_UP, 0, "50 steps of warm-up to 0.01, 750 at it, 200 of linear decay to 0 at step 1,000"),
-        (STABLE, LATER, 5e-4, "0 steps of warm-up to 0.01, 300 at it, 700 of linear decay to 0.0005 at step 1,000"),
+        (STABLE, WARM_UP, 0, "50 steps of warm-up to 0.01, 750 at the peak, 200 of linear decay to 0 at step 1,000"),
+        (
+            STABLE,
+            LONG_DECAY,
+            5e-4,
+            "0 steps of warm-up to 0.01, 300 at the peak, 700 of linear decay to 0.0005 at step 1,000",
+        ),
     ],
 )
-def test_each_schedule_in_numbers_and_in_words(
-    scheduled: bool | str, keys: dict[str, Any], last: float, words: str
+def test_schedule_has_its_last_rate_and_description(
+    scheduled: bool | str, keys: dict[str, Any], last_rate: float, description: str
 ) -> None:
     schedule = make_schedule(OptimizationOptions(learning_rate=0.01, schedule_learning_rate=scheduled, **keys), 1000)
-    assert learning_rate(schedule, 999) == pytest.approx(last, abs=1e-17)
-    assert describe_schedule(schedule) == words
+    assert learning_rate(schedule, 999) == pytest.approx(last_rate, abs=1e-17)
+    assert describe_schedule(schedule) == description
 
 
-def test_rates_by_group_are_listed_beside_the_schedule(tmp_path: Path) -> None:
+def test_learning_rates_by_group_are_described(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"matrix_learning_rate": 0.02, "vector_learning_rate": 0.3}
     run = load_run(write_run(tmp_path / "r", Path("x"), **keys), [])
     lines = describe(run.model, run.train, make_plan(run.train, run.model.context_length, 1))
-    assert "rates        matrix 0.02, vector 0.3, all else 0.01; one schedule" in lines
+    assert "rates        matrix 0.02, vector 0.3, all others 0.01; on the same schedule" in lines
     assert describe_group_rates(OptimizationOptions()) is None
 
 
-def test_an_optimizer_is_described_with_its_own_settings() -> None:
+def test_optimizer_is_described_with_its_settings() -> None:
     muon = {"optimizer": "muon", "muon_split_qkv": True, "muon_momentum_warmup_steps": 300}
     for keys, settings in (
         ({}, ""),
         ({"optimizer": "muon"}, "; momentum 0.95"),
-        (muon, "; queries, keys and values apart; momentum 0.85 to 0.95 in 300 steps"),
+        (muon, "; queries, keys and values separately; momentum 0.85 to 0.95 over 300 steps"),
     ):
         options = OptimizationOptions(**keys)
         assert describe_optimizer(options) == OPTIMIZERS[options.optimizer] + settings

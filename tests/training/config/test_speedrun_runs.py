@@ -1,4 +1,4 @@
-"""Run directories of the speedrun recipe: one recipe, the record's steps, and the classes they are exported as."""
+"""Run directories of the speedrun: all have one recipe, the record's steps, and a class to be exported as."""
 
 import attrs
 import pytest
@@ -22,31 +22,34 @@ RUNS = {
 }
 
 
-def shipped(name: str) -> Run:
+def load_shipped_run(name: str) -> Run:
     return load_run(ROOT / "runs" / name, [])
 
 
 @pytest.mark.parametrize(("name", "world_size", "gpu", "stock"), [(name, *facts) for name, facts in RUNS.items()])
-def test_the_recipe_is_the_record_s_and_fits_each_machine(name: str, world_size: int, gpu: str, stock: str) -> None:
-    run, reference = shipped(name), shipped("speedrun-8xh100")
-    of_recipe = [
-        {key: value for key, value in each.train.flat().items() if key not in PLUMBING_KEYS}
-        for each in (run, reference)
-    ]
-    assert of_recipe[0] == of_recipe[1]
-    network, other = attrs.asdict(run.model), attrs.asdict(reference.model)
-    assert {key for key in network if network[key] != other[key]} == (MLP if "qwen3" in name else set())
+def test_speedruns_follow_the_record_and_fit_their_gpus(name: str, world_size: int, gpu: str, stock: str) -> None:
+    run, reference = load_shipped_run(name), load_shipped_run("speedrun-8xh100")
+    recipe, reference_recipe = (
+        {key: value for key, value in config.train.flat().items() if key not in PLUMBING_KEYS}
+        for config in (run, reference)
+    )
+    assert recipe == reference_recipe
+    network, reference_network = attrs.asdict(run.model), attrs.asdict(reference.model)
+    changed_keys = {key for key in network if network[key] != reference_network[key]}
+    assert changed_keys == (MLP if "qwen3" in name else set())
     assert stock_class(run.model).name == stock
     predicted = MemoryModel.of(run.model, run.train, world_size).predict(run.train.batch.microbatch_size)
     assert predicted.total < gpu_bytes(known_gpus()[gpu])
-    plan = make_plan(run.train, run.model.context_length, world_size)  # steps and decay are those of the record
+    plan = make_plan(run.train, run.model.context_length, world_size)
+    # Steps and decay equal the record's.
     assert (plan.steps, plan.tokens_per_step) == (4578, 524_288)
     assert (plan.schedule.warmup_steps, plan.schedule.decay_steps, plan.schedule.final_fraction) == (0, 1308, 0.0)
     assert plan.validation_sequences * run.model.context_length == 10_485_760  # fineweb-val-10m
 
 
-def test_the_plan_of_the_recipe_shows_the_record_s_own_speed_as_another_trainer_s() -> None:
+def test_plan_shows_the_speed_of_the_records_trainer() -> None:
     machine = read_machines(MACHINES, ["8xh100-80gb"]).machines[0]
-    _, first = throughputs(shipped("speedrun-8xh100").model, machine)  # the estimate is 12 % below
-    assert (first.tokens_per_second, first.trainer) == (3_695_552, "KellerJordan/modded-nanogpt")
-    assert [each.kind for each in throughputs(shipped("speedrun-qwen3-8xh100").model, machine)] == ["estimate"]
+    _, record = throughputs(load_shipped_run("speedrun-8xh100").model, machine)  # the estimate is 12% lower
+    assert (record.tokens_per_second, record.trainer) == (3_695_552, "KellerJordan/modded-nanogpt")
+    qwen3_throughputs = throughputs(load_shipped_run("speedrun-qwen3-8xh100").model, machine)
+    assert [throughput.kind for throughput in qwen3_throughputs] == ["estimate"]

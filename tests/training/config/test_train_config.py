@@ -1,4 +1,4 @@
-"""Run directories: ours and the public ones load; anything wrong is named by file and key."""
+"""Run directories: ours and gpjt's load, and an error names the file and the key of whatever is wrong."""
 
 import json
 import re
@@ -25,7 +25,7 @@ GPT2_124M = {
     "drop_rate": 0.1,
     "qkv_bias": False,
 }
-# Keys and values as they stand in public run directories of gpjt/ddp-base-model-from-scratch.
+# Keys and values of public run directories of gpjt/ddp-base-model-from-scratch
 PUBLIC = {
     "dataset": "gpjt/fineweb-gpt2-tokens",
     "min_train_tokens": 3260190720,
@@ -53,17 +53,17 @@ def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) ->
 )
 def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
-    [note] = run.notices  # of the keys that are not there, and of no other
+    [note] = run.notices  # it names the recommended keys that are missing, and no other key
     assert [key for key in GOOD_RECIPE if f'"{key}": ' in str(note)] == [key for key in GOOD_RECIPE if key not in extra]
     accumulation = extra.get("gradient_accumulation_steps", 1)
     plan = make_plan(run.train, run.model.context_length, 8)
     assert plan.layout.global_batch_size == 12 * accumulation * 8
     assert plan.train_tokens >= 3260190720
-    assert "no global_batch_size in train.json" in "\n".join(describe(run.model, run.train, plan))
+    assert "train.json has no global_batch_size" in "\n".join(describe(run.model, run.train, plan))
 
 
 @pytest.mark.parametrize(
-    ("extra", "override", "wanted", "notice"),
+    ("extra", "override", "expected_values", "notice"),
     [
         ({"on_spike": "skip"}, "log_interval=1", {"log_interval": 1}, "train.json: on_spike is ignored: "),
         ({"use_amp": False}, "log_interval=1", {"precision": "fp32"}, "use_amp false is read as precision fp32"),
@@ -78,23 +78,23 @@ def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, 
             {"precision": "bf16", "use_amp": False},
             "log_interval=1",
             {"precision": "bf16"},
-            "is ignored next to precision bf16",
+            "is ignored, because the file has precision bf16",
         ),
         ({"validation_batches": 3}, "validation_sequences=5", {"validation_sequences": 5}, ""),
     ],
 )
-def test_older_spellings_are_translated_and_said_and_set_replaces_either(
-    tmp_path: Path, extra: dict[str, Any], override: str, wanted: dict[str, Any], notice: str
+def test_older_spellings_are_translated_with_a_notice(
+    tmp_path: Path, extra: dict[str, Any], override: str, expected_values: dict[str, Any], notice: str
 ) -> None:
-    others = {key: value for key, value in PUBLIC.items() if key != "microbatch_size"}
-    train = GOOD_RECIPE | others | ({} if "minibatch_size" in extra else {"microbatch_size": 4}) | extra
+    public_values = {key: value for key, value in PUBLIC.items() if key != "microbatch_size"}
+    train = GOOD_RECIPE | public_values | ({} if "minibatch_size" in extra else {"microbatch_size": 4}) | extra
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, train), [override])
-    assert run.train.flat() | wanted == run.train.flat()
+    assert run.train.flat() | expected_values == run.train.flat()
     assert [notice in str(line) for line in run.notices] == [True] * (notice != "")
 
 
 @pytest.mark.parametrize("name", ["1xrtx3090", "1xh100", "8xa100", "8xa100m80", "8xh100", "8xb200"])
-def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: str) -> None:
+def test_shipped_runs_share_model_and_batches(name: str) -> None:
     run = load_run(ROOT / "runs" / name, [])
     reference = load_run(ROOT / "runs" / "8xa100", [])
     assert (run.model, run.train) == (reference.model, reference.train)
@@ -110,7 +110,10 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"warmup_step": 3}, "train.json: unknown key 'warmup_step'; here it is train.warmup_period_percent, in per"),
+        (
+            {"warmup_step": 3},
+            "train.json: unknown key 'warmup_step'; the corresponding key is train.warmup_period_percent, in percent",
+        ),
         ({"learning_rates": 1}, "train.json: unknown key 'learning_rates'; did you mean 'learning_rate'?"),
         ({"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
         ({"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
@@ -125,7 +128,7 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"decay_period_percent": 0}, "decay_period_percent: got 0, wanted a number above 0 up to 100"),
         (
             {"schedule_learning_rate": "warmup_stable_decay", "decay_period_percent": 80},
-            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent takes 25 of the 100",
+            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent already takes 25 of the 100",
         ),
         (
             {"schedule_learning_rate": False, "final_learning_rate_percent": 5},
@@ -133,7 +136,10 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ),
         ({"head_learning_rate": 0.01}, "head_learning_rate: got 0.01, wanted null, because tie_weights is true: th"),
         ({"vector_learning_rate": 0}, "vector_learning_rate: got 0, wanted a number above 0"),
-        ({"lr_scheduler_type": "linear"}, "unknown key 'lr_scheduler_type'; here it is train.schedule_learning_rate"),
+        (
+            {"lr_scheduler_type": "linear"},
+            "unknown key 'lr_scheduler_type'; the corresponding key is train.schedule_learning_rate, with the values",
+        ),
         ({"muon_momentum_warmup_steps": 300}, "muon_momentum_warmup_steps: got 300, wanted 0, because optimizer is"),
         ({"optimizer": "muon", "muon_first_momentum": 0.8}, "muon_first_momentum: got 0.8, wanted null, or muon_mom"),
         ({"optimizer": "muon", "muon_momentum": 1}, "muon_momentum: got 1, wanted a number from 0 up to 0.99999"),
@@ -143,11 +149,11 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"minibatch_size": "a" * 5000}, "minibatch_size: got 'aaa"),
         (
             {"minibatch_size": 3},
-            "minibatch_size: got 3, wanted the value of microbatch_size, whose old name it is; keep",
+            "minibatch_size: got 3, wanted the value of microbatch_size, because it is the old name of that key; rem",
         ),
         (
             {"validation_batches": 3, "validation_sequences": 6},
-            "validation_batches: got 3 and validation_sequences, wh",
+            "validation_batches: got 3, but validation_sequences sets the same; remove validation_batches",
         ),
         ({"use_amp": "no"}, "train.json: use_amp: got 'no', wanted true or false"),
         ({f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
@@ -155,7 +161,10 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"random_seed": 10**30}, "random_seed: got 1000"),
         ({"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
         ({"shuffle": 1}, "shuffle: got 1, wanted true or false"),
-        ({"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
+        (
+            {"shuffle": True, "era_tokens": 1},
+            "era_tokens: got 1, wanted at least context_length, 32, and preferably thousands of times more: windows",
+        ),
         ({"era_tokens": 1000}, "era_tokens: got 1000, wanted null, or shuffle true"),
         ({"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
         ({"hidden_size": 2}, "train.json: unknown key 'hidden_size'; did you mean 'emb_dim' of model.json?"),
@@ -164,13 +173,16 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"model.n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
         ({"model.emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
         ({"tensor_parallel": 2, "tensor_shards": 3}, "tensor_shards: got 3, wanted a multiple of tensor_parallel, 2"),
-        ({"tensor_shards": 2, "compile": "model"}, 'compile: got "model" with 2 tensor shards, wanted true: they exc'),
+        (
+            {"tensor_shards": 2, "compile": "model"},
+            'compile: got "model" with 2 tensor shards, wanted true: shards exchange activations between compiled',
+        ),
         ({"tensor_shards": 4}, "train.json: tensor_shards: got 4, wanted 1 or 2, for equal parts of n_heads 2"),
         ({"tensor_parallel": 4}, "train.json: tensor_parallel: got 4, wanted 1 or 2, for equal parts of n_heads 2"),
-        ({"model.moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
+        ({"model.moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not supported; Lockstep"),
     ],
 )
-def test_wrong_values_are_one_line_with_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_wrong_values_name_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     values = {"model": dict(TINY_MODEL), "train": {"dataset": "x"} | TINY_TRAIN}
     for key, value in change.items():
         values["model" if key.startswith("model.") else "train"][key.removeprefix("model.")] = value
@@ -182,7 +194,7 @@ def test_wrong_values_are_one_line_with_file_and_key(tmp_path: Path, change: dic
     assert len(lines) <= 6 and max(map(len, lines)) < 1200
 
 
-def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
+def test_missing_files_and_broken_json_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such run directory"):
         load_run(tmp_path / "absent", [])
     run = run_directory(tmp_path / "r", TINY_MODEL, TINY_TRAIN)
@@ -199,7 +211,7 @@ def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
         load_run(run, [])
 
 
-def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
+def test_set_replaces_values_of_both_files(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "n_layers=3", "dataset=a/b"])
     assert (run.train.optimization.learning_rate, run.train.execution.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
@@ -216,18 +228,18 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
         (("microbatch_size=2", "dataset=x", "minibatch_size=2"), "minibatch_size"),
     ],
 )
-def test_set_takes_a_key_once(tmp_path: Path, overrides: tuple[str, ...], key: str) -> None:
+def test_set_accepts_each_key_once(tmp_path: Path, overrides: tuple[str, ...], key: str) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     line = f"--set: got '{overrides[0]}' and '{overrides[-1]}', wanted one value for {key}; give it once"
     with pytest.raises(BadInput, match=re.escape(line)):
         load_run(directory, overrides)
 
 
-def test_all_problems_of_both_files_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_both_files_are_reported(tmp_path: Path) -> None:
     train = {"dataset": "", "lr": 1, "max_epochs": 0} | {key: TINY_TRAIN[key] for key in ("learning_rate",)}
     with pytest.raises(BadInput) as raised:
         load_run(run_directory(tmp_path / "r", TINY_MODEL | {"n_heads": 0}, train), ["warmup_period_percent=200"])
-    told = [problem.removeprefix(f"{tmp_path}/r/") for problem in raised.value.lines]
+    lines = [line.removeprefix(f"{tmp_path}/r/") for line in raised.value.lines]
     for start in (
         "train.json: unknown key 'lr'; did you mean 'learning_rate'",
         "model.json: n_heads: got 0",
@@ -236,36 +248,36 @@ def test_all_problems_of_both_files_are_told_at_once(tmp_path: Path) -> None:
         "train.json: max_epochs: got 0",
         "--set: warmup_period_percent: got 200",
     ):
-        assert told.pop(0).startswith(start)
-    assert told == []
+        assert lines.pop(0).startswith(start)
+    assert lines == []
     with pytest.raises(BadInput, match=r"--set: era_tokens: .*\n.*emb_dim: got 32, wanted a multiple of n_heads, 5"):
         load_run(write_run(tmp_path / "s", Path("x"), model=TINY_MODEL | {"n_heads": 5}), ["era_tokens=1000"])
 
 
-def test_no_key_is_one_of_both_files() -> None:
+def test_no_key_belongs_to_both_files() -> None:
     for section, keys in KEYS.items():
         assert all(resolve_key(key) == resolve_key(f"{section}.{key}") == (section, key) for key in keys)
 
 
-def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
+def test_wrong_overrides_are_blamed_on_set(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0 up to 1e\+30$"):
         load_run(directory, ["learning_rate=fast"])
     with pytest.raises(BadInput, match=r"^--set: era_tokens: got 1000, wanted null, or shuffle true"):
         load_run(directory, ["era_tokens=1000"])
-    for override, meant in (
+    for override, message in (
         ("train.lr=1", "'lr'; did you mean --set train.learning_rate=1?"),
         ("train.context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
         ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
-        ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
+        ("batch_size=8", "'batch_size'; the corresponding key is train.microbatch_size, the sequences per forward"),
         ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
     ):
         with pytest.raises(BadInput) as raised:
             load_run(directory, [override])
-        assert str(raised.value).startswith(f"--set: unknown key {meant}"), str(raised.value)
+        assert str(raised.value).startswith(f"--set: unknown key {message}"), str(raised.value)
 
 
-def test_keys_are_flat_in_records_and_in_groups_here() -> None:
+def test_train_config_converts_to_flat_keys_and_back() -> None:
     train = load_run(ROOT / "runs" / "8xa100", []).train
     flat = train.flat()
     assert list(flat) == list(KEYS["train"])
@@ -275,16 +287,17 @@ def test_keys_are_flat_in_records_and_in_groups_here() -> None:
         train.replace(loss_chunk=4)
 
 
-ODD = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, True, None, "x", [], {}, 1e308, 5e-324, 10**400, 2**53, float("nan"))
+UNUSUAL_VALUES = (
+    *(0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, True, None, "x", [], {}),
+    *(1e308, 5e-324, 10**400, 2**53, float("nan")),
+)
 
 
 @pytest.mark.parametrize(("section", "key"), [(section, key) for section, keys in KEYS.items() for key in keys])
-def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
-    tmp_path: Path, section: str, key: str
-) -> None:
+def test_unusual_values_are_refused_or_normalized(tmp_path: Path, section: str, key: str) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     kind = KEYS[section][key].type
-    for value in ODD:
+    for value in UNUSUAL_VALUES:
         try:
             run = load_run(directory, [f"{section}.{key}={json.dumps(value)}"])
             make_plan(run.train, run.model.context_length, 1)
@@ -292,13 +305,13 @@ def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
             assert key in str(error), value
             continue
         sections = {"model": attrs.asdict(run.model), "train": run.train.flat()}
-        read = sections[section][key]
-        assert key == "dataset" or type(read) in (get_args(kind) if isinstance(kind, UnionType) else (kind,)), value
+        parsed = sections[section][key]
+        assert key == "dataset" or type(parsed) in (get_args(kind) if isinstance(kind, UnionType) else (kind,)), value
         assert json.dumps(one_form(section, sections[section])) == json.dumps(sections[section]), value
 
 
 @pytest.mark.parametrize(
-    ("section", "one", "other"),
+    ("section", "spelling", "equivalent"),
     [
         ("model", {"logit_softcap": 15}, {"logit_softcap": 15.0}),
         ("model", {"mlp_width": 128, "n_kv_heads": 2}, {}),
@@ -312,9 +325,9 @@ def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
         ),
     ],
 )
-def test_two_spellings_of_one_value_have_one_form(section: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_equivalent_values_have_one_form(section: str, spelling: dict[str, Any], equivalent: dict[str, Any]) -> None:
     base = TINY_MODEL if section == "model" else {"dataset": "x"} | TINY_TRAIN
-    assert json.dumps(one_form(section, base | one)) == json.dumps(one_form(section, base | other))
+    assert json.dumps(one_form(section, base | spelling)) == json.dumps(one_form(section, base | equivalent))
 
 
 CONTRADICTIONS = [
@@ -333,7 +346,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("overrides", "message"), CONTRADICTIONS)
-def test_an_error_names_the_place_set_last(make_run: MakeRun, overrides: list[str], message: str | None) -> None:
+def test_contradictions_name_the_last_change(make_run: MakeRun, overrides: list[str], message: str | None) -> None:
     run = make_run(patience=5)
     if message is None:
         load_run(run, overrides)
@@ -343,7 +356,7 @@ def test_an_error_names_the_place_set_last(make_run: MakeRun, overrides: list[st
     assert message.format(file=run / "train.json") in str(error.value)
 
 
-def test_a_world_size_error_names_the_option(make_run: MakeRun) -> None:
+def test_world_size_errors_name_the_option(make_run: MakeRun) -> None:
     train = load_run(make_run(), ["microbatch_size=4"]).train
     with pytest.raises(
         BadInput, match=r"^--set microbatch_size: .*/train.json: global_batch_size 8 is 2 micro-batches"

@@ -1,4 +1,4 @@
-"""Runs whose objective are answers: the loss is the mean over the tokens that count, and other data are refused."""
+"""Runs with the objective "answers": the loss is the mean over the tokens that count, and other data are refused."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ CONTEXT = 32
 
 
 def mean_loss(network: GPT, stream: TokenStream, rows: range) -> float:
-    """Return the mean loss of the tokens that count in rows of a stream, in fp64 and one piece."""
+    """Return the mean loss of the tokens that count in rows of a stream, computed in fp64 and in a single batch."""
     first, count = rows.start * CONTEXT, len(rows) * CONTEXT
     tokens = torch.from_numpy(stream.read(first, count + 1).astype(np.int64))
     weights = np.empty(count, np.uint8)
@@ -36,22 +36,22 @@ def mean_loss(network: GPT, stream: TokenStream, rows: range) -> float:
     return losses.mean().item()
 
 
-def test_losses_are_means_over_the_tokens_that_count_whatever_the_micro_batch(make_run: MakeRun, answers: Path) -> None:
+def test_losses_are_means_over_weighted_tokens(make_run: MakeRun, answers: Path) -> None:
     keys = {"dataset": str(answers), "objective": "answers"}
-    run, one = make_run(**keys), make_run("one", **keys, microbatch_size=1)
-    for each in (run, one):
-        complete(each, "--max-steps", "2")
+    run, single = make_run(**keys), make_run("one", **keys, microbatch_size=1)
+    for trained_run in (run, single):
+        complete(trained_run, "--max-steps", "2")
     config = load_run(run, ())
     network = GPT(ModelConfig(**attrs.asdict(config.model)))
     initialize(network, config.train.random_seed)
     network.double()
     with torch.no_grad():
-        wanted = mean_loss(network, open_split(answers, "train"), range(8))
-        validated = mean_loss(network, open_split(answers, "validation"), range(10))
-    for each in (run, one):
-        assert metrics(each, "train_loss")[1] == pytest.approx(wanted, rel=1e-6)
-        assert metrics(each, "validation_loss")[0] == pytest.approx(validated, rel=1e-6)
-    assert metrics(run, "train_loss")[2] == pytest.approx(metrics(one, "train_loss")[2], rel=1e-5)
+        expected_loss = mean_loss(network, open_split(answers, "train"), range(8))
+        expected_validation = mean_loss(network, open_split(answers, "validation"), range(10))
+    for trained_run in (run, single):
+        assert metrics(trained_run, "train_loss")[1] == pytest.approx(expected_loss, rel=1e-6)
+        assert metrics(trained_run, "validation_loss")[0] == pytest.approx(expected_validation, rel=1e-6)
+    assert metrics(run, "train_loss")[2] == pytest.approx(metrics(single, "train_loss")[2], rel=1e-5)
 
 
 def reading_of(stream: TokenStream, ranks: int) -> Reading:
@@ -62,29 +62,29 @@ def reading_of(stream: TokenStream, ranks: int) -> Reading:
     )
 
 
-def test_each_rank_knows_the_weight_of_the_whole_step_and_one_without_any_divides_by_no_zero(tmp_path: Path) -> None:
+def test_ranks_know_the_weight_of_the_step(tmp_path: Path) -> None:
     tokens = np.arange(97, dtype=np.uint16)
     write_weighted(tmp_path / "train.safetensors", tokens, tokens % 5 == 1, 4)
     write_weighted(tmp_path / "test.safetensors", tokens, np.zeros(97), 4)
     stream, silent = open_split(tmp_path, "train"), open_split(tmp_path, "test")
     alone = list(micro_batches(reading_of(stream, 1), 0, range(2)))
     for step in range(2):
-        of_step = alone[6 * step : 6 * step + 6]
-        weights = torch.stack([batch.weights for batch in of_step if batch.weights is not None])
-        assert {batch.mean_weight for batch in of_step} == {weights.double().mean().item()}
-        assert torch.equal(weights, torch.stack([batch.targets % 5 == 1 for batch in of_step]).float())
+        step_batches = alone[6 * step : 6 * step + 6]
+        weights = torch.stack([batch.weights for batch in step_batches if batch.weights is not None])
+        assert {batch.mean_weight for batch in step_batches} == {weights.double().mean().item()}
+        assert torch.equal(weights, torch.stack([batch.targets % 5 == 1 for batch in step_batches]).float())
     for rank in range(2):
-        own = [batch for step in range(2) for batch in alone[6 * step + 3 * rank :][:3]]
-        for batch, other in zip(micro_batches(reading_of(stream, 2), rank, range(2)), own, strict=True):
-            assert batch.mean_weight == other.mean_weight
-            assert batch.weights is not None and other.weights is not None
-            assert torch.equal(batch.weights, other.weights)
+        expected_batches = [batch for step in range(2) for batch in alone[6 * step + 3 * rank :][:3]]
+        for batch, expected in zip(micro_batches(reading_of(stream, 2), rank, range(2)), expected_batches, strict=True):
+            assert batch.mean_weight == expected.mean_weight
+            assert batch.weights is not None and expected.weights is not None
+            assert torch.equal(batch.weights, expected.weights)
     for batch in micro_batches(reading_of(silent, 1), 0, range(1)):
         assert batch.mean_weight == 1.0
         assert batch.weights is not None and not batch.weights.any()
 
 
-def test_a_run_goes_on_over_steps_of_which_no_token_counts(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_continue_after_steps_without_weight(make_run: MakeRun, tmp_path: Path) -> None:
     tokens, weights = np.arange(CONTEXT * 64 + 1, dtype=np.uint16) % 257, np.zeros(CONTEXT * 64 + 1)
     weights[: 16 * CONTEXT] = 1
     for split in ("train", "validation"):
@@ -95,29 +95,29 @@ def test_a_run_goes_on_over_steps_of_which_no_token_counts(make_run: MakeRun, tm
     assert [losses[step] for step in range(3, 9)] == [0.0] * 6 and all(map(math.isfinite, losses.values()))
     assert metrics(run, "grad_norm")[8] == 0.0
     nothing = make_run("nothing", dataset=str(tmp_path), objective="answers", start_val_token=32 * CONTEXT)
-    assert "no token of 10 sequences counts; hold out more" in one_line(train(nothing))
+    assert "no token of the 10 validation sequences belongs to an answer" in one_line(train(nothing))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objective": "text"}, r'train\.json: objective: got "text", wanted "answers": .* has conversations'),
     ({"dataset": None}, r'train\.json: objective: got "answers", wanted "text": no conversations in '),
-    ({"model": {"context_length": 16}}, r"model\.json: context_length: got 16, wanted 32, that of the rows"),
+    ({"model": {"context_length": 16}}, r"model\.json: context_length: got 16, wanted 32, the length of the rows"),
     ({"start_train_token": 33}, r"train\.json: start_train_token: got 33, wanted a multiple of 32"),
     ({"start_val_token": 7}, r"train\.json: start_val_token: got 7, wanted a multiple of 32"),
 ]
 
 
-@pytest.mark.parametrize(("keys", "said"), REFUSED)
-def test_what_does_not_fit_conversations_is_refused_by_name_before_the_first_step(
-    make_run: MakeRun, answers: Path, token_files: Path, keys: dict[str, Any], said: str
+@pytest.mark.parametrize(("keys", "message"), REFUSED)
+def test_settings_unfit_for_conversations_are_refused(
+    make_run: MakeRun, answers: Path, token_files: Path, keys: dict[str, Any], message: str
 ) -> None:
     keys = {"objective": "answers", "dataset": str(answers)} | keys
     keys["dataset"] = keys["dataset"] or str(token_files)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         check_tokens(load_run(make_run(**keys), ()), None, 1)
 
 
-def test_a_dry_run_refuses_them_too(make_run: MakeRun, answers: Path) -> None:
+def test_dry_runs_also_refuse_unfit_settings(make_run: MakeRun, answers: Path) -> None:
     run = make_run(dataset=str(answers))
     for option in ("--dry-run", "--plan"):
         assert 'objective: got "text", wanted "answers"' in one_line(train(run, option))

@@ -1,4 +1,4 @@
-"""A run that begins while its tokens are being prepared sees the batches of one that begins when all is done."""
+"""A run that starts while its tokens are being prepared has the same batches as a run that starts afterwards."""
 
 import signal
 import time
@@ -24,14 +24,14 @@ SETTINGS = {  # a step reads 8 x 32 tokens
 
 @pytest.fixture
 def preparation(tmp_path: Path) -> tuple[object, ...]:
-    """The options of a preparation of 60 units, some 240 tokens to train on in each."""
+    """The options of a preparation of 60 units, each with about 240 train tokens."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}: {number**3}" for number in range(600)])
     fixed = ("--tokenizer", "bytes", "--executor", "inline", "--unit-bytes", "400", "--validation-fraction", "0.1")
     return (source, "--output", tmp_path / "tokens", *fixed)
 
 
 def prepare_units(preparation: tuple[object, ...], units: int) -> None:
-    """Prepare so many units more."""
+    """Prepare this number of further units."""
     killed = command(CRASH, *preparation, CRASH_AT="ledger written", CRASH_TIME=str(units))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
@@ -41,7 +41,7 @@ def follow(run: Path, ranks: int) -> launch.Process:
 
 
 def wait_for(text: str, process: launch.Process) -> None:
-    """Read what a run says until it says this."""
+    """Read the output of a run until it contains a text."""
     for line in process.stderr if text.startswith("waiting for tokens") else process.stdout:
         if text in line:
             return
@@ -50,7 +50,7 @@ def wait_for(text: str, process: launch.Process) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "shards"), [(1, ()), (2, ("--shard-tokens", "1500"))])
-def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
+def test_following_gives_the_state_of_finished_tokens(
     make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
 ) -> None:
     preparation += shards
@@ -58,13 +58,13 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
     early, late = make_run("early", **settings), make_run("late", **settings)
     prepare_units(preparation, 4)
     process = follow(early, ranks)
-    wait_for("tokens to validate on", process)
+    wait_for("validation tokens; ", process)
     prepare_units(preparation, 20)
     wait_for("waiting for tokens", process)
-    seen = len(metrics(early, "train_loss"))
-    assert 0 < seen < STEPS
-    time.sleep(2)  # it waits, without a word, and without having failed
-    assert process.poll() is None and len(metrics(early, "train_loss")) == seen
+    trained_steps = len(metrics(early, "train_loss"))
+    assert 0 < trained_steps < STEPS
+    time.sleep(2)  # the run waits; it prints nothing, and does not fail
+    assert process.poll() is None and len(metrics(early, "train_loss")) == trained_steps
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
@@ -75,9 +75,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
-    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
-) -> None:
+def test_waiting_runs_stop_and_continue(make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]) -> None:
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
     early, late = make_run("early", **settings), make_run("late", **settings)
     prepare_units(preparation, 20)
@@ -85,7 +83,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     wait_for("waiting for tokens", process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=180)
-    assert "stopped early; the same command continues" in output, errors
+    assert "stopped early; run the same command again to continue" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
         complete(run)
@@ -93,25 +91,27 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     assert_same_weights(early, late)
 
 
-def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
+def test_tokens_prepared_differently_are_not_followed(
     make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
 ) -> None:
     run = make_run(**SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None})
     prepare_units(preparation, 20)
     complete(run, "--follow", "--max-steps", "2")
-    source, _, _, *others = preparation
-    assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
+    source, _, _, *fixed_options = preparation
+    assert command(PREPARE, source, "--output", tmp_path / "other", *fixed_options, "--split-seed", "1").returncode == 0
     line = one_line(train(run, "--token-files", str(tmp_path / "other")))
-    assert f"{tmp_path / 'other'}: its train tokens were prepared differently from those of" in line
+    assert f"{tmp_path / 'other'}: these train tokens were prepared differently from the tokens of" in line
 
 
 @pytest.mark.slow
-def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]) -> None:
+def test_tokens_that_cannot_be_followed_are_refused(
+    make_run: MakeRun, tmp_path: Path, preparation: tuple[object, ...]
+) -> None:
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
     run = make_run(**settings)
     prepare_units(preparation, 5)
     for options, message in (
-        ((), "still being prepared; wait for it, or pass --follow"),
+        ((), "still being prepared; wait until it is finished, or pass --follow"),
         (("--follow", "--set", "era_tokens=null"), "era_tokens: got null, wanted a number, such as 100000000: "),
         (("--follow", "--set", "min_train_tokens=null"), "min_train_tokens is null (all tokens)"),
     ):
@@ -121,4 +121,4 @@ def test_what_cannot_be_followed_is_refused(make_run: MakeRun, tmp_path: Path, p
     assert command(PREPARE, *preparation).returncode == 0
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
-    assert "wanted enough for the run with max_epochs 1; lower min_train_tokens, or raise max_epochs" in errors
+    assert "but the run with max_epochs 1 needs more; lower min_train_tokens, or raise max_epochs" in errors

@@ -1,4 +1,4 @@
-"""Runs on other programs' token files: the same tokens give the same bits in any format; what is refused."""
+"""Runs on other programs' token files: the same tokens give the same bits in any format; errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,13 +27,13 @@ FORMATS: dict[str, tuple[str, Callable[[Path, np.ndarray], Any], str, bool]] = {
 
 
 def tokens(token_files: Path) -> dict[str, np.ndarray]:
-    """Return the tokens of each split, by the word for it in other programs' names."""
+    """Return the tokens of each split, by the word that other programs use for it in file names."""
     streams = {word: open_split(token_files, split) for word, split in (("train", "train"), ("val", "validation"))}
     return {word: stream.read(0, stream.length) for word, stream in streams.items()}
 
 
-def written(place: Path, token_files: Path, name: str) -> Path:
-    """Return a directory with the tokens of another one in another format."""
+def write_tokens(place: Path, token_files: Path, name: str) -> Path:
+    """Write the tokens of a directory in another format, and return the new directory."""
     pattern, write_file, kind, in_shards = FORMATS[name]
     (directory := place / "tokens").mkdir()
     for split, ids in tokens(token_files).items():
@@ -50,49 +50,47 @@ def outcome(run: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 @pytest.fixture(scope="module")
 def prepared(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], dict[int, float]]:
-    """Hashes and losses of the run on what prepare_data.py wrote."""
+    """Hashes and losses of the run on files from prepare_data.py."""
     return outcome(write_run(tmp_path_factory.mktemp("prepared") / "run", token_files, **KEYS))
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if at < 2 else pytest.mark.slow) for at, name in enumerate(FORMATS)]
+    "name", [pytest.param(name, marks=() if index < 2 else pytest.mark.slow) for index, name in enumerate(FORMATS)]
 )
 def test_the_same_tokens_in_any_format_give_the_same_bits(
     make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: object, name: str
 ) -> None:
-    found = outcome(make_run(dataset=str(written(tmp_path, token_files, name)), **KEYS))
-    assert found == prepared
-    assert len(found[0]) == 2 and len(found[1]) == 2
+    results = outcome(make_run(dataset=str(write_tokens(tmp_path, token_files, name)), **KEYS))
+    assert results == prepared
+    assert len(results[0]) == 2 and len(results[1]) == 2
 
 
-def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
-    make_run: MakeRun, token_files: Path, tmp_path: Path
-) -> None:
-    directory = written(tmp_path, token_files, "llm.c version 1 in shards")
+def test_unusable_token_files_are_named(make_run: MakeRun, token_files: Path, tmp_path: Path) -> None:
+    directory = write_tokens(tmp_path, token_files, "llm.c version 1 in shards")
     run = make_run(dataset=str(directory), **KEYS)
     shard = directory / "tiny_train_000003.bin"
     good = shard.read_bytes()
     shard.write_bytes(good[:1024] + b"\x00\x02" + good[1026:])
     assert f"{shard}: token 0: got id 512, wanted less than vocab_size 257" in one_line(train(run))
     shard.write_bytes(good[:-2])
-    damaged = f"{shard}: cut short or damaged: got {len(good) - 2} bytes, wanted {len(good)};"
+    damaged = f"{shard}: truncated or damaged: got {len(good) - 2} bytes, wanted {len(good)};"
     for options in ((), ("--dry-run",)):
         assert damaged in one_line(train(run, *options))
     shard.rename(directory / "tiny_000003.bin")
-    assert f"{directory}/tiny_000003.bin: names no split, or two: name it train" in one_line(train(run))
+    assert f"{directory}/tiny_000003.bin: cannot tell its split; put exactly one of" in one_line(train(run))
 
 
-def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
+def test_runs_on_foreign_shards_notice_changes(
     make_run: MakeRun, token_files: Path, tmp_path: Path, prepared: tuple[dict[int, float], dict[int, float]]
 ) -> None:
-    directory = written(tmp_path, token_files, "npy in shards")
+    directory = write_tokens(tmp_path, token_files, "npy in shards")
     run = make_run(dataset=str(directory), **KEYS)
     complete(run, "--max-steps", "1")
     shard = directory / "tiny_train_000002.npy"
     good = shard.read_bytes()
     shard.write_bytes(good[:-2] + b"\x01\x00")
-    assert f"{shard}: damaged, or another file than the one" in train(run).stderr
+    assert f"{shard}: damaged, or not the file that" in train(run).stderr
     shard.write_bytes(good)
-    done = train(run, "--hash-every", "1")
-    assert "resuming from" in done.stdout
+    process = train(run, "--hash-every", "1")
+    assert "resuming from" in process.stdout
     assert metrics(run, "state_sha256")[2] == prepared[0][2]

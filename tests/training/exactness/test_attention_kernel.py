@@ -1,4 +1,7 @@
-"""Attention kernel of a run: tested against unfused attention, never falling back to it. On a CPU, which has one."""
+"""The attention kernel of a run is compared with unfused attention, which is never used instead.
+
+These tests run on the CPU, which has one fused kernel.
+"""
 
 import math
 from collections.abc import Callable
@@ -29,10 +32,10 @@ def shape(precision: str = "bf16") -> Shape:
     return Shape(MODEL, 2, precision, torch.device("cpu"))
 
 
-def test_a_working_kernel_has_no_problem_and_a_missing_one_says_so() -> None:
+def test_missing_kernels_report_a_problem() -> None:
     assert "No viable backend" in (problem_of("cudnn", shape()) or "")
     for precision in ("fp32", "bf16", "fp16"):
-        for tokens in (1, 2, 33, 200):  # few have no alternatives: gradients are rounding errors
+        for tokens in (1, 2, 33, 200):  # with few tokens, gradients are only rounding errors
             small = attrs.evolve(shape(precision), model=attrs.evolve(MODEL, context_length=tokens))
             assert problem_of("flash", small) is None
 
@@ -41,28 +44,26 @@ LAYOUTS = [{}, {"positions": "rope"}, {"qk_norm": True}, {"n_heads": 4, "n_kv_he
 
 
 @pytest.mark.parametrize("options", [*LAYOUTS, {"scale_attention_by_inverse_layer": True}])
-def test_kernels_are_tested_on_the_layout_that_they_get_from_the_network(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_kernels_are_tested_with_the_networks_layout(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     network = GPT(attrs.evolve(MODEL, **options))
-    plain, seen = F.scaled_dot_product_attention, []
+    plain, layouts = F.scaled_dot_product_attention, []
 
-    def recorded(*inputs: torch.Tensor, **others: object) -> torch.Tensor:
-        output = plain(*inputs, **others)
-        output.register_hook(lambda gradient: seen.append(gradient.stride()))
-        seen.append([(part.shape, part.stride()) for part in inputs])
+    def record_layout(*inputs: torch.Tensor, **other_arguments: object) -> torch.Tensor:
+        output = plain(*inputs, **other_arguments)
+        output.register_hook(lambda gradient: layouts.append(gradient.stride()))
+        layouts.append([(part.shape, part.stride()) for part in inputs])
         return output
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record_layout)
     tokens = torch.zeros(2, 32, dtype=torch.int64)
     NextTokenLoss(network)(tokens, tokens).backward()
     inputs = attrs.evolve(shape("fp32"), model=network.config).random_inputs(2)
     attention._run(SDPBackend.MATH, inputs, attention._random_gradient(inputs))
-    assert seen[0] == seen[1] == seen[-2]  # two layers, forward
-    assert seen[2] == seen[3] == seen[-1]  # and backward
+    assert layouts[0] == layouts[1] == layouts[-2]  # two layers, forward
+    assert layouts[2] == layouts[3] == layouts[-1]  # and backward
 
 
-def test_the_formula_is_that_of_torch_also_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_formula_matches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SCORES_AT_ONCE", 5 * 32)
     for scores in attention.CASES:
         inputs = shape("fp32").random_inputs(2, scores)
@@ -71,14 +72,14 @@ def test_the_formula_is_that_of_torch_also_by_rows(monkeypatch: pytest.MonkeyPat
 
 
 def break_kernels(monkeypatch: pytest.MonkeyPatch, change: Callable[..., torch.Tensor]) -> None:
-    """Have attention return `change(output, queries, keys, values)`."""
+    """Make attention return `change(output, queries, keys, values)`."""
     plain = F.scaled_dot_product_attention
     broken = lambda *inputs, **options: change(plain(*inputs, **options), *inputs)  # noqa: E731
     monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "difference"),
+    ("change", "difference"),
     [
         (lambda gradient: gradient * 1.2, "0.2 "),
         (lambda gradient: gradient * math.nan, "nan"),
@@ -86,12 +87,12 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, change: Callable[..., torch.T
         (lambda gradient: gradient.index_fill(2, torch.tensor([31]), 0.0), ""),  # one row of 32
     ],
 )
-def test_a_kernel_with_wrong_gradients_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], torch.Tensor], difference: str
+def test_kernels_with_wrong_gradients_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor], difference: str
 ) -> None:
     def hooked(output: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         if output.requires_grad:
-            output.register_hook(wrong)
+            output.register_hook(change)
         return output
 
     break_kernels(monkeypatch, hooked)
@@ -99,25 +100,25 @@ def test_a_kernel_with_wrong_gradients_is_rejected(
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "is_wrong",
     [
         lambda scores: scores.amax() > 50,  # saturated
-        lambda scores: scores.logsumexp(-1).amin() < -88.7,  # whose exponential fp32 does not have
+        lambda scores: scores.logsumexp(-1).amin() < -88.7,  # fp32 cannot represent its exponential
         lambda scores: scores.std() < 0.1,
         lambda scores: not torch.is_grad_enabled(),  # validation
     ],
 )
-def test_a_kernel_that_is_wrong_for_some_scores_or_without_gradients_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], bool]
+def test_kernels_wrong_for_some_scores_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, is_wrong: Callable[[torch.Tensor], bool]
 ) -> None:
     def scaled(output: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        return output * (0.9 if wrong((queries @ keys.mT).float() / math.sqrt(queries.shape[-1])) else 1.0)
+        return output * (0.9 if is_wrong((queries @ keys.mT).float() / math.sqrt(queries.shape[-1])) else 1.0)
 
     break_kernels(monkeypatch, scaled)
     assert "differs from unfused attention by 0.1" in (problem_of("flash", shape()) or "")
 
 
-def test_a_kernel_that_is_wrong_in_one_sequence_of_the_batch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_wrong_in_one_sequence_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     break_kernels(monkeypatch, lambda output, *_: torch.cat([output[:5], 0.5 * output[5:]]))
     assert "differs" in (problem_of("flash", attrs.evolve(shape(), microbatch_size=6)) or "")
     assert problem_of("flash", attrs.evolve(shape(), microbatch_size=5)) is None
@@ -135,7 +136,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_memory_does_not_grow_with_the_square_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_quadratically_with_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SCORES_AT_ONCE", 1 << 13)
     monkeypatch.setattr(attention, "COMPARED_SCORES", 1 << 20)
     long = attrs.evolve(shape(), model=attrs.evolve(MODEL, context_length=512))
@@ -145,49 +146,47 @@ def test_memory_does_not_grow_with_the_square_of_the_context(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("fitting", [3, 0])
-def test_a_test_without_memory_takes_fewer_sequences_and_is_no_problem_of_a_kernel(
-    monkeypatch: pytest.MonkeyPatch, fitting: int
-) -> None:
-    tried, run = [], attention._run
+def test_kernel_tests_use_fewer_sequences_if_memory_is_short(monkeypatch: pytest.MonkeyPatch, fitting: int) -> None:
+    batch_sizes, run = [], attention._run
 
-    def limited(backend: SDPBackend, inputs: list[torch.Tensor], *others: Any) -> list[torch.Tensor]:
-        tried.append(len(inputs[0]))
+    def limited(backend: SDPBackend, inputs: list[torch.Tensor], *other_arguments: Any) -> list[torch.Tensor]:
+        batch_sizes.append(len(inputs[0]))
         if len(inputs[0]) > fitting:
             raise RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED")
-        return run(backend, inputs, *others)
+        return run(backend, inputs, *other_arguments)
 
     monkeypatch.setattr(attention, "_run", limited)
     large = attrs.evolve(shape(), microbatch_size=8)
     if fitting:
         assert problem_of("flash", large) is None and fastest(["flash", "flash"], large) == "flash"
-        assert sorted({*tried}) == [2, 4, 8]
+        assert sorted({*batch_sizes}) == [2, 4, 8]
     else:
         with pytest.raises(RuntimeError, match="NVML_SUCCESS"):
             problem_of("flash", large)
-        assert tried == [8, 4, 2, 1]
+        assert batch_sizes == [8, 4, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("determinism", "faster", "broken", "chosen"),
+    ("determinism", "faster", "broken", "expected"),
     [
         ("off", {"cudnn": 0.98}, (), "flash"),  # within the margin
         ("off", {"cudnn": 0.9}, (), "cudnn"),
         ("off", {"cudnn": 0.9}, ("cudnn",), "flash"),
         ("off", {"cudnn": 0.9, "efficient": 0.8}, (), "efficient"),
-        ("elastic", {"cudnn": 0.1, "efficient": 0.1}, (), "flash"),  # cuDNN's backward pass does not repeat
+        ("elastic", {"cudnn": 0.1, "efficient": 0.1}, (), "flash"),  # cuDNN's backward pass is not deterministic
         ("run", {"cudnn": 0.1}, ("flash",), "efficient"),
     ],
 )
-def test_flash_attention_is_used_unless_another_kernel_is_faster_here_and_need_not_repeat(
-    monkeypatch: pytest.MonkeyPatch, determinism: str, faster: dict[str, float], broken: tuple[str, ...], chosen: str
+def test_flash_attention_is_used_unless_another_is_faster(
+    monkeypatch: pytest.MonkeyPatch, determinism: str, faster: dict[str, float], broken: tuple[str, ...], expected: str
 ) -> None:
     seconds = {"flash": 1.0, "efficient": 1.0, "cudnn": 1.0} | faster
     monkeypatch.setattr(attention, "problem_of", lambda name, _: "broken" if name in broken else None)
     monkeypatch.setattr(attention, "seconds_of", lambda name, *_: seconds[name])
-    assert attention._choose(shape(), determinism, MODEL_JSON) == chosen
+    assert attention._choose(shape(), determinism, MODEL_JSON) == expected
 
 
-def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_chosen_kernel_stays_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     enabled = {}
     for name in ("cudnn", "flash", "mem_efficient", "math"):
         switch = lambda on, name=name: enabled.update({name: on})  # noqa: E731
@@ -195,14 +194,14 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeyp
     monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
     monkeypatch.setattr(attention, "_choose", lambda *_: "flash")
     monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
-    on_gpu, nobody = attrs.evolve(shape(), device=torch.device("cuda")), SimpleNamespace()
-    attention.use_attention(on_gpu, "off", nobody, MODEL_JSON)
+    on_gpu, no_ranks = attrs.evolve(shape(), device=torch.device("cuda")), SimpleNamespace()
+    attention.use_attention(on_gpu, "off", no_ranks, MODEL_JSON)
     assert enabled == {"cudnn": False, "flash": True, "mem_efficient": False, "math": False}
     assert torch.compiler.config.cache_key_tag == "attention flash"
 
 
 @pytest.mark.parametrize(
-    ("before", "problem", "kept"),
+    ("before", "problem", "expected"),
     [
         ({}, None, "cudnn"),
         ({}, "broken", "flash"),
@@ -211,23 +210,23 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeyp
         ({"attention": "flash+math"}, None, "flash"),
     ],
 )
-def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
-    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], problem: str | None, kept: str
+def test_resumed_runs_keep_their_kernel_on_equal_machines(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], problem: str | None, expected: str
 ) -> None:
     enabled: list[str] = []
     monkeypatch.setattr(attention, "_enable", enabled.append)
     monkeypatch.setattr(attention, "problem_of", lambda *_: problem)
     monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
-    now = {"determinism": "off", "attention": "flash", "device": "H100", "torch": "2", "cuda": "13", "cudnn": 9}
-    recorded = now | {"attention": "cudnn"} | before
-    now["determinism"] = recorded["determinism"]
-    numerics = attention.keep_attention(shape(), recorded, now, SimpleNamespace())
-    assert numerics == now | {"attention": kept} and enabled == ["cudnn"] * (kept == "cudnn")
+    present = {"determinism": "off", "attention": "flash", "device": "H100", "torch": "2", "cuda": "13", "cudnn": 9}
+    record_layout = present | {"attention": "cudnn"} | before
+    present["determinism"] = record_layout["determinism"]
+    numerics = attention.keep_attention(shape(), record_layout, present, SimpleNamespace())
+    assert numerics == present | {"attention": expected} and enabled == ["cudnn"] * (expected == "cudnn")
 
 
-def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_fused_kernel_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
-    said = r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
-    with pytest.raises(BadInput, match=said):
+    message = r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
+    with pytest.raises(BadInput, match=message):
         attention._choose(shape(), "off", MODEL_JSON)

@@ -1,4 +1,4 @@
-"""Numerics fingerprint: what is in it at which level, and its differences by name."""
+"""The numerics fingerprint: its fields at each determinism level, and the differences between two fingerprints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,48 +22,53 @@ from training.telemetry.metrics_log import read_metrics
 ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
 
-def of(run: Path, numerics: Numerics = ELASTIC, data: int = 2, tensor: int = 1) -> dict[str, Any]:
+def fingerprint_of(run: Path, numerics: Numerics = ELASTIC, data: int = 2, tensor: int = 1) -> dict[str, Any]:
     group, cpu = RankGroup(rank=0, size=data), torch.device("cpu")
     ranks = Ranks(rank=0, world_size=data * tensor, data_parallel=group, device=cpu, control=None, download=None)
     return fingerprint(load_run(run, []).train, numerics, ranks)
 
 
-def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: MakeRun) -> None:
-    found = of(make_run())
-    assert found["torch"] == torch.__version__
-    assert found["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
-    assert (found["microbatch_size"], found["attention"], found["cuda"]) == (2, "cpu", None)
+def test_fingerprints_have_versions_hardware_and_settings(make_run: MakeRun) -> None:
+    recorded = fingerprint_of(make_run())
+    assert recorded["torch"] == torch.__version__
+    assert recorded["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    assert (recorded["microbatch_size"], recorded["attention"], recorded["cuda"]) == (2, "cpu", None)
 
 
-def test_data_parallel_size_and_wrapper_count_unless_the_level_is_elastic(make_run: MakeRun) -> None:
+def test_data_parallel_size_and_wrapper_matter_unless_elastic(make_run: MakeRun) -> None:
     run = make_run()
-    assert of(run) == of(run, data=4)
-    once = attrs.evolve(ELASTIC, determinism="run")
-    assert drift(of(run, once), of(run, once, 4)) == ["data_parallel_size: 2 -> 4"]
-    older = {name.replace("data_parallel", "world"): value for name, value in of(run, once).items()}
-    assert drift(older, of(run, once)) == [] and drift(older, of(run, once, 1)) == ["data_parallel_size: 2 -> 1"]
-    assert of(run, once)["parallel"] == "ddp"
-    assert of(run, once) == of(run, once, tensor=2)  # which compute as many tensor shards
+    assert fingerprint_of(run) == fingerprint_of(run, data=4)
+    run_level = attrs.evolve(ELASTIC, determinism="run")
+    assert drift(fingerprint_of(run, run_level), fingerprint_of(run, run_level, 4)) == ["data_parallel_size: 2 -> 4"]
+    older = {name.replace("data_parallel", "world"): value for name, value in fingerprint_of(run, run_level).items()}
+    assert drift(older, fingerprint_of(run, run_level)) == [] and drift(older, fingerprint_of(run, run_level, 1)) == [
+        "data_parallel_size: 2 -> 1"
+    ]
+    assert fingerprint_of(run, run_level)["parallel"] == "ddp"
+    assert fingerprint_of(run, run_level) == fingerprint_of(
+        run, run_level, tensor=2
+    )  # the number of tensor shards is the same
 
 
 @pytest.mark.parametrize(("compiled", "unit"), [(False, False), (True, "blocks, head and loss"), ("model", "model")])
 def test_compiled_regions_are_named(make_run: MakeRun, compiled: bool | str, unit: bool | str) -> None:
-    assert of(make_run(), attrs.evolve(ELASTIC, compiled=compiled))["compiled"] == unit
+    assert fingerprint_of(make_run(), attrs.evolve(ELASTIC, compiled=compiled))["compiled"] == unit
 
 
-def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_and_loss_chunks_change_the_fingerprint(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-    before = of(make_run("before"))
+    before = fingerprint_of(make_run("before"))
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    after, kernels = of(make_run("after", loss_chunks=3, tensor_shards=2)), "ATEN_CPU_CAPABILITY: None -> default"
+    after, kernels = (
+        fingerprint_of(make_run("after", loss_chunks=3, tensor_shards=2)),
+        "ATEN_CPU_CAPABILITY: None -> default",
+    )
     assert drift(before, after) == [kernels, "loss_chunks: 1 -> 3", "tensor_shards: 1 -> 2"]
     assert drift({name: before[name] for name in before.keys() - {"loss_chunks", "tensor_shards"}}, before) == []
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "level"),
+    ("configured", "device", "level"),
     [
         (None, "cpu", "elastic"),
         (None, "cuda", "off"),
@@ -73,20 +78,20 @@ def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
     ],
 )
 def test_the_default_is_the_strongest_level_that_costs_nothing(
-    make_run: MakeRun, wanted: str | None, device: str, level: str
+    make_run: MakeRun, configured: str | None, device: str, level: str
 ) -> None:
-    train = load_run(make_run(determinism=wanted, precision="bf16"), []).train
+    train = load_run(make_run(determinism=configured, precision="bf16"), []).train
     assert resolve_numerics(train, torch.device(device)).determinism == level
 
 
-def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: MakeRun) -> None:
+def test_changed_numerics_are_refused_unless_allowed(make_run: MakeRun) -> None:
     run = make_run()
     complete(run, "--max-steps", "2")
     refused = one_line(train_run(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4"))
-    assert "made with other numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused
-    assert "pass --allow-numerics-drift, which the metrics will show" in refused
-    elsewhere = train_run(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
-    assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in elsewhere.stderr
+    assert "made with different numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused
+    assert "pass --allow-numerics-drift, which is recorded in the metrics" in refused
+    other_cpu = train_run(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
+    assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in other_cpu.stderr
     allowed = complete(run, "--set", "cpu_threads=2", "--allow-numerics-drift", "--max-steps", "3")
     assert "WARNING: numerics changed since step-00000002: cpu_threads: 1 -> 2" in allowed.stderr
     changes = [record["changes"] for record in read_metrics(run) if record.get("event") == "numerics-drift"]
@@ -99,33 +104,33 @@ WORK = ("torch.compile", "the gradient norm of determinism ", "the gradient norm
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("determinism", [None, "off", "run", "elastic"])
 @pytest.mark.parametrize("compiled", [None, True, "model", False])
-def test_preflight_asks_for_what_a_run_compiles(
+def test_preflight_checks_what_a_run_compiles(
     monkeypatch: pytest.MonkeyPatch, compiled: bool | str | None, determinism: str | None, shards: int
 ) -> None:
-    """Whatever the options are: the code of a run on a GPU is chosen, and compared with what preflight demands."""
+    """For any options, what a run on a GPU compiles agrees with what preflight requires."""
     keys = {"compile": compiled, "determinism": determinism, "tensor_shards": shards, "precision": "fp32"}
     train = load_run(ROOT / "runs" / "8xa100", []).train
     execution = attrs.evolve(train.execution, **keys)
     train = attrs.evolve(train, execution=execution)
-    numerics, used = resolve_numerics(train, torch.device("cuda")), []
+    numerics, used_kernels = resolve_numerics(train, torch.device("cuda")), []
 
-    def chosen(name: str) -> Callable[..., None]:
-        return lambda *arguments, **options: used.append(name)
+    def record_use(name: str) -> Callable[..., None]:
+        return lambda *arguments, **options: used_kernels.append(name)
 
-    network = SimpleNamespace(blocks=[SimpleNamespace(compile=chosen(WORK[0]))])
-    model = SimpleNamespace(network=network, compile=chosen(WORK[0]), compile_head=chosen(WORK[0]))
+    network = SimpleNamespace(blocks=[SimpleNamespace(compile=record_use(WORK[0]))])
+    model = SimpleNamespace(network=network, compile=record_use(WORK[0]), compile_head=record_use(WORK[0]))
     wrap.compile_model(model, numerics.compiled)  # type: ignore[arg-type]
     monkeypatch.setattr(grad_norm, "fast_grad_norm", lambda gradients: None)
-    # Both of the others end in row_sums_of_squares, a Triton kernel on a GPU
-    monkeypatch.setattr(grad_norm, "ordered_grad_norm", chosen(WORK[1]))
-    monkeypatch.setattr(grad_norm, "norm_of_shards", chosen(WORK[2]))
+    # The other two norms call row_sums_of_squares, which is a Triton kernel on a GPU.
+    monkeypatch.setattr(grad_norm, "ordered_grad_norm", record_use(WORK[1]))
+    monkeypatch.setattr(grad_norm, "norm_of_shards", record_use(WORK[2]))
     parallel = SimpleNamespace(shards=object() if shards > 1 else None, named_parameters=dict, gradients=list)
     grad_norm.global_grad_norm(parallel, numerics.determinism)  # type: ignore[arg-type]
-    demanded = compiled_on_gpu(train)
-    assert bool(demanded) == bool(used)
-    assert all(any(name.startswith(work) for name in demanded) for work in used)
-    for setting in " ".join(demanded.values()).removeprefix("--set ").split(" --set "):
+    compiled_work = compiled_on_gpu(train)
+    assert bool(compiled_work) == bool(used_kernels)
+    assert all(any(name.startswith(work) for name in compiled_work) for work in used_kernels)
+    for setting in " ".join(compiled_work.values()).removeprefix("--set ").split(" --set "):
         key, _, value = setting.partition("=")
-        if key:  # the advice of all of them together leaves nothing to compile
+        if key:  # if all advice is followed, nothing has to be compiled
             execution = attrs.evolve(execution, **{key: {"false": False, "1": 1}.get(value, value)})
     assert compiled_on_gpu(attrs.evolve(train, execution=execution)) == {}

@@ -1,4 +1,4 @@
-"""Sums of squares of rows on a CPU: the order is a row's own, whatever the size of the blocks."""
+"""Sums of squares of rows on a CPU: the order depends only on the row, and not on the size of blocks."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from training.exactness import row_sums
 from training.exactness.row_sums import row_sums_of_squares
 
 
-def test_a_row_is_folded_in_halves_and_an_odd_last_one_joins_the_next_round() -> None:
+def test_rows_are_folded_in_halves() -> None:
     row = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
     a, b, c, d, e = row.square()[0]
     assert torch.equal(row_sums_of_squares([row]), (((a + c) + (b + d)) + e).unsqueeze(0))
@@ -17,6 +17,6 @@ def test_a_row_is_folded_in_halves_and_an_odd_last_one_joins_the_next_round() ->
 def test_blocks_do_not_change_the_bits(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = [torch.randn(shape, generator=generator) for shape in ((16, 33), (13,), (0, 4), (4, 3, 2))]
-    whole = row_sums_of_squares(gradients)
+    sums = row_sums_of_squares(gradients)
     monkeypatch.setattr(row_sums, "BLOCK_ELEMENTS", elements)
-    assert len(whole) == 33 and torch.equal(row_sums_of_squares(gradients), whole)
+    assert len(sums) == 33 and torch.equal(row_sums_of_squares(gradients), sums)

@@ -1,4 +1,4 @@
-"""NVIDIA driver: asked by its own libraries, and compared with torch's CUDA before torch is there."""
+"""The NVIDIA driver is queried through its libraries, and compared with torch's CUDA before torch is installed."""
 
 import ctypes
 from pathlib import Path
@@ -11,17 +11,17 @@ from training.hardware import driver
 from training.hardware.driver import driver_cuda, driver_gpus, main
 
 
-def cuda(monkeypatch: pytest.MonkeyPatch, found: int, status: int = 0) -> None:
-    """Install a driver that supports the CUDA version, such as 12080."""
+def cuda(monkeypatch: pytest.MonkeyPatch, version: int, status: int = 0) -> None:
+    """Install a driver that supports this CUDA version, such as 12080."""
 
-    def version(number: Any) -> int:
-        number._obj.value = found
+    def get_version(number: Any) -> int:
+        number._obj.value = version
         return status
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=version))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get_version))
 
 
-def test_the_driver_is_asked_by_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_driver_library_counts_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def library(status: int) -> Any:
         def count(number: Any) -> int:
             number._obj.value = 3
@@ -31,7 +31,7 @@ def test_the_driver_is_asked_by_its_library(monkeypatch: pytest.MonkeyPatch, tmp
 
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.setattr(driver, "DRIVER_GPUS", tmp_path)
-    for status, gpus in ((0, 3), (18, 1)):  # 18: the library's version is not the kernel module's
+    for status, gpus in ((0, 3), (18, 1)):  # 18: the versions of the library and the kernel module differ
         monkeypatch.setattr(ctypes, "CDLL", lambda name, status=status: library(status))
         assert driver_gpus() == gpus
     monkeypatch.undo()
@@ -39,7 +39,7 @@ def test_the_driver_is_asked_by_its_library(monkeypatch: pytest.MonkeyPatch, tmp
     assert driver_gpus() == 0
 
 
-def test_the_cuda_version_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_library_returns_cuda_version(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda(monkeypatch, 12080)
     assert driver_cuda() == "12.8"
     cuda(monkeypatch, 0, status=34)
@@ -55,6 +55,6 @@ def test_only_an_older_major_version_is_too_old(
 ) -> None:
     cuda(monkeypatch, version)
     assert main() == status
-    told = capsys.readouterr().err
-    assert told.startswith("the NVIDIA driver is too old: it supports CUDA 12.8, the torch ") == (status == 1)
-    assert len(told.splitlines()) == status
+    message = capsys.readouterr().err
+    assert message.startswith("the NVIDIA driver is too old: it supports CUDA 12.8, but the torch ") == (status == 1)
+    assert len(message.splitlines()) == status

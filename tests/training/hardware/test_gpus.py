@@ -1,4 +1,4 @@
-"""Table of GPUs: found by name or by torch's device name, extended by a price list."""
+"""The table of GPUs is searched by name or by torch's device name, and a price list can extend it."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from training.planning.price_list import gpus_of
 EXAMPLE = {"memory_gib": 31.3, "bf16_tflops": 209.5, "gb_per_second": 1792}
 
 
-def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
-    known = {
+def test_device_names_match_by_complete_words() -> None:
+    peaks = {
         "NVIDIA A100-SXM4-40GB": 312e12,
         "NVIDIA A100 80GB PCIe": 312e12,
         "NVIDIA H100 80GB HBM3": 989e12,
@@ -26,20 +26,21 @@ def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
         "NVIDIA RTX A6000": 154.8e12,
         "NVIDIA L4": 121e12,
     }
-    assert {name: named_gpus(name)[0].peak_flops for name in known} == known
-    others = ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", "a stranger")
-    for unknown in (*others, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb"):
-        assert named_gpus(unknown) == []
-    assert {gpu.memory_gib > 45 for gpu in named_gpus("NVIDIA A100-SXM4-40GB")} == {True, False}  # one of two sizes
+    assert {name: named_gpus(name)[0].peak_flops for name in peaks} == peaks
+    unknown = ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", "a stranger")
+    for name in (*unknown, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb"):
+        assert named_gpus(name) == []
+    # The name does not say which of two memory sizes it is.
+    assert {gpu.memory_gib > 45 for gpu in named_gpus("NVIDIA A100-SXM4-40GB")} == {True, False}
 
 
-def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
-    for name, meant in (("a100-80bg", "'a100-80gb'"), ("l40", "'l40s-48gb'"), ("h20", "'h200'")):
-        with pytest.raises(BadInput, match=rf"unknown GPU '{name}'; did you mean {meant}\?"):
+def test_unknown_gpus_get_the_nearest_name() -> None:
+    for name, suggestion in (("a100-80bg", "'a100-80gb'"), ("l40", "'l40s-48gb'"), ("h20", "'h200'")):
+        with pytest.raises(BadInput, match=rf"unknown GPU '{name}'; did you mean {suggestion}\?"):
             find_gpu(name, known_gpus())
 
 
-def test_a_price_list_adds_rows_and_replaces_them(tmp_path: Path) -> None:
+def test_price_lists_add_and_replace_gpus(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"gpus": {"mine": EXAMPLE, "l4": EXAMPLE}}))
     gpus = gpus_of(tmp_path / "mine.json")
     assert gpus.keys() == known_gpus().keys() | {"mine"}
@@ -56,7 +57,7 @@ def test_a_price_list_adds_rows_and_replaces_them(tmp_path: Path) -> None:
         (EXAMPLE | {"similar_to": "v100"}, 'similar_to: got \'v100\', wanted "a100" or "h100"'),
     ],
 )
-def test_a_wrong_row_is_refused_with_its_name(row: object, problem: str) -> None:
+def test_invalid_rows_are_refused_with_their_name(row: object, problem: str) -> None:
     with pytest.raises(BadInput) as raised:
         read_gpus(Path("mine.json"), {"mine": row})
     assert str(raised.value).startswith(f"mine.json: mine: {problem}")

@@ -1,4 +1,4 @@
-"""Preflight: each check tells what it found and what to do; problems end a run before it costs anything."""
+"""Preflight: each check says what it found and what to do, and problems end a run before it costs anything."""
 
 import re
 import resource
@@ -24,7 +24,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
 
 
 def need(directory: Path) -> DiskNeed:
-    return DiskNeed(directory=directory, what="checkpoints", least_bytes=1e9, total_bytes=5e9, advice="free some")
+    return DiskNeed(directory=directory, contents="checkpoints", least_bytes=1e9, total_bytes=5e9, advice="free some")
 
 
 COMPILES = PreflightRequirements().compiles
@@ -32,8 +32,8 @@ COMPILES = PreflightRequirements().compiles
 
 @pytest.fixture
 def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight GPUs that CUDA can use, a compiler, much shared memory."""
-    monkeypatch.setattr(preflight, "choose_device", lambda wanted: wanted or "cuda")
+    """Emulate a machine with eight usable GPUs, a compiler and much shared memory."""
+    monkeypatch.setattr(preflight, "choose_device", lambda requested: requested or "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(preflight, "driver_cuda", lambda: "12.8")
@@ -41,19 +41,21 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1e12)
 
 
-def test_a_gpu_machine_has_all_checks_in_order(gpu_machine: None, tmp_path: Path) -> None:
+def test_gpu_machine_makes_all_checks_in_order(gpu_machine: None, tmp_path: Path) -> None:
     checks = preflight.machine_checks(PreflightRequirements(disk=need(tmp_path)))
     assert [check.name for check in checks] == ["GPUs", "compiler", "disk", "shared memory", "open files"]
     assert {check.level for check in checks} == {"ok"}
     assert str(checks[0]) == "GPUs           ok       8 usable; driver for CUDA 12.8, torch built for 13.0"
-    assert "for 8 GPUs" in checks[3].found
+    assert "for 8 GPUs" in checks[3].finding
     fewer = preflight.machine_checks(PreflightRequirements(compiles={}, ranks=2))
-    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].found
+    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[
+        1
+    ].finding
     on_a_cpu = preflight.machine_checks(PreflightRequirements(device="cpu"))
     assert [check.name for check in on_a_cpu] == ["GPUs", "open files"]
 
 
-def test_a_problem_with_the_gpus_hides_no_other(
+def test_gpu_problem_does_not_hide_other_checks(
     gpu_machine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unusable(_: object) -> str:
@@ -69,7 +71,7 @@ def test_a_problem_with_the_gpus_hides_no_other(
         preflight.enforce(PreflightRequirements())
 
 
-def test_a_gpu_that_takes_no_kernel_is_a_problem(gpu_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_working_kernels_is_a_problem(gpu_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H100", total_memory=79 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(preflight, "use_gpu", lambda device: None)
@@ -83,14 +85,14 @@ def test_a_gpu_that_takes_no_kernel_is_a_problem(gpu_machine: None, monkeypatch:
     assert preflight.check_each_gpu() == Check("GPUs tried", "GPU 2 cannot be used: busy", "problem")
 
 
-def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wanted = need(tmp_path / "not" / "there")
+def test_full_disk_is_a_problem_small_disk_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requirement = need(tmp_path / "not" / "there")
     for size, text, level in ((6e9, "6.00 GB", "ok"), (2e9, "2.00 GB", "warning"), (5e8, "500 MB", "problem")):
         free(monkeypatch, size)
-        check = preflight.check_disk(wanted)
+        check = preflight.check_disk(requirement)
         assert check.level == level
-        assert check.found.startswith(f"{text} free at {tmp_path}, wanted 5.00 GB for checkpoints")
-        assert check.found.endswith("; free some") == (level != "ok")
+        assert check.finding.startswith(f"{text} free at {tmp_path}, wanted 5.00 GB for checkpoints")
+        assert check.finding.endswith("; free some") == (level != "ok")
 
 
 @pytest.mark.parametrize(
@@ -104,31 +106,31 @@ def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.
         ("ext4 /dev/sda1", "ok"),
     ],
 )
-def test_checkpoints_on_a_mount_of_an_object_store_are_refused(
+def test_checkpoints_on_object_store_mounts_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_run: MakeRun, mount: str, level: str
 ) -> None:
     monkeypatch.setattr(preflight, "mounted_as", lambda path: mount)
     check = preflight.check_disk(disk_need(load_run(make_run(), []), resumes=False))
     assert check.level == level
-    assert ("a mount of an object store" in check.found) == (level == "problem")
-    assert preflight.check_disk(need(tmp_path)).level != "problem"  # token files, which are downloaded whole
+    assert ("a mount of an object store" in check.finding) == (level == "problem")
+    assert preflight.check_disk(need(tmp_path)).level != "problem"  # token files are downloaded as complete files
 
 
-def test_checkpoints_that_are_there_are_not_counted_again(make_run: MakeRun) -> None:
+def test_existing_checkpoints_reduce_the_disk_need(make_run: MakeRun) -> None:
     run = make_run()
     config = load_run(run, [])
     fresh = disk_need(config, resumes=True)
-    assert fresh.total_bytes == 5 * fresh.least_bytes  # the newest 3, the best, the next
+    assert fresh.total_bytes == 5 * fresh.least_bytes  # the 3 newest checkpoints, the best, and the one being written
     assert train(run, "--max-steps", "4").returncode == EXIT_DONE
     later = disk_need(config, resumes=True)
-    [written] = [path for path in (run / "checkpoints").iterdir() if not path.is_symlink()]
-    on_disk = sum(file.stat().st_size for file in written.iterdir())
+    [checkpoint] = [path for path in (run / "checkpoints").iterdir() if not path.is_symlink()]
+    on_disk = sum(file.stat().st_size for file in checkpoint.iterdir())
     assert later.total_bytes == fresh.total_bytes - on_disk
-    assert fresh.least_bytes == pytest.approx(on_disk, rel=0.1)  # headers and JSON beside it
+    assert fresh.least_bytes == pytest.approx(on_disk, rel=0.1)  # the rest is headers and JSON
     assert disk_need(config, resumes=False).total_bytes == fresh.total_bytes
 
 
-def test_a_resume_is_never_refused_for_the_disk(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_never_refuses_a_resume(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     config, fresh = load_run(run, []), disk_need(load_run(run, []), resumes=False)
     assert disk_need(config, resumes=True) == fresh
@@ -139,16 +141,16 @@ def test_a_resume_is_never_refused_for_the_disk(make_run: MakeRun, monkeypatch: 
     assert preflight.check_disk(resumed).level == "warning"
 
 
-def test_what_a_killed_save_left_is_free_to_a_resume(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_saves_reduce_the_disk_need(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     config, folder = load_run(run, []), run / "checkpoints"
     partial = folder / ".partial-step-00000006"
     partial.mkdir(parents=True)
     with (partial / "model.safetensors").open("wb") as file:
         file.write(b"x" * (1 << 16))
-        file.truncate(1 << 30)  # sparse, as a save creates it
+        file.truncate(1 << 30)  # a sparse file, as a save creates it
     fresh = disk_need(config, resumes=False)
-    assert disk_need(config, resumes=True) == fresh  # without a checkpoint it is moved to the archive
+    assert disk_need(config, resumes=True) == fresh  # without a checkpoint, it is moved to the archive
     (folder / "step-00000004").mkdir()
     resumed = disk_need(config, resumes=True)
     assert 1 << 16 <= fresh.total_bytes - resumed.total_bytes < 1 << 20
@@ -157,7 +159,7 @@ def test_what_a_killed_save_left_is_free_to_a_resume(make_run: MakeRun, monkeypa
     assert preflight.check_disk(resumed).level == "warning"
 
 
-def test_a_run_that_could_not_save_is_refused_before_it_trains(
+def test_run_without_disk_for_checkpoints_is_refused(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs = PreflightRequirements(device="cpu", disk=disk_need(load_run(make_run(), []), resumes=True))
@@ -173,12 +175,12 @@ def test_dockers_shared_memory_is_too_small_for_four_gpus(monkeypatch: pytest.Mo
     free(monkeypatch, 64 << 20)
     assert 4 * 2 * preflight.NCCL_FILE_BYTES > 64 << 20
     assert [preflight.check_shared_memory(ranks).level for ranks in (1, 2, 4, 8)] == ["ok", "ok", "warning", "warning"]
-    assert "64.0 MiB free in /dev/shm; NCCL may take 147 MiB for 8 GPUs; " in preflight.check_shared_memory(8).found
+    assert "64.0 MiB free in /dev/shm; NCCL may need 147 MiB for 8 GPUs; " in preflight.check_shared_memory(8).finding
     monkeypatch.setenv("NCCL_SHM_DISABLE", "1")
     assert preflight.check_shared_memory(8) == Check("shared memory", "not used")
 
 
-RAISE = "raise the hard limit, as root: ulimit -Hn 65536"
+RAISE = "raise the hard limit as root: ulimit -Hn 65536"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ RAISE = "raise the hard limit, as root: ulimit -Hn 65536"
         ((256, 256), None, Check("open files", f"at most 256 open files; wanted 1,024; {RAISE}", "warning")),
     ],
 )
-def test_a_low_limit_of_open_files_is_raised_and_one_that_stays_low_a_warning(
+def test_limit_of_open_files_is_raised_or_warned_about(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: tuple[int, int] | None, check: Check
 ) -> None:
     calls: list[tuple[int, int]] = []
@@ -210,7 +212,7 @@ def test_warnings_are_printed_once_and_training_starts(make_run: MakeRun, change
     assert done.stderr.splitlines().count("WARNING: few of them") == 1
 
 
-def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: MakeRun) -> None:
+def test_report_of_a_run_checks_its_disk_and_trains_nothing(make_run: MakeRun) -> None:
     run = make_run()
     done = train(run, "--preflight")
     assert done.returncode == EXIT_DONE, done.stderr
@@ -222,14 +224,14 @@ def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: 
 @pytest.mark.skipif(
     shutil.which("gcc") is None or not Path(sysconfig.get_path("include"), "Python.h").is_file(), reason="needs gcc"
 )
-def test_the_real_compiler_finds_the_headers_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_compiler_finds_this_pythons_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     assert preflight.check_compiler(COMPILES).level == "ok"
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": "/absent"})
-    assert re.search(r"need a C compiler .*Python\.h", preflight.check_compiler(COMPILES).found)
+    assert re.search(r"need a C compiler .*Python\.h", preflight.check_compiler(COMPILES).finding)
 
 
-def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_advises_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     working, without_headers = tmp_path / "working", tmp_path / "without"
     working.write_text("#!/bin/sh\nexit 0\n")
     working.chmod(0o755)
@@ -240,7 +242,7 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
     without_headers.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     for compiler, problem in (
-        (None, "gcc is not found"),
+        (None, "gcc was not found"),
         (str(without_headers), "fatal error: Python.h: No such file"),
         ("/absent/cc", "/absent/cc: No such file or directory"),
     ):
@@ -248,4 +250,4 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
             monkeypatch.setenv("CC", compiler)
         check = preflight.check_compiler(COMPILES)
         assert check.level == "problem"
-        assert f"{problem}; run: sudo apt-get install build-essential python3." in check.found
+        assert f"{problem}; run: sudo apt-get install build-essential python3." in check.finding

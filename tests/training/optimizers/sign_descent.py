@@ -1,4 +1,4 @@
-"""train.py with one more optimizer, registered in one line: sign descent on a bf16 momentum."""
+"""train.py with an additional optimizer, which is registered in one line: sign descent with a momentum in bf16."""
 
 import sys
 from typing import Any

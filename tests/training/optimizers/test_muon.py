@@ -1,4 +1,4 @@
-"""Muon: the published formula, torch's bits, queries, keys and values apart, an eighth of the work on 8 ranks."""
+"""Muon: the published formula, torch's bits, split queries, keys and values, and an eighth of the work on 8 ranks."""
 
 import math
 from typing import Any
@@ -35,16 +35,16 @@ Matrix = npt.NDArray[np.float64]
 def make(
     options: OptimizationOptions, kind: torch.dtype = torch.float32, **settings: Any
 ) -> tuple[dict[str, Any], Muon]:
-    """Return parameters, and Muon with its first momentum."""
+    """Return parameters, and a Muon optimizer for them with a momentum of zero."""
     generator = torch.Generator().manual_seed(0)
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
     }
     placement = Placement(device=CPU, make_spread=lambda: ON_ONE_RANK, axes=AXES)
-    made = Muon(parameters, options, placement, **settings)
+    muon_optimizer = Muon(parameters, options, placement, **settings)
     for parameter in parameters.values():
-        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return parameters, made
+        muon_optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return parameters, muon_optimizer
 
 
 def give_gradients(parameters: dict[str, Any], seed: int) -> None:
@@ -54,7 +54,7 @@ def give_gradients(parameters: dict[str, Any], seed: int) -> None:
 
 
 def published(matrix: Matrix) -> Matrix:
-    """Return the Newton-Schulz iteration of Jordan (2024): X <- a X + (b A + c A^2) X with A = X X^T, five times."""
+    """Apply the Newton-Schulz iteration of Jordan (2024) five times: X <- a X + (b A + c A^2) X with A = X X^T."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     wide = wide / np.sqrt((wide**2).sum())
     for _ in range(5):
@@ -64,24 +64,24 @@ def published(matrix: Matrix) -> Matrix:
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (36, 12), (12, 48), (1, 5), (7, 1)])
-def test_the_orthogonalization_is_the_published_one_in_fp64(shape: tuple[int, int]) -> None:
+def test_orthogonalization_matches_the_publication(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = orthogonalize(matrix)
-    assert np.abs(found.numpy() - published(matrix.numpy())).max() < 1e-13
-    values = torch.linalg.svdvals(found)
+    orthogonal = orthogonalize(matrix)
+    assert np.abs(orthogonal.numpy() - published(matrix.numpy())).max() < 1e-13
+    values = torch.linalg.svdvals(orthogonal)
     assert values.min() > 0.4 and values.max() < 1.3
-    assert (orthogonalize(matrix.bfloat16()).double() - found).abs().max() < 0.05
+    assert (orthogonalize(matrix.bfloat16()).double() - orthogonal).abs().max() < 0.05
     assert torch.equal(orthogonalize(torch.zeros(shape)), torch.zeros(shape))
 
 
-def test_the_update_is_the_published_one_in_fp64_with_queries_keys_and_values_apart() -> None:
-    parameters, made = make(SPLIT, torch.float64, compute_type=torch.float64)
-    made.found_inf = torch.tensor(0.0)  # the switch on the device, as in training
+def test_the_update_matches_the_publication() -> None:
+    parameters, muon_optimizer = make(SPLIT, torch.float64, compute_type=torch.float64)
+    muon_optimizer.found_inf = torch.tensor(0.0)  # the switch on the device, as in training
     weights = {name: parameter.detach().numpy().copy() for name, parameter in parameters.items()}
     momenta = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(4):
         give_gradients(parameters, step)
-        made.step()
+        muon_optimizer.step()
         for name, parameter in parameters.items():
             gradient = parameter.grad.numpy()
             momenta[name] = 0.95 * momenta[name] + 0.05 * gradient
@@ -94,39 +94,43 @@ def test_the_update_is_the_published_one_in_fp64_with_queries_keys_and_values_ap
         assert np.abs(parameter.detach().numpy() - weights[name]).max() < 1e-12, name
 
 
-def test_with_queries_keys_and_values_as_one_matrix_it_has_the_bits_of_torchs_until_a_switch_holds_an_update() -> None:
-    parameters, made = make(PLAIN)
-    made.found_inf = torch.tensor(0.0)  # torch's has no switch
-    others = {name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
-    torchs = torch.optim.Muon(list(others.values()), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+def test_unsplit_muon_has_the_bits_of_torchs() -> None:
+    parameters, muon_optimizer = make(PLAIN)
+    muon_optimizer.found_inf = torch.tensor(0.0)  # torch's optimizer has no such switch
+    torch_parameters = {name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
+    torch_optimizer = torch.optim.Muon(
+        list(torch_parameters.values()), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     for step in range(5):
-        for own in (parameters, others):
-            give_gradients(own, step)
-        made.step()
-        torchs.step()
+        for parameter_set in (parameters, torch_parameters):
+            give_gradients(parameter_set, step)
+        muon_optimizer.step()
+        torch_optimizer.step()
         for name, parameter in parameters.items():
-            assert torch.equal(parameter, others[name]), (step, name)
-    made.found_inf = torch.tensor(1.0)
-    momenta = {name: made.state[parameter]["momentum_buffer"].clone() for name, parameter in parameters.items()}
+            assert torch.equal(parameter, torch_parameters[name]), (step, name)
+    muon_optimizer.found_inf = torch.tensor(1.0)
+    momenta = {
+        name: muon_optimizer.state[parameter]["momentum_buffer"].clone() for name, parameter in parameters.items()
+    }
     for parameter in parameters.values():
         parameter.grad.fill_(float("nan"))
-    made.step()
+    muon_optimizer.step()
     for name, parameter in parameters.items():
-        assert torch.equal(parameter, others[name])
-        assert torch.equal(made.state[parameter]["momentum_buffer"], momenta[name])
+        assert torch.equal(parameter, torch_parameters[name])
+        assert torch.equal(muon_optimizer.state[parameter]["momentum_buffer"], momenta[name])
 
 
-def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_heads_share_keys() -> None:
+def test_queries_keys_and_values_are_split_by_rows() -> None:
     fused, _, up, _ = NAMES
     for heads, rows in ((3, [range(12), range(12, 24), range(24, 36)]), (1, [range(12), range(12, 16), range(16, 20)])):
         axes = axes_of(fused, attrs.evolve(CONFIG, n_kv_heads=heads))
-        split, whole = (matrices_of(fused, axes, ON_ONE_RANK, split=split) for split in (True, False))
-        assert [piece.held for part in split for [piece] in part.pieces] == rows
-        assert [piece.held for part in whole for [piece] in part.pieces] == [range(axes.shape[0])]
+        split, unsplit = (matrices_of(fused, axes, ON_ONE_RANK, split=split) for split in (True, False))
+        assert [piece.local_rows for part in split for [piece] in part.pieces] == rows
+        assert [piece.local_rows for part in unsplit for [piece] in part.pieces] == [range(axes.shape[0])]
     assert len(matrices_of(up, AXES[up], ON_ONE_RANK, split=True)) == 1
 
 
-def test_momentum_warms_up_in_a_line_and_stays() -> None:
+def test_momentum_warms_up_linearly() -> None:
     options = OptimizationOptions(optimizer="muon", muon_momentum_warmup_steps=300)
     parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
     optimizer = Optimizer(parameters, AXES, options, CPU)
@@ -134,12 +138,12 @@ def test_momentum_warms_up_in_a_line_and_stays() -> None:
     for step, momentum in ((0, 0.85), (150, 0.90), (299, 0.9497), (300, 0.95), (10_000, 0.95)):
         optimizer.set_step(step, 0.02)
         assert [group["momentum"] for group in part.param_groups] == [pytest.approx(momentum, abs=4e-5)], step
-    without = Optimizer(parameters, AXES, OptimizationOptions(optimizer="muon"), CPU)
-    without.set_step(0, 0.02)
-    assert [group["momentum"] for group in without.parts[0].param_groups] == [0.95]
+    default_optimizer = Optimizer(parameters, AXES, OptimizationOptions(optimizer="muon"), CPU)
+    default_optimizer.set_step(0, 0.02)
+    assert [group["momentum"] for group in default_optimizer.parts[0].param_groups] == [0.95]
 
 
-def test_flops_are_those_that_torch_counts() -> None:
+def test_flops_match_torchs_count() -> None:
     for name, shape in SHAPES.items():
         [matrix] = matrices_of(name, AXES[name], ON_ONE_RANK, split=False)
         with FlopCounterMode(display=False) as counter:
@@ -148,11 +152,11 @@ def test_flops_are_those_that_torch_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "split_qkv", "most"), [("124M", True, 1.0), ("124M", False, 1.05), ("1.5B", True, 1.0)]
+    ("size", "split_qkv", "largest_share"), [("124M", True, 1.0), ("124M", False, 1.05), ("1.5B", True, 1.0)]
 )
 @pytest.mark.parametrize("sharded", [False, True])
-def test_on_eight_ranks_each_computes_an_eighth(
-    monkeypatch: pytest.MonkeyPatch, size: str, split_qkv: bool, most: float, sharded: bool
+def test_eight_ranks_compute_an_eighth_each(
+    monkeypatch: pytest.MonkeyPatch, size: str, split_qkv: bool, largest_share: float, sharded: bool
 ) -> None:
     computed: list[torch.Size] = []
 
@@ -164,31 +168,31 @@ def test_on_eight_ranks_each_computes_an_eighth(
     monkeypatch.setattr(matrix_shares, "all_gather_single", lambda *_, **__: None)
     monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda *_, **__: None)
     axes = {name: axes_of(name, GPT2_SIZES[size]) for name, _ in meta_network(GPT2_SIZES[size]).named_parameters()}
-    axes = {name: own for name, own in axes.items() if rate_group(own) == "matrix"}
+    axes = {name: matrix_axes for name, matrix_axes in axes.items() if rate_group(matrix_axes) == "matrix"}
 
     def flops(ranks: RankGroup) -> int:
-        """Return the FLOPs of the matrices that a rank makes orthogonal in a step."""
+        """Return the FLOPs of the orthogonalizations that a rank computes in a step."""
         computed.clear()
         step_on(ranks, axes, SPLIT if split_qkv else PLAIN, sharded=sharded)
         sides = [sorted(shape) for shape in computed]
         return sum(5 * (4 * short * short * long + 2 * short**3) for short, long in sides)
 
-    alone, shared = flops(ALONE), [flops(RankGroup(rank=rank, size=8)) for rank in range(8)]
-    assert sum(shared) == alone
-    assert max(shared) <= most * alone / 8
+    total_flops, rank_flops = flops(ALONE), [flops(RankGroup(rank=rank, size=8)) for rank in range(8)]
+    assert sum(rank_flops) == total_flops
+    assert max(rank_flops) <= largest_share * total_flops / 8
 
 
 def step_on(ranks: RankGroup, axes: dict[str, Axes], options: OptimizationOptions, *, sharded: bool) -> None:
-    """Take a step on one rank, without memory."""
+    """Take a step on one rank, with tensors that have no memory."""
     meta = torch.device("meta")
-    own = {}
-    for name, (rows, columns) in ((name, own_axes.shape) for name, own_axes in axes.items()):
-        held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
-        own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
+    local_parameters = {}
+    for name, (rows, columns) in ((name, parameter_axes.shape) for name, parameter_axes in axes.items()):
+        row_count = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
+        local_parameters[name] = torch.nn.Parameter(torch.empty(row_count, columns, device=meta))
     spread = Spread(ranks=ranks, row_shards=ranks.size if sharded else 1)
     placement = Placement(device=meta, make_spread=lambda: spread, axes=axes)
-    made = Muon(own, options, placement)
-    for parameter in own.values():
+    muon_optimizer = Muon(local_parameters, options, placement)
+    for parameter in local_parameters.values():
         parameter.grad = torch.empty_like(parameter)
-        made.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
-    made.step()
+        muon_optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
+    muon_optimizer.step()

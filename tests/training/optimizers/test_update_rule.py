@@ -1,4 +1,4 @@
-"""A new optimizer is its file and its registration: it trains, saves, resumes and is planned with, in its own state."""
+"""A new optimizer needs only a file and a registration: it trains, saves, resumes and is planned with its own state."""
 
 import sys
 from pathlib import Path
@@ -24,13 +24,13 @@ AXES = Axes(rows=(Axis("embed", 2),), columns=Axis("embed", 2), embedding=False)
 HASHED = ("--set", "optimizer=sign", "--hash-every", "1")
 
 
-def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(make_run: MakeRun) -> None:
+def test_registered_optimizers_train_save_and_resume(make_run: MakeRun) -> None:
     straight, resumed = make_run("straight"), make_run("resumed")
     complete(straight, *HASHED, script=SCRIPT)
     complete(resumed, *HASHED, "--max-steps", "4", ranks=2, script=SCRIPT)
-    done = train(resumed, *HASHED, script=SCRIPT)
-    assert done.returncode == 0 and "step-00000004 at step 4 of 8" in done.stdout, done.stderr
-    assert "optimizer    sign descent" in done.stdout
+    process = train(resumed, *HASHED, script=SCRIPT)
+    assert process.returncode == 0 and "step-00000004 at step 4 of 8" in process.stdout, process.stderr
+    assert "optimizer    sign descent" in process.stdout
     assert metrics(resumed, "state_sha256") == metrics(straight, "state_sha256")
     assert len(set(metrics(straight, "state_sha256").values())) == 8
     with safe_open(straight / "checkpoints" / "latest" / "optimizer.safetensors", framework="pt") as file:
@@ -38,7 +38,7 @@ def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(m
         assert (momentum.get_dtype(), momentum.get_shape()) == ("BF16", [257, 32])
 
 
-def test_a_registered_optimizer_is_planned_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_optimizers_are_planned(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=f"optimizer: got 'sign', wanted .*{list(OPTIMIZERS)[-1]}"):
         load_run(make_run("unknown"), ["optimizer=sign"])
     monkeypatch.setitem(OPTIMIZERS, "sign", "sign descent")
@@ -55,15 +55,15 @@ def optimizer_of_a_weight() -> Optimizer:
     return Optimizer({"weight": weight}, {"weight": AXES}, OptimizationOptions(), torch.device("cpu"))
 
 
-def test_state_that_no_rule_declares_is_refused_at_the_first_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = UpdateRule(state={}, build=lambda own, _, __: torch.optim.SGD(own.values(), momentum=0.9))
+def test_undeclared_optimizer_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = UpdateRule(state={}, build=lambda parameters, _, __: torch.optim.SGD(parameters.values(), momentum=0.9))
     monkeypatch.setattr(adamw, "RULES", (rule,))
-    with pytest.raises(BadInput, match=r"SGD keeps momentum_buffer of weight, .* a resume would lose it"):
+    with pytest.raises(BadInput, match=r"SGD keeps momentum_buffer for weight, .* a resumed run would lose it"):
         optimizer_of_a_weight().step(torch.tensor(0.0))
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_each_parameter_is_taken_by_one_rule(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_one_rule_takes_each_parameter(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(adamw, "RULES", adamw.RULES * count)
-    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight, wanted one"):
+    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight; exactly one must"):
         optimizer_of_a_weight()

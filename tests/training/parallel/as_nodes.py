@@ -1,4 +1,7 @@
-"""train.py with each NODE_SIZE ranks as a node, by the variables by which torchrun tells; all are on this machine."""
+"""Run train.py as if every NODE_SIZE ranks were a node, although all of them are on this machine.
+
+torchrun's variables are changed for this.
+"""
 
 import os
 

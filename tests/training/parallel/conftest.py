@@ -1,4 +1,4 @@
-"""A rank of a job without the others, by torch's fake process group, whose collectives do nothing; ranks on threads."""
+"""Single ranks in torch's fake process group, whose collectives do nothing, and several ranks as threads."""
 
 import re
 from collections import Counter
@@ -15,13 +15,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.training.conftest import Watched
 from training.parallel.process_group import RankGroup, Ranks
 
-MakeGroup = Callable[[str, int, int], RankGroup]  # of name, rank, size
+MakeGroup = Callable[[str, int, int], RankGroup]  # name, rank, size -> group
 Value = TypeVar("Value")
 
 
 @contextmanager
 def as_rank(rank: int, *, of: int) -> Iterator[None]:
-    """Be one rank of so many."""
+    """Make this process one rank of a fake process group, as a context manager."""
     dist.init_process_group("fake", rank=rank, world_size=of, store=FakeStore())
     try:
         yield
@@ -31,7 +31,7 @@ def as_rank(rank: int, *, of: int) -> Iterator[None]:
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Count what the process group is asked for."""
+    """Count the collectives that are called, by name, as a context manager."""
     counts: Counter[str] = Counter()
     with Watched(lambda function, _: counts.update(re.findall(r"c10d\.(\w+)", str(function)))):
         yield counts
@@ -44,13 +44,16 @@ def default_ranks() -> Ranks:
 
 
 def on_threads(work: Callable[[int, MakeGroup], Value], ranks: int) -> list[Value]:
-    """Return the result of `work` on each rank, a thread of this process, with a maker of gloo groups."""
+    """Call `work` for each rank, in a thread of this process, and return what it returned.
+
+    `work` gets the rank and a function that makes gloo groups.
+    """
     store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
 
     def make_group(name: str, rank: int, size: int) -> RankGroup:
-        own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        group = dist.ProcessGroup(own, rank, size)
-        gloo = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=60))
+        prefixed_store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        group = dist.ProcessGroup(prefixed_store, rank, size)
+        gloo = dist.ProcessGroupGloo(prefixed_store, rank, size, timedelta(seconds=60))
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         return RankGroup(rank=rank, size=size, group=group)
 

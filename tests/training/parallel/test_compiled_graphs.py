@@ -1,4 +1,4 @@
-"""Graphs of compiled networks: their number does not grow with layers, whatever the architecture."""
+"""Compiled networks: the number of graphs does not grow with the number of layers, for any architecture."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,17 +28,19 @@ TRAINED, VALIDATED = ("blocks", "head and loss"), ("blocks", "losses of sequence
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
-    """Return the graphs that are compiled from now on, and run as they are: no code is generated."""
-    found: list[torch.fx.GraphModule] = []
+    """Return a list of the graphs that are compiled from now on. They are run without generating code."""
+    compiled_graphs: list[torch.fx.GraphModule] = []
 
-    def run_as_it_is(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
-        found.append(graph)
+    def run_uncompiled(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compiled_graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=run_as_it_is))
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its checks of shapes would be in the graphs
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=run_uncompiled))
+    monkeypatch.setattr(
+        jaxtyping.config, "jaxtyping_disable", True
+    )  # its checks of shapes would become part of the graphs
     torch._dynamo.reset()
-    return found
+    return compiled_graphs
 
 
 def train_and_validate(config: ModelConfig, kind: str, compiled: bool | str = True, **memory: Any) -> None:
@@ -61,7 +63,7 @@ def train_and_validate(config: ModelConfig, kind: str, compiled: bool | str = Tr
 SLOW = pytest.mark.slow
 
 
-def test_these_networks_have_every_option_between_them() -> None:
+def test_these_networks_cover_every_option() -> None:
     for field in attrs.fields(ModelConfig):
         assert any(getattr(config, field.name) != field.default for config in NETWORKS.values()), field.name
 
@@ -71,23 +73,21 @@ def test_these_networks_have_every_option_between_them() -> None:
     [
         ("no stock class", "fsdp", {}, len(TRAINED + VALIDATED)),
         *(pytest.param(name, "ddp", {}, len(TRAINED + VALIDATED), marks=SLOW) for name in NETWORKS),
-        # the last chunk has fewer tokens
+        # The last chunk has fewer tokens, and therefore a graph of its own.
         pytest.param("no stock class", "ddp", THRIFT, len(TRAINED + VALIDATED) + 1, marks=SLOW),
     ],
 )
 def test_blocks_of_all_layers_share_a_graph(
     graphs: list[torch.fx.GraphModule], name: str, kind: str, memory: dict[str, Any], count: int
 ) -> None:
-    with as_rank(0, of=2 if kind == "fsdp" else 1):  # on one rank FSDP is the bare network
+    with as_rank(0, of=2 if kind == "fsdp" else 1):  # on one rank, FSDP does not wrap the network
         train_and_validate(NETWORKS[name], kind, **memory)
     assert len(graphs) == count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_compiled_as_one_graph_has_one_to_train_and_one_to_validate(
-    graphs: list[torch.fx.GraphModule], name: str
-) -> None:
+def test_single_graph_networks_compile_two_graphs(graphs: list[torch.fx.GraphModule], name: str) -> None:
     with as_rank(0, of=1):
         train_and_validate(NETWORKS[name], "ddp", "model")
     assert len(graphs) == 2

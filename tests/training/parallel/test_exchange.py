@@ -1,4 +1,4 @@
-"""Exchange of partial sums over real process groups: the bits of one process on any number of ranks, on two levels."""
+"""The exchange of partial sums in real process groups has the bits of one process, also on two levels."""
 
 from pathlib import Path
 
@@ -26,50 +26,50 @@ from training.parallel.sum_tree import step_tree
     [(1, 1), (1, 3), (1, 4), (2, 2), (3, 2), *slow((1, 2), (1, 5), (1, 7), (2, 3), (2, 4), (3, 4))],
 )
 @pytest.mark.parametrize(("piece", "length"), [(10, 1), (7, 23), *slow((10, 24), (1000, 23))])
-def test_every_rank_gets_the_sum_of_one_process_to_the_bit_on_one_level_or_two_in_pieces_of_any_length(
+def test_all_ranks_get_the_bits_of_one_process(
     nodes: int, size: int, piece: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "PIECE", piece)
     for count in (nodes * size, 12, 16, 37):
-        parts = leaves(count, 23)[:, :length].clone()
-        parts[:, 0] = -0.0  # of negative zeros, too
-        expected = tree_sum(list(parts), odd_factor(count)).numpy().tobytes()
-        for rank, found in enumerate(sums_of_ranks(parts, nodes, size)):
-            assert found.numpy().tobytes() == expected, (count, rank)
+        leaf_values = leaves(count, 23)[:, :length].clone()
+        leaf_values[:, 0] = -0.0  # negative zeros must be preserved
+        expected = tree_sum(list(leaf_values), odd_factor(count)).numpy().tobytes()
+        for rank, rank_sum in enumerate(sums_of_ranks(leaf_values, nodes, size)):
+            assert rank_sum.numpy().tobytes() == expected, (count, rank)
 
 
-def sums_of_ranks(parts: Tensor, nodes: int, size: int) -> list[Tensor]:
-    """Return the sum of all leaves, (leaves, elements), as each rank gets it."""
+def sums_of_ranks(leaf_values: Tensor, nodes: int, size: int) -> list[Tensor]:
+    """Return the sum of all leaves, (leaves, elements), that each rank gets."""
     ranks = nodes * size
-    tree, shares = step_tree("elastic", len(parts), ranks), rank_shares(len(parts), ranks)
+    tree, shares = step_tree("elastic", len(leaf_values), ranks), rank_shares(len(leaf_values), ranks)
 
     def work(rank: int, group: MakeGroup) -> Tensor:
         node, place = divmod(rank, size)
         across = group(f"place {place}", node, nodes) if nodes > 1 else ALONE
         levels = Levels(inside=group(f"node {node}", place, size), across=across)
-        *apart, last = partial_sums(parts, ranks, rank)
+        *separate, last = partial_sums(leaf_values, ranks, rank)
         total = torch.cat(last)
-        ordered_all_reduce(total, apart, exchanges(tree, shares, levels))
+        ordered_all_reduce(total, separate, exchanges(tree, shares, levels))
         return total
 
     return on_threads(work, ranks)
 
 
 def test_a_rank_gets_its_part_of_the_sum() -> None:
-    parts, tree, shares = leaves(8, 0), step_tree("elastic", 8, 3), rank_shares(8, 3)
+    leaf_values, tree, shares = leaves(8, 0), step_tree("elastic", 8, 3), rank_shares(8, 3)
 
     def work(rank: int, group: MakeGroup) -> Tensor:
         levels = exchanges(tree, shares, Levels(inside=group("all", rank, 3)))
-        sums = [torch.cat(halves) for halves in partial_sums(parts, 3, rank)]
+        sums = [torch.cat(halves) for halves in partial_sums(leaf_values, 3, rank)]
         received = torch.empty(levels[0].received_elements(33))
         part = ordered_reduce_scatter(sums, received, levels)
         assert part.untyped_storage().data_ptr() == received.untyped_storage().data_ptr()
         return part
 
-    assert torch.equal(torch.cat(on_threads(work, 3)), tree_sum(list(parts), 1))
+    assert torch.equal(torch.cat(on_threads(work, 3)), tree_sum(list(leaf_values), 1))
 
 
-def test_where_ranks_divide_the_tree_each_sends_one_partial_sum() -> None:
+def test_equal_subtrees_need_one_partial_sum_per_rank() -> None:
     four, three = (Levels(inside=RankGroup(rank=0, size=size, group=0)) for size in (4, 3))
     [even] = exchanges(step_tree("elastic", 8, 4), rank_shares(8, 4), four)
     assert (even.counts, even.received_elements(40)) == ([1, 1, 1, 1], 40)
@@ -79,22 +79,22 @@ def test_where_ranks_divide_the_tree_each_sends_one_partial_sum() -> None:
     assert (alone.counts, alone.rounds, alone.results) == ([1], [], [0])
 
 
-def partial_sums(parts: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
-    """Return a rank's partial sums, each in tensors of up to 9 elements, as of several parameters."""
-    share = rank_shares(len(parts), ranks)[rank]
-    total = LeafSum(step_tree("elastic", len(parts), ranks), share)
-    *first, last = [[some.clone() for some in parts[number].split(9)] for number in share]
+def partial_sums(leaf_values: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
+    """Return a rank's partial sums. Each is a list of tensors of up to 9 elements, like those of several parameters."""
+    share = rank_shares(len(leaf_values), ranks)[rank]
+    total = LeafSum(step_tree("elastic", len(leaf_values), ranks), share)
+    *first, last = [[tensor.clone() for tensor in leaf_values[number].split(9)] for number in share]
     for gradients in first:
         total.add(gradients)
-    apart, joined = total.take()
+    separate, joined = total.take()
     for earlier in joined:
         torch._foreach_add_(last, earlier)
-    return [*apart, last]
+    return [*separate, last]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
-def test_a_step_sends_no_more_between_nodes_than_it_must(make_run: MakeRun, tmp_path: Path, parallel: str) -> None:
+def test_traffic_between_nodes_is_minimal(make_run: MakeRun, tmp_path: Path, parallel: str) -> None:
     model = {"emb_dim": 128, "n_layers": 4}
     parameters = parameter_count(ModelConfig(**TINY_MODEL | model))
     sent: dict[int, int] = {}
@@ -107,6 +107,6 @@ def test_a_step_sends_no_more_between_nodes_than_it_must(make_run: MakeRun, tmp_
             outputs = [node.communicate(timeout=300) for node in nodes]
             assert [node.returncode for node in nodes] == [0, 0], outputs
             sent[steps] = machines[0].sent_bytes() - before
-    least = 4 * parameters  # 2 (R - 1) / R of the fp32 gradients, R = 2 nodes
-    print(f"{parallel}: {(sent[40] - sent[10]) / 30 / least:.3f} of the least")
-    assert least <= (sent[40] - sent[10]) / 30 <= 1.1 * least
+    minimum = 4 * parameters  # 2 (R - 1) / R of the fp32 gradients, R = 2 nodes
+    print(f"{parallel}: {(sent[40] - sent[10]) / 30 / minimum:.3f} of the minimum")
+    assert minimum <= (sent[40] - sent[10]) / 30 <= 1.1 * minimum

@@ -1,4 +1,4 @@
-"""FSDP2: groups of blocks, the precision of what is gathered, how often, and the same bits as without it."""
+"""FSDP2: groups of blocks, the precision and number of all-gathers, and the same bits as without FSDP."""
 
 import weakref
 from typing import Any
@@ -15,7 +15,7 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, MakeRun, complete, metrics
 from tests.training.conftest import Watched
 from tests.training.parallel.conftest import as_rank, counting, default_ranks
-from training.checkpoints.initial_weights import keep_rows
+from training.checkpoints.initial_weights import copy_local_rows
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
@@ -46,12 +46,12 @@ def run_pass(parallel: Parallel, precision: str, *, last: bool) -> None:
 @pytest.mark.parametrize(
     ("size", "groups", "length"), [("124M", 4, 3), ("350M", 12, 2), ("774M", 18, 2), ("1.5B", 48, 1)]
 )
-def test_small_blocks_share_a_group_and_large_ones_have_their_own(size: str, groups: int, length: int) -> None:
+def test_only_small_blocks_share_a_group(size: str, groups: int, length: int) -> None:
     with torch.device("meta"):
         blocks: list[torch.nn.Module] = [Block(GPT2_SIZES[size], layer) for layer in range(GPT2_SIZES[size].n_layers)]
-    found = block_groups(blocks)
-    assert [len(group) for group in found] == [length] * groups
-    assert [block for group in found for block in group] == blocks
+    block_lists = block_groups(blocks)
+    assert [len(group) for group in block_lists] == [length] * groups
+    assert [block for group in block_lists for block in group] == blocks
 
 
 def test_the_last_group_may_be_shorter() -> None:
@@ -60,42 +60,42 @@ def test_the_last_group_may_be_shorter() -> None:
 
 
 class LiveBytes:
-    """Measures the most memory that tensors hold at once, of those that it is told of."""
+    """Measures the largest amount of memory that the reported tensors have at the same time."""
 
     def __init__(self) -> None:
-        self.made: list[weakref.ref[torch.Tensor]] = []
+        self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.most = 0
 
     def note(self, _: Any, result: Any) -> None:
         if isinstance(result, torch.Tensor) and not result.is_meta and not isinstance(result, DTensor):
-            self.made.append(weakref.ref(result))
-            live = [tensor.untyped_storage() for tensor in (ref() for ref in self.made) if tensor is not None]
+            self.tensors.append(weakref.ref(result))
+            live = [tensor.untyped_storage() for tensor in (ref() for ref in self.tensors) if tensor is not None]
             self.most = max(self.most, sum({storage.data_ptr(): storage.nbytes() for storage in live}.values()))
 
 
 @pytest.mark.parametrize("determinism", ["off", "elastic"])
-def test_a_rank_never_holds_more_than_its_shard_and_one_whole_tensor(determinism: str) -> None:
+def test_ranks_hold_one_shard_and_one_full_tensor(determinism: str) -> None:
     config = ModelConfig(**TINY_MODEL | SIX_LAYERS | {"emb_dim": 256})
-    whole = {name: value for name, value in GPT(config).state_dict().items()}
-    network_bytes, largest = (take(value.nbytes for value in whole.values()) for take in (sum, max))
+    weights_by_name = {name: value for name, value in GPT(config).state_dict().items()}
+    network_bytes, largest = (take(value.nbytes for value in weights_by_name.values()) for take in (sum, max))
     with as_rank(1, of=4):
         with Watched((live := LiveBytes()).note):
             with torch.device("meta"):
                 network = GPT(config)
             parallel = wrapped("bf16", determinism, network=network)
             for name, values in initial_weights(parallel.network, 3):
-                keep_rows(parallel.named_parameters()[name], values)
+                copy_local_rows(parallel.named_parameters()[name], values)
         shards = {name: local_tensor(value) for name, value in parallel.named_parameters().items()}
         assert sum(shard.nbytes for shard in shards.values()) < 0.3 * network_bytes
         assert live.most < 0.3 * network_bytes + 2 * largest < 0.6 * network_bytes
         initialize(reference := GPT(config), 3)
         for name, parameter in parallel.named_parameters().items():
-            first, held = held_rows(parameter)
-            assert torch.equal(held, reference.get_parameter(name)[first : first + len(held)])
+            first, local = held_rows(parameter)
+            assert torch.equal(local, reference.get_parameter(name)[first : first + len(local)])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_what_autocast_would_cast_is_gathered_so_and_shards_stay_fp32(precision: str) -> None:
+def test_gathered_matrices_have_autocasts_precision(precision: str) -> None:
     with as_rank(0, of=2):
         parallel = wrapped(precision)
         tokens = torch.zeros(2, 32, dtype=torch.int64)
@@ -115,7 +115,7 @@ def test_what_autocast_would_cast_is_gathered_so_and_shards_stay_fp32(precision:
     ("precision", "recompute_blocks", "gathers"),
     [("bf16", False, 1 + 3), ("bf16", True, 1 + 3 * 2 * 3), ("fp32", False, 1 + 3 * 2 * 3)],
 )
-def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
+def test_blocks_are_gathered_once_if_memory_allows(
     determinism: str, precision: str, recompute_blocks: bool, gathers: int
 ) -> None:
     with as_rank(0, of=2):
@@ -124,7 +124,7 @@ def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
             with counting() as counts:
                 for micro_step in range(3):
                     run_pass(parallel, precision, last=micro_step == 2)
-            # embeddings and norms once, three groups in each forward and backward pass or once
+            # Embeddings and norms are gathered once; the three groups in each forward and backward pass, or once.
             assert counts["_allgather_base_"] == gathers
             reduction = {"off": "_reduce_scatter_base_", "elastic": "alltoall_base_"}[determinism]
             assert counts[reduction] == 1 + 3
@@ -133,11 +133,11 @@ def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
                 for name, parameter in parallel.network.named_parameters()
                 if parameter is not parallel.named_parameters()[name]
             ]
-            assert gathered == []  # an update is of shards
+            assert gathered == []  # updates need shards
 
 
-def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(make_run: MakeRun) -> None:
-    # A sum of two has one order; the norm has not, so nothing is clipped.
+def test_fsdp_and_ddp_agree_on_two_ranks(make_run: MakeRun) -> None:
+    # There is only one order to add two numbers. The norm adds more numbers, so gradients are not clipped.
     hashes = []
     for parallel in ("ddp", "fsdp"):
         keys = {"precision": "bf16", "determinism": "off", "clipping_max_norm": None, "validation_interval": None}
@@ -151,7 +151,7 @@ def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps_and_plain_names(m
     assert len(set(hashes[0].values())) == 3
 
 
-def test_the_optimizer_updates_plain_tensors_in_the_memory_of_the_shards() -> None:
+def test_the_optimizer_updates_local_shards_in_place() -> None:
     with as_rank(0, of=2):
         parallel = wrapped("bf16")
         parameters = parallel.named_parameters()

@@ -1,6 +1,7 @@
-"""Bits of real runs: a variant of training has the numbers of one process on every layout, handed on and killed or not.
+"""Bits of real runs: each variant of training gives the same numbers on every layout as in one process.
 
-Numbers are compared within one run of this suite, never with recorded ones: another torch or CPU has other bits.
+This is also true for runs that are killed and continued on another layout. Numbers are compared within one execution of
+these tests, never with recorded ones, because another version of torch or another CPU has other bits.
 """
 
 from collections.abc import Callable
@@ -19,17 +20,18 @@ AS_NODES = Path(__file__).with_name("as_nodes.py")
 NUMBERS = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
 STEPS = 4
 
-# More than DDP's first bucket of 1 MiB; rows and columns that no number of ranks divides; an untied head.
+# Larger than DDP's first bucket of 1 MiB, with numbers of rows and columns that no number of ranks divides, and with an
+# untied head.
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
-SHARED_LAYERS = HEADS | {"context_length": 32}  # what four tensor shards have equal parts of, but for keys and values
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of them imports torch for each
+SHARED_LAYERS = HEADS | {"context_length": 32}  # four tensor shards have equal parts, except for keys and values
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each process of a pool would import torch
 
 
 @attrs.frozen(kw_only=True)
 class Variant:
-    """A kind of run: its keys of model.json and train.json, and what the environment says."""
+    """A kind of run: its keys of model.json and train.json, and its environment variables."""
 
     model: dict[str, Any] = attrs.field(factory=lambda: {"drop_rate": 0.1})
     train: dict[str, Any] = attrs.field(factory=dict)
@@ -37,12 +39,12 @@ class Variant:
     microbatches: int = 8  # of two sequences
 
     def write(self, directory: Path, token_files: Path, few: Path, answers: Path) -> Path:
-        """Write the run directory; `few`: other tokens, for a mixture; `answers`: conversations beside them."""
+        """Write the run directory. `few` has other tokens, for a mixture; `answers` has conversations."""
         model = {"context_length": 32} | self.model
         batch = 2 * self.microbatches
         keys = {"global_batch_size": batch, "min_train_tokens": STEPS * batch * model["context_length"]} | self.train
         if keys.get("max_epochs"):
-            weights = [[0, 1], [2, 0.75]]  # in two stages, in which `few` is read more than once
+            weights = [[0, 1], [2, 0.75]]  # two stages; `few` is read more than once
             parts = [{"dataset": str(token_files), "weight": [[0, 1], [2, 0.25]]}]
             keys["dataset"] = [*parts, {"dataset": str(few), "weight": weights}]
         if keys.get("objective"):
@@ -94,8 +96,20 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# Nodes x ranks of each, and the value of `parallel`; of tensor_parallel, where it is not 1.
-EVEN = ("1x2 ddp", "1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x4 hsdp", "2x1 hsdp", "2x2 ddp", "2x2 fsdp", "2x2 hsdp")
+# Number of nodes x ranks per node, the value of `parallel`, and that of tensor_parallel if it is not 1
+EVEN = (
+    "1x2 ddp",
+    "1x2 fsdp",
+    "1x4 ddp",
+    "1x4 fsdp",
+    "1x4 hsdp",
+    "1x8 ddp",
+    "1x8 fsdp",
+    "2x1 hsdp",
+    "2x2 ddp",
+    "2x2 fsdp",
+    "2x2 hsdp",
+)
 UNEVEN = ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "1x5 fsdp", "1x6 ddp", "1x6 fsdp", "1x7 ddp", "1x7 fsdp")
 UNEVEN_NODES = ("3x2 ddp", "3x2 hsdp", "2x3 ddp", "2x3 hsdp")
 LAYOUTS = {
@@ -111,7 +125,7 @@ LAYOUTS = {
     "5 micro-batches": ("1x2 fsdp", "1x3 ddp", "1x5 fsdp"),
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
-    # Each pair of values: 1, 2, 4 tensor ranks; 1, 2, 3 data-parallel ones; wrappers; networks; precisions
+    # These cover each pair of values: 1, 2, 4 tensor ranks; 1, 2, 3 data-parallel ranks; wrappers; networks; precisions
     "GPT-2 in 4 shards, fp32": ("1x2 fsdp tp2", "1x6 ddp tp2", "1x8 fsdp tp4"),
     "GPT-2 in 4 shards, bf16": ("2x2 hsdp",),
     "Llama in 4 shards, fp32": ("1x2 ddp",),
@@ -122,13 +136,14 @@ LAYOUTS = {
 }
 FAST = [*(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")), ("answers", "1x3 fsdp")]
 FAST.append(("Llama in 4 shards, bf16", "2x2 hsdp tp2"))
-AS_USER = ("fp32", "1x2 fsdp")  # by a command, on fresh interpreters
+AS_USER = ("fp32", "1x2 fsdp")  # started by a command, in new interpreters
 CASES = [
     pytest.param(variant, layout, marks=() if (variant, layout) in FAST else pytest.mark.slow)
     for variant, layouts in LAYOUTS.items()
     for layout in layouts
 ]
-# Layouts that take a run over from each other. On the first one, on one node, it is killed while it saves at step 4.
+# Layouts on which a run is continued, one after the other. On the first layout, which has one node, it is killed while
+# it saves at step 4.
 HANDOVERS = {
     "fp32": ("1x4 fsdp", "2x2 hsdp", "1x1 ddp"),
     "bf16": ("1x3 ddp", "3x2 hsdp", "1x5 fsdp"),
@@ -146,53 +161,53 @@ WriteVariant = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory, token_files: Path, few: Path, answers: Path) -> WriteVariant:
-    """Return a function that writes the run directory of a variant, by a name."""
-    given = token_files, few, answers
-    return lambda variant, name: VARIANTS[variant].write(tmp_path_factory.mktemp(name) / "run", *given)
+    """Return a function that writes the run directory of a variant, under a name."""
+    directories = token_files, few, answers
+    return lambda variant, name: VARIANTS[variant].write(tmp_path_factory.mktemp(name) / "run", *directories)
 
 
 @pytest.fixture(scope="module")
 def reference(write: WriteVariant) -> Callable[[str], Numbers]:
-    """Return a function that returns a variant's numbers in one process, computed once."""
-    found: dict[str, Numbers] = {}
+    """Return a function that returns the numbers of a variant in one process. They are computed only once."""
+    results: dict[str, Numbers] = {}
 
     def numbers(variant: str) -> Numbers:
-        if variant not in found:
+        if variant not in results:
             run = write(variant, "alone")
             train_on(run, variant, "1x1 ddp")
-            found[variant] = numbers_of(run)
-            assert len(set(found[variant][0].values())) == STEPS  # the state moved at every step
-        return found[variant]
+            results[variant] = numbers_of(run)
+            assert len(set(results[variant][0].values())) == STEPS  # the state changed at every step
+        return results[variant]
 
     return numbers
 
 
 def train_on(run: Path, variant: str, layout: str, *options: str, as_user: bool = False) -> str:
-    """Train on a layout; return what the run prints."""
+    """Train on a layout, and return the output of the run."""
     nodes, size, keys = read_layout(layout)
     arguments = ("--hash-every", "1", *keys, *options)
     environment = {"NODE_SIZE": str(size)} | VARIANTS[variant].environment
     script = {} if as_user else {"script": AS_NODES}
-    done = complete(run, *arguments, ranks=nodes * size, environment=environment, as_user=as_user, **script)
-    return str(done.stdout)
+    process = complete(run, *arguments, ranks=nodes * size, environment=environment, as_user=as_user, **script)
+    return str(process.stdout)
 
 
 def read_layout(layout: str) -> tuple[int, int, list[str]]:
-    """Return the number of nodes, the ranks of each, and the options of train.py."""
+    """Return the number of nodes, the number of ranks per node, and the options of train.py."""
     shape, parallel, tensor_parallel = (*layout.split(), "tp1")[:3]
     nodes, size = map(int, shape.split("x"))
     return nodes, size, ["--set", f"parallel={parallel}", "--set", f"tensor_parallel={tensor_parallel[2:]}"]
 
 
 def numbers_of(run: Path) -> Numbers:
-    found = [metrics(run, key) for key in NUMBERS]
-    assert final_hash(run) == found[0][STEPS]  # of the files as of the state in memory
-    return found
+    results = [metrics(run, key) for key in NUMBERS]
+    assert final_hash(run) == results[0][STEPS]  # the files have the same hash as the state in memory
+    return results
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("variant", "layout"), CASES)
-def test_a_layout_has_the_numbers_of_one_process(
+def test_layouts_give_the_results_of_one_process(
     write: WriteVariant, reference: Callable[[str], Numbers], variant: str, layout: str
 ) -> None:
     run = write(variant, "laid-out")
@@ -204,24 +219,24 @@ def test_a_layout_has_the_numbers_of_one_process(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("variant", HANDOVERS)
-def test_a_run_killed_and_handed_on_has_the_numbers_of_one_process(
+def test_killed_runs_give_the_results_of_one_process(
     write: WriteVariant, reference: Callable[[str], Numbers], variant: str
 ) -> None:
-    run, (first, *others) = write(variant, "handed-on"), HANDOVERS[variant]
+    run, (first, *later_layouts) = write(variant, "handed-on"), HANDOVERS[variant]
     _, size, keys = read_layout(first)
-    dying = {"CRASH_AT": "write weights", "CRASH_SAVE": "2"}
-    died = train(run, "--hash-every", "1", *keys, ranks=size, script=CRASH, environment=dying)
-    assert died.returncode == 1
-    for step, layout in enumerate(others, STEPS - len(others) + 1):
+    crash = {"CRASH_AT": "write weights", "CRASH_SAVE": "2"}
+    killed_process = train(run, "--hash-every", "1", *keys, ranks=size, script=CRASH, environment=crash)
+    assert killed_process.returncode == 1
+    for step, layout in enumerate(later_layouts, STEPS - len(later_layouts) + 1):
         assert "resuming from" in train_on(run, variant, layout, "--max-steps", str(step))
-    *found, validated = numbers_of(run)
-    *wanted, losses = reference(variant)
-    assert found == wanted
-    assert losses.items() <= validated.items()  # a part of a run is validated at its end, too
+    *results, validated = numbers_of(run)
+    *expected, losses = reference(variant)
+    assert results == expected
+    assert losses.items() <= validated.items()  # each part of the run is also validated at its end
 
 
-# Prints the hash of the state that a run resumes from, on the layout that it has loaded it on.
-TELLING = """
+# A script that prints the hash of the state from which a run resumes, computed on the layout that has loaded it.
+PRINT_LOADED_STATE = """
 from training import resume
 from training.checkpoints.tensor_files import state_sha256
 
@@ -241,16 +256,16 @@ resume.load_checkpoint = tell
 
 
 @pytest.mark.slow
-def test_a_checkpoint_loads_with_the_same_bits_on_any_number_of_tensor_shards(
+def test_checkpoints_load_with_any_number_of_tensor_shards(
     write: WriteVariant, reference: Callable[[str], Numbers], changed_train: Callable[[str], Path]
 ) -> None:
     variant = "Llama in 4 shards, fp32"
-    run, script, numbers = write(variant, "shards"), changed_train(TELLING), []
+    run, script, numbers = write(variant, "shards"), changed_train(PRINT_LOADED_STATE), []
     for step, layout in enumerate(("1x1 ddp", "1x2 ddp tp2", "1x4 fsdp tp4", "1x2 fsdp"), 1):
-        _, size, keys = read_layout(layout)  # as many shards as ranks that share layers
+        _, size, keys = read_layout(layout)  # the number of shards is that of the ranks that share layers
         options = ("--set", "tensor_shards=null", "--allow-numerics-drift", "--max-steps", str(step))
-        done = complete(run, *keys, *options, ranks=size, script=script)
-        assert [line for line in done.stdout.splitlines() if line.startswith("loaded")] == numbers[-1:]
+        process = complete(run, *keys, *options, ranks=size, script=script)
+        assert [line for line in process.stdout.splitlines() if line.startswith("loaded")] == numbers[-1:]
         numbers.append(f"loaded {final_hash(run)}")
     assert metrics(run, "train_loss") == pytest.approx(reference(variant)[1], rel=1e-3)
 
@@ -259,7 +274,7 @@ def test_a_checkpoint_loads_with_the_same_bits_on_any_number_of_tensor_shards(
     ("variant", "tolerance"),
     [("plain bf16", 0.02), *slow(("plain fp16", 0.02), ("compiled", 1e-5), ("compiled as one graph", 1e-5))],
 )
-def test_a_network_compiled_or_in_lower_precision_trains_nearly_like_the_plain_one(
+def test_compiled_and_low_precision_runs_train_similarly(
     reference: Callable[[str], Numbers], variant: str, tolerance: float
 ) -> None:
     losses, plain = reference(variant)[1], reference("plain")[1]
@@ -268,31 +283,31 @@ def test_a_network_compiled_or_in_lower_precision_trains_nearly_like_the_plain_o
 
 
 @pytest.mark.slow
-def test_determinism_run_has_the_bits_of_the_number_of_ranks_resumed_or_not(write: WriteVariant) -> None:
-    # DDP regroups its buckets after the first step of a process; a sum whose order followed them would show it.
-    seen = []
+def test_determinism_run_repeats_with_the_same_ranks(write: WriteVariant) -> None:
+    # DDP regroups its buckets after the first step of a process. If sums depended on their order, bits would differ.
+    numbers_of_runs = []
     for layout, stops in (("1x3 ddp", "4"), ("1x3 ddp", "24"), ("1x3 fsdp", "4"), ("3x1 hsdp", "4")):
         run = write("12 micro-batches", "run-level")
         for stop in stops:
             train_on(run, "12 micro-batches", layout, "--set", "determinism=run", "--max-steps", stop)
-        seen.append(numbers_of(run))
-    assert all(other == seen[0] for other in seen)
+        numbers_of_runs.append(numbers_of(run))
+    assert all(numbers_of_run == numbers_of_runs[0] for numbers_of_run in numbers_of_runs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["2x2 hsdp", *UNEVEN[:2]])
-def test_without_determinism_a_layout_trains_as_well(
+def test_layouts_also_train_without_determinism(
     write: WriteVariant, reference: Callable[[str], Numbers], layout: str
 ) -> None:
     run = write("fp32", "off")
     train_on(run, "fp32", layout, "--set", "determinism=off")
-    for key, wanted in zip(NUMBERS[1:], reference("fp32")[1:], strict=True):
-        assert metrics(run, key) == pytest.approx(wanted, rel=1e-4), key
+    for key, expected in zip(NUMBERS[1:], reference("fp32")[1:], strict=True):
+        assert metrics(run, key) == pytest.approx(expected, rel=1e-4), key
 
 
 @pytest.mark.slow
-def test_without_elastic_the_number_of_ranks_shows(write: WriteVariant) -> None:
-    # The equality of other tests is therefore not a property of a small model.
+def test_without_elastic_the_number_of_ranks_matters(write: WriteVariant) -> None:
+    # This shows that the equality in other tests is not just due to the small model.
     hashes = []
     for layout in ("1x1 ddp", "1x4 ddp"):
         run = write("fp32", "ranks-show")

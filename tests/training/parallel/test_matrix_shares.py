@@ -1,4 +1,4 @@
-"""Matrices shared out among ranks: each computed once, evenly, with the same results on all ranks."""
+"""Matrices are divided evenly among ranks, each is computed once, and all ranks get the same results."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from model.axes import Axes, Axis, shard_cut
 from tests.model.test_shards import part_of
 from tests.training.parallel.conftest import MakeGroup, on_threads
 from training.optimizers.muon import matrices_of
-from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, deal
+from training.parallel.matrix_shares import Matrix, Results, compute_replicated, compute_sharded, make_rounds
 from training.parallel.mesh import ON_ONE_RANK, HeldPiece, Spread, within
 from training.parallel.process_group import RankGroup
 
@@ -18,7 +18,7 @@ def axes(rows: list[Axis], columns: Axis) -> Axes:
     return Axes(rows=tuple(rows), columns=columns, embedding=False)
 
 
-# Matrices of a parameter are its row axes. Of "b" two tensor shards have the same keys and values.
+# The row axes of a parameter are its matrices. Two tensor shards of "b" have the same keys and values.
 AXES = {
     "a": axes([Axis("embed", 5)], Axis("mlp", 4)),
     "b": axes([Axis("heads", 8, 4), Axis("kv_heads", 6, 2), Axis("kv_heads", 6, 2)], Axis("embed", 3)),
@@ -31,7 +31,11 @@ SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1,
 
 
 def matrices(given_axes: dict[str, Axes], spread: Spread = ON_ONE_RANK) -> list[Matrix]:
-    return [matrix for name, own in given_axes.items() for matrix in matrices_of(name, own, spread, split=True)]
+    return [
+        matrix
+        for name, parameter_axes in given_axes.items()
+        for matrix in matrices_of(name, parameter_axes, spread, split=True)
+    ]
 
 
 def cost(matrix: Matrix) -> int:
@@ -39,19 +43,23 @@ def cost(matrix: Matrix) -> int:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 8))
-def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(heights: list[int], ranks: int) -> None:
+def test_matrices_are_divided_evenly_among_ranks(heights: list[int], ranks: int) -> None:
     named = {str(index): axes([Axis("embed", rows)], Axis("embed", 3)) for index, rows in enumerate(heights)}
     given_matrices = matrices(named)
-    rounds = deal(given_matrices, cost, ranks)
-    assert sorted(str(matrix) for dealt in rounds for matrix in dealt) == sorted(map(str, given_matrices))
-    assert {len(dealt) for dealt in rounds[:-1]} <= {ranks}
+    rounds = make_rounds(given_matrices, cost, ranks)
+    assert sorted(str(matrix) for round_matrices in rounds for matrix in round_matrices) == sorted(
+        map(str, given_matrices)
+    )
+    assert {len(round_matrices) for round_matrices in rounds[:-1]} <= {ranks}
     costs = [cost(matrix) for matrix in given_matrices]
-    one_after_the_other = sum(max(map(cost, dealt)) for dealt in rounds)  # ranks wait for each other in each round
-    assert one_after_the_other <= sum(costs) / ranks + max(costs)
+    total_cost = sum(
+        max(map(cost, round_matrices)) for round_matrices in rounds
+    )  # in each round, ranks wait for each other
+    assert total_cost <= sum(costs) / ranks + max(costs)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) -> None:
+def test_matrix_shards_are_rows_in_rank_order(size: int) -> None:
     for matrix in matrices(AXES, Spread(ranks=RankGroup(rank=0, size=size), row_shards=size)):
         assert len(matrix.pieces) == size
         rows = [row for pieces in matrix.pieces for piece in pieces for row in piece.rows]
@@ -61,39 +69,45 @@ def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) ->
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("replicas", "spread"), [*REPLICATED, *((1, spread) for spread in SPREADS)])
-def test_all_ranks_get_what_one_rank_computes_of_the_whole_matrix(
+def test_all_ranks_get_the_result_for_the_full_matrix(
     replicas: int, spread: tuple[int, int, int], kind: torch.dtype
 ) -> None:
     row_shards, tensor_size, shards = spread
     size, local = replicas * row_shards * tensor_size, shards // tensor_size
-    parameters = {name: torch.randn(own.shape).to(kind) for name, own in AXES.items()}
+    parameters = {name: torch.randn(parameter_axes.shape).to(kind) for name, parameter_axes in AXES.items()}
 
-    def held(rank: int, piece: HeldPiece) -> torch.Tensor:
-        """Return a piece from a rank's part of a parameter, as it lies in memory."""
+    def local_piece(rank: int, piece: HeldPiece) -> torch.Tensor:
+        """Return a piece from a rank's part of a parameter, in its memory layout."""
         *path, name = piece.parameter.split(".")
         shard = rank % tensor_size * local + int(path[1] if path else 0)
         part = part_of(parameters[name], shard_cut(AXES[name], shards, shard))
-        own = RankGroup(rank=rank // tensor_size, size=row_shards)
-        return within(part[own.first_row(len(part)) :][: own.chunk(len(part))], piece.held, None)
+        parameter_axes = RankGroup(rank=rank // tensor_size, size=row_shards)
+        return within(
+            part[parameter_axes.first_row(len(part)) :][: parameter_axes.chunk(len(part))], piece.local_rows, None
+        )
 
     def function(matrix: torch.Tensor) -> torch.Tensor:
-        return matrix.T.contiguous().T * matrix.norm()  # of all rows; another layout in memory
+        return matrix.T.contiguous().T * matrix.norm()  # depends on all rows, and changes the memory layout
 
-    laid_out = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
+    layout = Spread(row_shards=row_shards, tensor_shards=shards, tensor_size=tensor_size)
     pieces = [piece for matrix in matrices(AXES) for [piece] in matrix.pieces]
-    values = [within(parameters[piece.parameter], piece.held, None) for piece in pieces]
-    wholes = dict(zip(matrices(AXES, laid_out), values, strict=True))
+    values = [within(parameters[piece.parameter], piece.local_rows, None) for piece in pieces]
+    full_matrices = dict(zip(matrices(AXES, layout), values, strict=True))
 
     def compute_on(rank: int, make_group: MakeGroup) -> Results:
-        own = make_group("all", rank, size)
-        compute, place = (compute_sharded, rank) if laid_out.sharded else (compute_replicated, 0)
-        rounds = deal(list(wholes), cost, size)
-        return [each for dealt in rounds for each in compute(dealt, own, function, lambda piece: held(place, piece))]
+        parameter_axes = make_group("all", rank, size)
+        compute, place = (compute_sharded, rank) if layout.sharded else (compute_replicated, 0)
+        rounds = make_rounds(list(full_matrices), cost, size)
+        return [
+            entry
+            for round_matrices in rounds
+            for entry in compute(round_matrices, parameter_axes, function, lambda piece: local_piece(place, piece))
+        ]
 
-    for rank, of_rank in enumerate(on_threads(compute_on, size)):
+    for rank, results in enumerate(on_threads(compute_on, size)):
         place = 0 if replicas == size else rank
-        wanted = {piece for matrix in wholes for piece in matrix.pieces[place]}
-        assert {piece for _, piece, _ in of_rank} == wanted
-        for matrix, piece, result in of_rank:
-            assert (result.dtype, result.shape) == (kind, held(place, piece).shape)
-            assert torch.equal(result, within(function(wholes[matrix]), piece.rows, piece.columns))
+        expected_pieces = {piece for matrix in full_matrices for piece in matrix.pieces[place]}
+        assert {piece for _, piece, _ in results} == expected_pieces
+        for matrix, piece, output in results:
+            assert (output.dtype, output.shape) == (kind, local_piece(place, piece).shape)
+            assert torch.equal(output, within(function(full_matrices[matrix]), piece.rows, piece.columns))

@@ -1,4 +1,4 @@
-"""Device mesh: data-parallel ranks, levels of gradients' sums, and rows of sharded tensors, each written once."""
+"""The device mesh: data-parallel ranks, levels of gradient sums, and the rows of sharded tensors."""
 
 import re
 
@@ -30,8 +30,8 @@ ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(make_run: MakeRun, parallel: str) -> None:
-    # With determinism "run" the bits are those of the number of ranks that divide the batch.
+def test_ranks_that_share_batches_keep_the_loss_curve(make_run: MakeRun, parallel: str) -> None:
+    # With determinism "run", the bits depend on the number of ranks that divide the batch.
     curves = {}
     for name, ranks, tensor_parallel in (("two", 2, 1), ("sharing", 4, 2), ("four", 4, 1)):
         settings = {"determinism": "run", "parallel": parallel, "global_batch_size": 16}
@@ -42,7 +42,7 @@ def test_four_ranks_of_which_two_share_each_batch_have_the_loss_curve_of_two(mak
     assert curves["sharing"] == curves["two"] != curves["four"]
 
 
-def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks() -> None:
+def test_mesh_has_one_level_or_two() -> None:
     with as_rank(5, of=8):
         ranks = default_ranks()
         mesh = make_mesh(ranks, 4)
@@ -58,7 +58,7 @@ def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks()
 
 
 @pytest.mark.parametrize(
-    ("parallel", "nodes", "sharing", "chosen"),
+    ("parallel", "nodes", "ranks_per_batch", "expected"),
     [
         ("ddp", [8], 1, ("ddp", None)),
         ("hsdp", [8], 1, ("fsdp", None)),
@@ -70,65 +70,74 @@ def test_levels_are_nodes_and_places_on_them_or_one_of_all_data_parallel_ranks()
         ("ddp", [6, 6], 1, ("ddp", 6)),
         ("hsdp", [6, 6], 1, ("fsdp", 6)),
         ("ddp", [4, 2], 1, ("ddp", None)),
-        ("hsdp", [4, 2], 1, 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted as many on each'),
+        ("hsdp", [4, 2], 1, 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted the same number on each'),
         ("hsdp", [4, 4], 2, ("fsdp", 2)),
         ("ddp", [2, 2], 2, ("ddp", None)),
     ],
 )
-def test_levels_follow_from_the_nodes(
-    parallel: str, nodes: list[int], sharing: int, chosen: tuple[str, int | None] | str, monkeypatch: pytest.MonkeyPatch
+def test_levels_depend_on_the_nodes(
+    parallel: str,
+    nodes: list[int],
+    ranks_per_batch: int,
+    expected: tuple[str, int | None] | str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = [(size, sum(nodes[:node])) for node, size in enumerate(nodes) for _ in range(size)]
-    monkeypatch.setattr("training.parallel.mesh.gather", lambda ranks, own: places)
-    groups = {"node": RankGroup(rank=0, size=nodes[0]), "data_parallel": RankGroup(rank=0, size=sum(nodes) // sharing)}
+    monkeypatch.setattr("training.parallel.mesh.gather", lambda ranks, place: places)
+    groups = {
+        "node": RankGroup(rank=0, size=nodes[0]),
+        "data_parallel": RankGroup(rank=0, size=sum(nodes) // ranks_per_batch),
+    }
     cpu = torch.device("cpu")
     ranks = Ranks(rank=0, world_size=sum(nodes), device=cpu, control=None, download=None, **groups)
-    if isinstance(chosen, str):
-        with pytest.raises(BadInput, match=re.escape(chosen)):
+    if isinstance(expected, str):
+        with pytest.raises(BadInput, match=re.escape(expected)):
             wrapper_and_node_size(parallel, ranks, ordered=True)
     else:
-        assert wrapper_and_node_size(parallel, ranks, ordered=True) == chosen
-        # Without an ordered sum DDP uses no groups of nodes: makes none
-        assert wrapper_and_node_size(parallel, ranks, ordered=False) == (("ddp", None) if parallel == "ddp" else chosen)
+        assert wrapper_and_node_size(parallel, ranks, ordered=True) == expected
+        # Without an ordered sum, DDP needs no groups of nodes, so none are made.
+        assert wrapper_and_node_size(parallel, ranks, ordered=False) == (
+            ("ddp", None) if parallel == "ddp" else expected
+        )
 
 
-def whole(rows: int) -> torch.Tensor:
+def numbered_rows(rows: int) -> torch.Tensor:
     return torch.arange(2.0 * rows).view(rows, 2)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
+def test_each_row_of_a_replica_is_written_once(rows: int) -> None:
     parts = []
     for rank in range(SIZE):
         node = RankGroup(rank=rank, size=SIZE)
-        first, part = checkpoint_rows(whole(rows), node, replica=True, shard=True)
+        first, part = checkpoint_rows(numbered_rows(rows), node, replica=True, shard=True)
         assert first == sum(map(len, parts))
         parts.append(part)
-        assert not len(checkpoint_rows(whole(rows), node, replica=False, shard=True)[1])  # another node writes
-    assert torch.equal(torch.cat(parts), whole(rows))
+        assert not len(checkpoint_rows(numbered_rows(rows), node, replica=False, shard=True)[1])  # another node writes
+    assert torch.equal(torch.cat(parts), numbered_rows(rows))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> None:
+def test_ranks_hold_and_write_their_shards_rows(rows: int, rank: int) -> None:
     with as_rank(rank, of=SIZE):
         mesh = make_mesh(default_ranks())
-        sharded = distribute_tensor(whole(rows), mesh, [Shard(0)], src_data_rank=None)
-        first, held = held_rows(sharded)
-        assert torch.equal(held, whole(rows)[first : first + len(held)])
-        assert torch.equal(held, local_tensor(sharded))
+        sharded = distribute_tensor(numbered_rows(rows), mesh, [Shard(0)], src_data_rank=None)
+        first, local = held_rows(sharded)
+        assert torch.equal(local, numbered_rows(rows)[first : first + len(local)])
+        assert torch.equal(local, local_tensor(sharded))
         node = RankGroup(rank=rank, size=SIZE)
-        assert len(held) == len(sharded.to_local())
-        assert torch.equal(held, whole(rows)[node.first_row(rows) :][: node.chunk(rows)])
-        other_first, written = checkpoint_rows(sharded, node, replica=False, shard=True)
-        assert (other_first, written.tolist()) == (first, held.tolist())
+        assert len(local) == len(sharded.to_local())
+        assert torch.equal(local, numbered_rows(rows)[node.first_row(rows) :][: node.chunk(rows)])
+        checkpoint_first, checkpoint_part = checkpoint_rows(sharded, node, replica=False, shard=True)
+        assert (checkpoint_first, checkpoint_part.tolist()) == (first, local.tolist())
         assert not len(checkpoint_rows(sharded, node, replica=True, shard=False)[1])  # another node writes
 
 
-def test_the_sharded_dimension_of_a_mesh_counts_whatever_the_others_are() -> None:
-    with as_rank(6, of=8):  # of two replicas, each of four shards: the third shard of the second one
+def test_only_the_sharded_mesh_dimension_counts() -> None:
+    with as_rank(6, of=8):  # there are two replicas of four shards; this is the third shard of the second replica
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replica", "shard"))
-        value = DTensor.from_local(whole(2), mesh, [Replicate(), Shard(0)], run_check=False)
+        value = DTensor.from_local(numbered_rows(2), mesh, [Replicate(), Shard(0)], run_check=False)
         shards = shards_of(value)
         assert shards is not None
         assert (shards.rank, shards.size) == (2, 4)
@@ -136,8 +145,8 @@ def test_the_sharded_dimension_of_a_mesh_counts_whatever_the_others_are() -> Non
 
 
 def test_a_whole_tensor_is_not_sharded() -> None:
-    assert shards_of(whole(3)) is None
-    first, held = held_rows(whole(3))
+    assert shards_of(numbered_rows(3)) is None
+    first, local = held_rows(numbered_rows(3))
     assert first == 0
-    assert torch.equal(held, whole(3))
-    assert torch.equal(full_tensor(whole(3)), whole(3))
+    assert torch.equal(local, numbered_rows(3))
+    assert torch.equal(full_tensor(numbered_rows(3)), numbered_rows(3))

@@ -1,4 +1,4 @@
-"""Ordered sums of one rank: in the tree, one partial sum a level. Of several ranks: test_exchange.py."""
+"""Ordered sums of a single rank follow the tree, with one partial sum per level. Several ranks: test_exchange.py."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def leaves(count: int, seed: int) -> torch.Tensor:
 
 
 def tree_sum(parts: list[Any], run: int, add: Callable[[Any, Any], Any] = torch.add) -> Any:
-    """Return the sum as documented: runs of leaves in order, then neighbors, level by level."""
+    """Return the sum in the documented order: first runs of leaves in order, then neighbors, level by level."""
     level = [functools.reduce(add, parts[begin : begin + run]) for begin in range(0, len(parts), run)]
     while len(level) > 1:
         pairs = [add(*level[index : index + 2]) for index in range(0, len(level) - 1, 2)]
@@ -29,19 +29,19 @@ def tree_sum(parts: list[Any], run: int, add: Callable[[Any, Any], Any] = torch.
     return level[0]
 
 
-def test_a_sum_keeps_one_partial_sum_a_level_and_can_be_used_again() -> None:
+def test_leaf_sums_are_small_and_reusable() -> None:
     total = LeafSum(SumTree(24, 3), range(12))
     for _ in range(2):
-        held = []
+        counts = []
         for number in range(1, 12):
             total.add([torch.full((2,), float(number))])
-            held.append(len(total._sums))
-        assert held == [1, 1, 1, 2, 2, 1, 2, 2, 2, 3, 3]
-        apart, joined = total.take()
-        assert apart == [] and [float(earlier[0][0]) for earlier in joined] == [21.0, 24.0, 21.0]
+            counts.append(len(total._sums))
+        assert counts == [1, 1, 1, 2, 2, 1, 2, 2, 2, 3, 3]
+        separate, joined = total.take()
+        assert separate == [] and [float(earlier[0][0]) for earlier in joined] == [21.0, 24.0, 21.0]
 
 
-def test_the_gradients_of_one_rank_are_summed_in_the_tree() -> None:
+def test_one_ranks_gradients_are_summed_in_the_tree() -> None:
     parameters, tree = [nn.Parameter(torch.zeros(33)), nn.Parameter(torch.zeros(2))], SumTree(6, 3)
     gradients = OrderedGradients(parameters, tree, range(6), exchanges(tree, [range(6)], Levels(inside=ALONE)))
     parts = leaves(6, 0)

@@ -1,4 +1,4 @@
-"""Process groups: what ranks are told of each other, alone and as two processes."""
+"""Process groups: values and errors that ranks exchange, in a single process and in two."""
 
 import json
 import socket
@@ -26,13 +26,13 @@ def fail_on_rank_1():
 def missing():
     return open("/nonexistent/file") if ranks.rank == 0 else None
 
-told = {"ranks": gather(ranks, ranks.rank), "first": from_coordinator(ranks, lambda: f"from {ranks.rank}")}
+report = {"ranks": gather(ranks, ranks.rank), "first": from_coordinator(ranks, lambda: f"from {ranks.rank}")}
 for name, work in (("refused", fail_on_rank_1), ("system", missing)):
     try:
         together(ranks, work)
     except BadInput as error:
-        told[name] = str(error)
-open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(told))
+        report[name] = str(error)
+open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(report))
 stop()
 """
 
@@ -44,8 +44,8 @@ def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ran
     assert process_group.from_coordinator(alone, lambda: 5) == 5
 
 
-def test_ranks_that_share_layers_divide_those_of_a_node() -> None:
-    with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of the 1 ranks of a node, which fast"):
+def test_tensor_parallel_must_divide_the_ranks_per_node() -> None:
+    with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of 1, the number of ranks on a node"):
         process_group.start("cpu", 60, 2)
 
 
@@ -55,11 +55,11 @@ def test_a_busy_port_of_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         places = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in places.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(BadInput, match=f"rank 0 cannot listen on MASTER_PORT {port}, set another for all ranks: "):
+        with pytest.raises(BadInput, match=f"rank 0 cannot listen on MASTER_PORT {port}; set another port for all"):
             process_group._rendezvous()
 
 
-def test_an_error_without_a_file_is_no_user_error(alone: process_group.Ranks) -> None:
+def test_errors_without_a_file_are_not_user_errors(alone: process_group.Ranks) -> None:
     def lose_connection() -> None:
         raise ConnectionError("lost")
 
@@ -67,18 +67,18 @@ def test_an_error_without_a_file_is_no_user_error(alone: process_group.Ranks) ->
         process_group.together(alone, lose_connection)
 
 
-def test_a_refusal_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+def test_bad_input_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     script = tmp_path / "member.py"
     script.write_text(MEMBER)
-    done = launch.run(script, str(tmp_path), ranks=2)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert told[0] == told[1]
-    assert told[0].pop("system").startswith("/nonexistent/file: ")
-    assert told[0] == {"ranks": [0, 1], "first": "from 0", "refused": "rank 1 cannot"}
+    process = launch.run(script, str(tmp_path), ranks=2)
+    assert process.returncode == 0, process.stderr
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert reports[0] == reports[1]
+    assert reports[0].pop("system").startswith("/nonexistent/file: ")
+    assert reports[0] == {"ranks": [0, 1], "first": "from 0", "refused": "rank 1 cannot"}
 
 
-def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_ranks_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "choose_device", lambda kind: "cuda")
     monkeypatch.setattr(process_group.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -86,7 +86,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch:
         process_group.start("cuda", 60)
 
 
-def test_the_members_of_a_node_or_a_disk_are_consecutive_ranks() -> None:
+def test_members_of_a_node_are_consecutive_ranks() -> None:
     groups = {"node": process_group.RankGroup(rank=1, size=3), "all": process_group.RankGroup(rank=5, size=8)}
     ranks = process_group.Ranks(rank=5, world_size=8, device=torch.device("cpu"), control=None, download=None)
     assert {name: [*process_group.members(ranks, group)] for name, group in groups.items()} == {

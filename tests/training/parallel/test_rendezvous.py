@@ -1,6 +1,6 @@
-"""Nodes meet whatever their own names resolve to, train with the bits of one node, and say why where they cannot.
+"""Nodes connect whatever their own names resolve to, train with the bits of one node, or explain why they cannot.
 
-Ranks that were started together agree on one name, whatever earlier ones have left in the store.
+Ranks that were started together agree on a name, whatever earlier ranks have left in the store.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.conftest import MakeRun, complete, metrics
 from tests.machines import Hosts, Machine
 from training.parallel import rendezvous
 
-SECONDS = 300  # a hang
+SECONDS = 300  # a process that takes longer hangs
 MINUTE = timedelta(minutes=1)
 
 
@@ -32,15 +32,15 @@ MINUTE = timedelta(minutes=1)
         (("own name", "good"), "a"),  # a loopback address on the first node itself
     ],
 )
-def test_nodes_meet_whatever_their_names_are(
+def test_nodes_connect_whatever_their_names(
     make_run: MakeRun, machines: tuple[Machine, Machine], hosts: tuple[Hosts, Hosts], master: str
 ) -> None:
     alone, together = make_run("alone"), make_run("together")
     complete(alone, "--hash-every", "1")
     complete(together, "--hash-every", "1", "--max-steps", "4")
     nodes = [
-        node.train(together, "--hash-every", "1", master=master, hosts=known)
-        for node, known in zip(machines, hosts, strict=True)
+        node.train(together, "--hash-every", "1", master=master, hosts=host_names)
+        for node, host_names in zip(machines, hosts, strict=True)
     ]
     for node in nodes:
         output, errors = node.communicate(timeout=SECONDS)
@@ -56,7 +56,7 @@ print([interface_with(address_towards(host)) for host in sys.argv[1:]])
 """
 
 
-def test_a_node_finds_its_interface_by_the_route(machines: tuple[Machine, Machine]) -> None:
+def test_the_route_determines_the_interface(machines: tuple[Machine, Machine]) -> None:
     hosts = ["10.77.0.1", "a", machines[1].address, "10.9.9.9", "no-such-name", "127.0.0.1", "::1"]
     process = machines[1].start(sys.executable, "-c", INTERFACES, *hosts)
     output, errors = process.communicate(timeout=SECONDS)
@@ -66,17 +66,17 @@ def test_a_node_finds_its_interface_by_the_route(machines: tuple[Machine, Machin
 
 
 @pytest.mark.parametrize(
-    ("addresses", "configured", "chosen"),
+    ("addresses", "configured", "expected"),
     [
         (["", ""], "", (None, None)),  # two torchruns on one machine
         (["10.77.0.1", ""], "", ("eth7", "=eth7")),
         (["10.77.0.1", ""], "NCCL_SOCKET_IFNAME=ib0", ("eth7", None)),
     ],
 )
-def test_all_ranks_learn_of_an_address_that_other_nodes_reach(
+def test_all_ranks_learn_a_reachable_address(
     addresses: list[str],
     configured: str,
-    chosen: tuple[str | None, str | None],
+    expected: tuple[str | None, str | None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,8 +84,13 @@ def test_all_ranks_learn_of_an_address_that_other_nodes_reach(
     for name in (rendezvous.GLOO_VARIABLE, rendezvous.NCCL_VARIABLE):
         monkeypatch.setenv(name, "set, for monkeypatch to restore")
         monkeypatch.delenv(name)
-    told = {"RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "first", "NCCL_CONF_FILE": str(tmp_path / "nccl.conf")}
-    for name, value in told.items():
+    variables = {
+        "RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "first",
+        "NCCL_CONF_FILE": str(tmp_path / "nccl.conf"),
+    }
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rendezvous, "NCCL_FILES", ())
     store = dist.HashStore()
@@ -95,32 +100,32 @@ def test_all_ranks_learn_of_an_address_that_other_nodes_reach(
     store.set("address 1", addresses[1])
     store.set("reachable address", next(filter(None, addresses), ""))
     rendezvous.choose_interface(store, 1, 2)
-    found = tuple(map(os.environ.get, (rendezvous.GLOO_VARIABLE, rendezvous.NCCL_VARIABLE)))
-    assert found == chosen
+    interfaces = tuple(map(os.environ.get, (rendezvous.GLOO_VARIABLE, rendezvous.NCCL_VARIABLE)))
+    assert interfaces == expected
 
 
 def agree(store: Any, world_size: int, draw: random.Random) -> list[str]:
-    """Let so many ranks come at random times."""
+    """Let ranks join at random times, and return the names that they agree on."""
 
-    def come(rank: int, seconds: float) -> str:
+    def join(rank: int, seconds: float) -> str:
         time.sleep(seconds)
         return rendezvous.agree_on_generation(store, rank, world_size, MINUTE)
 
     delays = [draw.uniform(0, 0.5) for _ in range(world_size)]
     with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(come, range(world_size), delays))
+        return list(threads.map(join, range(world_size), delays))
 
 
-def test_generations_in_one_store_have_a_name_each() -> None:
+def test_each_generation_has_its_own_name() -> None:
     draw, store = random.Random(5), dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
     names = []
-    for world_size in (4, 4, 2, 4, 3, 1):  # nodes come and go; none removes what it has written
+    for world_size in (4, 4, 2, 4, 3, 1):  # nodes join and leave; none of them removes its entries
         [name] = set(agree(store, world_size, draw))
         names.append(name)
     assert len(set(names)) == len(names)
 
 
-def test_a_missing_rank_is_an_error_in_time() -> None:
+def test_missing_ranks_cause_a_timely_error() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
-    with pytest.raises(dist.DistStoreError, match="not all of 2 ranks have met within 0:00:01"):
+    with pytest.raises(dist.DistStoreError, match="not all of the 2 ranks have connected within 0:00:01"):
         rendezvous.agree_on_generation(store, 0, 2, timedelta(seconds=1))

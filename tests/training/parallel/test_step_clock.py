@@ -1,11 +1,11 @@
-"""Step clock: own seconds of steps, without those of waiting for other ranks and outside steps."""
+"""The step clock counts own work in steps, without waits for other ranks and without the time between steps."""
 
 import torch
 
 from training.parallel.step_clock import StepClock, StepSeconds
 
 
-def test_own_seconds_end_with_the_last_gradient_and_leave_out_reductions_and_waits(clock: list[float]) -> None:
+def test_own_seconds_exclude_reductions_and_waits(clock: list[float]) -> None:
     steps = StepClock(torch.device("cpu"))
     for _ in range(2):
         clock[0] += 1000  # between steps
@@ -23,7 +23,7 @@ def test_own_seconds_end_with_the_last_gradient_and_leave_out_reductions_and_wai
         assert steps.totals == StepSeconds(steps=2, own=2 * 7)
 
 
-def test_a_step_without_reduction_is_all_own_and_what_is_outside_of_steps_counts_nowhere(clock: list[float]) -> None:
+def test_steps_without_reductions_are_all_own_work(clock: list[float]) -> None:
     steps = StepClock(torch.device("cpu"))
     with steps.reducing():
         clock[0] += 1

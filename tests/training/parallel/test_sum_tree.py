@@ -1,4 +1,4 @@
-"""Sum tree: any division among ranks gives the additions of one process; counts of partial sums."""
+"""The sum tree: any division among ranks gives the additions of one process; numbers of partial sums."""
 
 import itertools
 from typing import Any
@@ -9,7 +9,7 @@ from tests.training.parallel.test_ordered_reduce import tree_sum
 from tokens.batches.sampling import rank_shares
 from training.parallel.sum_tree import SumTree, leaf, most_held_sums, step_tree
 
-Sum = Any  # a leaf's number, or a pair of what is added
+Sum = Any  # the number of a leaf, or a pair of two sums that are added
 
 
 def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
@@ -17,14 +17,14 @@ def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
     rounds, results = tree.additions(parts)
     for pairs in rounds:
         places = list(itertools.chain(*pairs))
-        assert len(set(places)) == len(places)  # they can be done at once
-        for place, added in pairs:
-            sums[place] = (sums[place], sums[added])
-    return [sums[place] for place in results]
+        assert len(set(places)) == len(places)  # the additions of a round are independent
+        for target, source in pairs:
+            sums[target] = (sums[target], sums[source])
+    return [sums[target] for target in results]
 
 
 def sum_of_share(tree: SumTree, share: range) -> tuple[list[range], list[Sum]]:
-    """Return a rank's ranges and partial sums, added as its leaves come."""
+    """Return a rank's ranges and partial sums, which are added when its leaves are pushed."""
     ranges: list[range] = []
     sums: list[Sum] = []
     for number in share:
@@ -38,36 +38,40 @@ def sum_of_share(tree: SumTree, share: range) -> tuple[list[range], list[Sum]]:
 
 @pytest.mark.parametrize("determinism", ["elastic", "run"])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_every_number_of_ranks_and_nodes_makes_the_additions_of_one_process(determinism: str, nodes: int) -> None:
+def test_all_layouts_add_like_one_process(determinism: str, nodes: int) -> None:
     for leaves in range(1, 65):
         for size in range(1, leaves // nodes + 1):
             if determinism == "run" and leaves % (nodes * size):
                 continue
             tree, shares = step_tree(determinism, leaves, nodes * size), rank_shares(leaves, nodes * size)
-            of_nodes: list[range] = []
+            node_ranges: list[range] = []
             sums: list[Sum] = []
             for node in range(nodes):
                 parts = [sum_of_share(tree, share) for share in shares[node * size : (node + 1) * size]]
                 ranges = [part for own, _ in parts for part in own]
                 sums += finish(tree, ranges, [value for _, own in parts for value in own])
-                of_nodes += tree.partial_sums(ranges)
-            whole = tree_sum(list(range(leaves)), tree.run, lambda *pair: pair)
-            assert finish(tree, of_nodes, sums) == [whole], (leaves, size)
+                node_ranges += tree.partial_sums(ranges)
+            expected = tree_sum(list(range(leaves)), tree.run, lambda *pair: pair)
+            assert finish(tree, node_ranges, sums) == [expected], (leaves, size)
 
 
-def test_a_range_has_a_partial_sum_of_each_of_its_largest_subtrees() -> None:
+def test_ranges_have_partial_sums_of_largest_subtrees() -> None:
     def partial_sums(leaves: int, begin: int, end: int) -> list[tuple[int, int]]:
         sums = step_tree("elastic", leaves, 1).partial_sums(map(leaf, range(begin, end)))
         return [(part.start, part.stop) for part in sums]
 
     assert partial_sums(8, 0, 8) == [(0, 8)]
     assert partial_sums(8, 1, 7) == [(1, 2), (2, 4), (4, 6), (6, 7)]
-    assert partial_sums(12, 2, 8) == [(2, 3), (3, 6), (6, 8)]  # runs of 3: the rest of one, a whole one, a beginning
+    assert partial_sums(12, 2, 8) == [
+        (2, 3),
+        (3, 6),
+        (6, 8),
+    ]  # runs of 3: the end of a run, a complete run, a beginning
     assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
 
 
-def test_one_partial_sum_is_held_a_level() -> None:
+def test_each_tree_level_holds_one_partial_sum() -> None:
     assert [most_held_sums("elastic", 8 * ranks, ranks) for ranks in (1, 2, 8)] == [3, 3, 3]
     assert [most_held_sums("run", 8 * ranks, ranks) for ranks in (1, 2, 3, 8)] == [1, 1, 1, 1]
-    assert most_held_sums("elastic", 12, 1) == 3  # one of 6, one of 3 and one in progress
-    assert most_held_sums("off", 64, 8) == 0  # no order is kept
+    assert most_held_sums("elastic", 12, 1) == 3  # sums of 6 and of 3 leaves, and one in progress
+    assert most_held_sums("off", 64, 8) == 0  # sums are not ordered

@@ -1,4 +1,4 @@
-"""Tensor shards on ranks that share layers: shared gradients and their norm are those of the whole tensors."""
+"""Tensor shards on ranks that share layers: shared gradients and their norm equal those of the complete tensors."""
 
 import zlib
 
@@ -29,65 +29,69 @@ def cut_of(name: str, shard: int) -> ShardCut:
 
 
 def gradient(name: str, shard: int) -> Tensor:
-    """Return what one shard adds to the gradient of a parameter."""
+    """Return the part of a parameter's gradient that one shard computes."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + shard)
     return torch.randn(cut_of(name, shard).shape, generator=generator)
 
 
 def whole_gradient(name: str) -> Tensor:
-    """Return the sum of what shards add, in their order."""
-    whole = torch.zeros(axes_of(name, CONFIG).shape)
+    """Return the sum of the parts that shards compute, in the order of shards."""
+    full = torch.zeros(axes_of(name, CONFIG).shape)
     for shard in range(SHARDS):
         cut, part = cut_of(name, shard), gradient(name, shard)
         for place, run in cut.whole_rows(0, len(part)):
-            within(whole, run.rows, cut.columns).add_(part[place])
-    return whole
+            within(full, run.rows, cut.columns).add_(part[place])
+    return full
 
 
 CPU = torch.device("cpu")
 ALONE = Ranks(rank=0, world_size=1, device=CPU, control=None, download=None)
 
 
-def test_copies_of_an_element_get_the_sum_of_their_gradients_and_it_counts_once_on_any_number_of_ranks() -> None:
+def test_copies_share_their_gradient_and_count_once() -> None:
     network = meta_network(CONFIG)
-    wanted = {name: whole_gradient(name) for name, _ in network.named_parameters()}
+    full_gradients = {name: whole_gradient(name) for name, _ in network.named_parameters()}
 
     def work(rank: int, tensor: RankGroup) -> tuple[dict[str, Tensor], float]:
         sharded = in_shards(NextTokenLoss(network), SHARDS, tensor).network
         shards = TensorShards(config=CONFIG, exchange=sharded.exchange, ranks=ALONE, row_ranks=None)
         parameters, places = {}, {}
         for name, parameter in sharded.named_parameters():
-            places[name] = plain_name(name), sharded.exchange.own[int(name.split(".")[1])]
+            places[name] = plain_name(name), sharded.exchange.local_shards[int(name.split(".")[1])]
             parameters[name] = nn.Parameter(torch.empty(parameter.shape))
             parameters[name].grad = gradient(*places[name])
         shards.add_shared(parameters)
-        found = {name: parameter.grad for name, parameter in parameters.items()}
+        gradients = {name: parameter.grad for name, parameter in parameters.items()}
         for name, (plain, shard) in places.items():
-            assert torch.equal(found[name], part_of(wanted[plain], cut_of(plain, shard))), name
-        assert len(found) == SHARDS // tensor.size * len(wanted)
-        whole = {name: full_tensor(value) for name, value in shards.by_plain_name(found).items()}
-        return whole, norm_of_shards(shards, parameters).item()
+            assert torch.equal(gradients[name], part_of(full_gradients[plain], cut_of(plain, shard))), name
+        assert len(gradients) == SHARDS // tensor.size * len(full_gradients)
+        full = {name: full_tensor(value) for name, value in shards.by_plain_name(gradients).items()}
+        return full, norm_of_shards(shards, parameters).item()
 
     norms = set()
     for size in (1, 2, 4):
-        for whole, norm in on_threads(lambda rank, make, size=size: work(rank, make(f"of {size}", rank, size)), size):
-            assert whole.keys() == wanted.keys()
-            assert all(torch.equal(value, wanted[name]) for name, value in whole.items())
+        for full, norm in on_threads(lambda rank, make, size=size: work(rank, make(f"of {size}", rank, size)), size):
+            assert full.keys() == full_gradients.keys()
+            assert all(torch.equal(value, full_gradients[name]) for name, value in full.items())
             norms.add(norm)
     [norm] = norms
-    assert norm == pytest.approx(torch.cat([value.double().flatten() for value in wanted.values()]).norm().item())
+    assert norm == pytest.approx(
+        torch.cat([value.double().flatten() for value in full_gradients.values()]).norm().item()
+    )
 
 
-@pytest.mark.parametrize(("optimizer", "made"), [("adamw", 0), ("muon", 1)])
-def test_only_a_shared_update_makes_its_group(monkeypatch: pytest.MonkeyPatch, optimizer: str, made: int) -> None:
-    """FSDP with tensor shards: AdamW's update exchanges nothing, so its ranks need no process group."""
+@pytest.mark.parametrize(("optimizer", "group_count"), [("adamw", 0), ("muon", 1)])
+def test_only_shared_updates_make_a_process_group(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, group_count: int
+) -> None:
+    """Under FSDP with tensor shards, AdamW's update exchanges nothing, so its ranks need no process group."""
     groups: list[Tensor] = []
 
-    def own_group(places: Tensor) -> RankGroup:
+    def make_subgroup(places: Tensor) -> RankGroup:
         groups.append(places)
         return RankGroup(rank=0, size=4)
 
-    monkeypatch.setattr("training.parallel.tensor_shards.own_group", own_group)
+    monkeypatch.setattr("training.parallel.tensor_shards.make_subgroup", make_subgroup)
     pair = RankGroup(rank=0, size=2)
     ranks = Ranks(rank=0, world_size=4, data_parallel=pair, tensor=pair, device=CPU, control=None, download=None)
     network = meta_network(CONFIG)
@@ -97,4 +101,4 @@ def test_only_a_shared_update_makes_its_group(monkeypatch: pytest.MonkeyPatch, o
     axes = {name: axes_of(plain_name(name), CONFIG) for name in parameters}
     options = OptimizationOptions(optimizer=optimizer)
     Optimizer(parameters, axes, options, CPU, shards.make_spread)
-    assert len(groups) == made
+    assert len(groups) == group_count

@@ -1,4 +1,4 @@
-"""Wrapper of a network: its choice, the divisor of reduced gradients, DDP's buckets, plain names of parameters."""
+"""The wrapper of a network: how it is chosen, the divisor of reduced gradients, DDP's buckets, and plain names."""
 
 from typing import Any
 
@@ -41,39 +41,37 @@ def test_one_rank_needs_no_wrapper(kind: str, determinism: str) -> None:
 
 
 @pytest.mark.parametrize("determinism", ["off", "run", "elastic"])
-def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) -> None:
+def test_step_gradients_are_those_of_the_global_batch(determinism: str) -> None:
     batch = torch.randint(CONFIG.vocab_size, (6, CONFIG.context_length + 1), generator=torch.Generator().manual_seed(0))
-    parallel, whole = wrap("ddp", determinism), GPT(CONFIG)
-    initialize(whole, 0)
-    NextTokenLoss(whole)(batch[:, :-1], batch[:, 1:]).backward()
+    parallel, reference = wrap("ddp", determinism), GPT(CONFIG)
+    initialize(reference, 0)
+    NextTokenLoss(reference)(batch[:, :-1], batch[:, 1:]).backward()
     for number, row in enumerate(batch.split(1)):
         with parallel.gradient_sync(enabled=number == 5):
             parallel.model(row[:, :-1], row[:, 1:]).backward()
-    for found, parameter in zip(parallel.gradients(), whole.parameters(), strict=True):
+    for found, parameter in zip(parallel.gradients(), reference.parameters(), strict=True):
         assert parameter.grad is not None
         assert torch.allclose(found / 6, parameter.grad, rtol=1e-4, atol=1e-7)
     parallel.zero_grad()
     assert parallel.gradients() == []
 
 
-def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
-    alone: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_last_micro_batch_is_reduced(alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     network = GPT(CONFIG)
     initialize(network, 0)
     reduction, clock = BucketSum(dist.group.WORLD), StepClock(alone.device)
-    # parallelize() wraps none on a single rank
+    # On a single rank, parallelize() does not wrap the network.
     model = wrap_in_ddp(NextTokenLoss(network), reduction, clock, dist.group.WORLD)
     places: dict[str, Any] = {"levels": Levels(inside=ALONE), "data_parallel": ALONE}
     parallel = Parallel(network=network, model=model, reduction=reduction, clock=clock, **places)
     reduced: list[int] = []
     all_reduce = dist.all_reduce
 
-    def counting(buffer: torch.Tensor, **options: Any) -> Any:
+    def counting_all_reduce(buffer: torch.Tensor, **options: Any) -> Any:
         reduced.append(len(buffer))
         return all_reduce(buffer, **options)
 
-    monkeypatch.setattr(dist, "all_reduce", counting)
+    monkeypatch.setattr(dist, "all_reduce", counting_all_reduce)
     batch = torch.randint(CONFIG.vocab_size, (3, CONFIG.context_length + 1))
     for _ in range(2):
         reduced.clear()
@@ -81,7 +79,7 @@ def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
             assert reduced == []
             with parallel.gradient_sync(enabled=number == 2):
                 parallel.model(row[:, :-1], row[:, 1:]).backward()
-            # Fewer than parameters: each is a view of a bucket, none a copy beside it.
+            # There are fewer buckets than parameters, so gradients are views of buckets, and not copies.
             buckets = {gradient.untyped_storage().data_ptr() for gradient in parallel.gradients()}
             assert len(buckets) < len(parallel.gradients()) / 2
         assert sum(reduced) == sum(parameter.numel() for parameter in parallel.named_parameters().values())
@@ -90,21 +88,21 @@ def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(
     bare = NextTokenLoss(network)
     for row in batch.split(1):
         bare(row[:, :-1], row[:, 1:]).backward()
-    for ours, theirs in zip(found, parallel.gradients(), strict=True):
-        assert torch.equal(ours, theirs)
+    for reduced_gradient, reference_gradient in zip(found, parallel.gradients(), strict=True):
+        assert torch.equal(reduced_gradient, reference_gradient)
 
 
-def test_blocks_head_and_loss_are_compiled_as_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_head_and_loss_are_separate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
-    def noting(function: Any, **options: Any) -> Any:
+    def record_compilation(function: Any, **options: Any) -> Any:
         assert options == {"fullgraph": True, "dynamic": False}
         compiled.append(getattr(function, "__self__", function).__class__.__name__)
         return function
 
-    monkeypatch.setattr(torch, "compile", noting)
+    monkeypatch.setattr(torch, "compile", record_compilation)
     model = NextTokenLoss(GPT(CONFIG))
-    with torch._dynamo.config.patch(optimize_ddp=True):  # monkeypatch would delete it at its end
+    with torch._dynamo.config.patch(optimize_ddp=True):  # monkeypatch would delete the setting afterwards
         compile_model(model, False)
         assert compiled == []
         compile_model(model, True)

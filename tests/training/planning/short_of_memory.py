@@ -1,8 +1,7 @@
 """find_batch_size.py on a machine where rank 1 runs out of memory.
 
-The environment says where: FAIL_IN is forward, backward, step or later (in a step after the third), and ABOVE
-the micro-batch that still fits. FAIL_IN killed: rank 1's process is gone without a word; hang: it
-does not come back.
+Two environment variables decide when this happens. ABOVE is the largest micro-batch that fits. FAIL_IN is "forward",
+"backward", "step" or "later" (in a step after the third); "killed" kills the process of rank 1, and "hang" stops it.
 """
 
 import os
@@ -22,13 +21,13 @@ from training.planning import batch_probe as probe
 
 PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
 MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"
-seen = {"size": 0, "steps": 0}
+progress = {"size": 0, "steps": 0}
 plain_forward, plain_step = next_token_loss.NextTokenLoss.forward, probe.train_step
 plain_update = torch.optim.AdamW.step
 
 
 def fail(place: str) -> None:
-    if os.environ.get("RANK") == "1" and place == PLACE and seen["size"] > ABOVE:
+    if os.environ.get("RANK") == "1" and place == PLACE and progress["size"] > ABOVE:
         if PLACE == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if PLACE == "hang":
@@ -37,7 +36,7 @@ def fail(place: str) -> None:
 
 
 def forward(self: nn.Module, tokens: Tensor, *targets: Tensor, **options: Any) -> Tensor:
-    seen["size"] = len(tokens)
+    progress["size"] = len(tokens)
     fail("forward")
     fail("killed")
     fail("hang")
@@ -48,13 +47,13 @@ def forward(self: nn.Module, tokens: Tensor, *targets: Tensor, **options: Any) -
 
 def update(self: torch.optim.AdamW) -> Any:
     fail("step")
-    if seen["steps"] > 3:
+    if progress["steps"] > 3:
         fail("later")
     return plain_update(self)
 
 
 def train_step(state: Any, settings: Any, number: int, next_batch: Any) -> Any:
-    seen["steps"] = number + 1
+    progress["steps"] = number + 1
     return plain_step(state, settings, number, next_batch)
 
 

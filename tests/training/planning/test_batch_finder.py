@@ -1,4 +1,4 @@
-"""Batch-size search: found where a rank runs out of memory, without hanging, and written without harm."""
+"""Batch-size search: it notices when a rank runs out of memory, does not hang, and writes train.json without harm."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def contents(run: Path) -> dict[str, bytes]:
         *(("backward", "fsdp", 2), ("later", "ddp", 1)),
     ],
 )
-def test_one_rank_out_of_memory_is_a_vote_of_all(make_run: MakeRun, place: str, parallel: str, fits: int) -> None:
+def test_search_notices_a_rank_out_of_memory(make_run: MakeRun, place: str, parallel: str, fits: int) -> None:
     run = make_run(parallel=parallel, determinism="off", dataset="not needed")
     before = contents(run)
     options = ("--device", "cpu", "--world-size", "2")
@@ -51,7 +51,7 @@ def test_one_rank_out_of_memory_is_a_vote_of_all(make_run: MakeRun, place: str, 
     assert contents(run) == before
 
 
-def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None:
+def test_search_under_torchrun_writes_train_json(make_run: MakeRun) -> None:
     run = make_run(determinism="off")
     text = (run / "train.json").read_text().replace(": ", " :  ", 3) + "\n\n"
     (run / "train.json").write_text(text)
@@ -59,23 +59,23 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: MakeRun) -> None
     done = launch.run(SHORT, str(run), "--device", "cpu", "--write", ranks=2, environment=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("does not fit on rank 1") == 1
-    written = (run / "train.json").read_text()
-    assert written == text.replace('"microbatch_size" :  2', '"microbatch_size" :  1') != text
+    new_text = (run / "train.json").read_text()
+    assert new_text == text.replace('"microbatch_size" :  2', '"microbatch_size" :  1') != text
     assert {path.name for path in run.iterdir()} == {"model.json", "train.json"}
 
 
-def test_ranks_can_be_killed_as_soon_as_they_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_can_be_killed_right_after_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     prober = Prober([str(SHORT)], 2)
     prober._start("probe", 1)
     processes = list(prober._processes)
     assert [os.getpgid(process.pid) for process in processes] == [process.pid for process in processes]
-    prober.kill()  # a killpg before setsid would reach nobody, and the wait after it have no end
+    prober.kill()  # a killpg before setsid would kill no process, and the wait after it would never end
     assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.slow
-def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: MakeRun) -> None:
+def test_failed_searches_are_reported_in_one_line(make_run: MakeRun) -> None:
     run = make_run(determinism="off")
     options = ("--device", "cpu", "--world-size", "2")
     for place, line in (
@@ -90,7 +90,7 @@ def test_no_process_outlives_a_killed_search(make_run: MakeRun) -> None:
     options = ("--device", "cpu", "--set", "train.global_batch_size=null")
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
     process.stdout.readline()
-    launch.wait_until(process.children, process)  # of the next probe
+    launch.wait_until(process.children, process)  # the ranks of the next probe
     os.kill(process.pid, 9)
     launch.wait_until(lambda: not process.children(), seconds=60)
 
@@ -103,63 +103,67 @@ def test_ctrl_c_is_one_line(make_run: MakeRun) -> None:
     assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing is written\n")
 
 
-def test_a_search_has_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_requires_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def search(processes: int | None) -> None:
         finder.report_largest(load_run(make_run(str(processes)), []), [], "cpu", processes, write=False)
 
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(BadInput, match=r"torchrun, or no launcher"):
+    with pytest.raises(BadInput, match=r"torchrun or without a launcher"):
         search(None)
     with pytest.raises(BadInput, match=r"--world-size: got 2, but torchrun sets the world size"):
         search(2)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "gone")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ended")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "1")  # where nobody listens
+    monkeypatch.setenv("MASTER_PORT", "1")  # no process listens there
     monkeypatch.setattr("training.parallel.process_group.CONNECT_TIMEOUT", timedelta(milliseconds=100))
-    with pytest.raises(BadInput, match=r"torchrun is gone"):
+    with pytest.raises(BadInput, match=r"torchrun has ended or does not answer"):
         finder.report_largest(load_run(make_run("last"), []), [], "cpu", None, write=False)
 
 
-def test_bad_input_is_one_line(make_run: MakeRun) -> None:
+def test_bad_input_is_reported_in_one_line(make_run: MakeRun) -> None:
     run, plain = make_run(), make_run("plain", global_batch_size=None, gradient_accumulation_steps=3)
     for directory, options, line in (
-        (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
+        (run, (), "this machine has no GPU; --predict a100-40gb predicts the size for one, and --device cpu runs the"),
         (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
-        (run, ("--device", "cpu", "--world-size", "9"), "8 micro-batches of 1, which world size 9 exceeds; start 8"),
+        (run, ("--device", "cpu", "--world-size", "9"), "8 micro-batches of 1, which world size 9 exceeds; start at"),
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            "which world size 3 does not divide, as determinism run wants; set it to elastic",
+            "which world size 3 does not divide, although determinism run requires it; set determinism to el",
         ),
-        (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
+        (
+            plain,
+            ("--device", "cpu", "--write"),
+            "--write must not change the global batch, which depends on the micro-batch unless global_batch_size is",
+        ),
         (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),
     ):
         if not options and torch.cuda.is_available():
             continue
-        said = only_line(find(directory, *options))
-        assert said.startswith("find_batch_size.py: ") and line in said
+        message = only_line(find(directory, *options))
+        assert message.startswith("find_batch_size.py: ") and line in message
 
 
-def test_a_measurement_corrects_the_prediction() -> None:
+def test_measurement_corrects_the_prediction() -> None:
     run = load_run(ROOT / "runs" / "8xa100", [])
     total, memory = 80 * GIB, MemoryModel.of(run.model, run.train, 8)
     predicted = attrs.evolve(memory, accumulation=2, global_batch_size=None).predict(16).allocated
     as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
-    outside = outside_bytes(8)  # is held when `usable` is measured
+    outside = outside_bytes(8)  # already in use when `usable` is measured
     assert finder.predicted_largest(memory, as_predicted, 16) == memory.largest_microbatch(total + outside)
     assert finder.predicted_largest(memory, twice, 16) == memory.largest_microbatch(total // 2 + outside)
     assert finder.predicted_largest(memory, [Report()], 16) is None
 
 
-def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    total, held, others = 80 * GIB, 10 * GIB, 3 * GIB
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held - others, total))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held)
-    assert usable_bytes(torch.device("cuda")) == total - others - int(HEADROOM * total)
+def test_headroom_is_subtracted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, reserved, other_processes = 80 * GIB, 10 * GIB, 3 * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - reserved - other_processes, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
+    assert usable_bytes(torch.device("cuda")) == total - other_processes - int(HEADROOM * total)
 
 
-def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: MakeRun) -> None:
+def test_write_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
     directory = make_run()
     path, file = directory / "train.json", directory / "elsewhere.json"
     text = path.read_bytes().replace(b", ", b",\r\n")
@@ -173,5 +177,5 @@ def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: MakeRun) -> N
     assert path.is_symlink() and file.stat().st_mode & 0o777 == 0o600
     assert file.read_bytes() == text.replace(b'"microbatch_size": 2', b'"microbatch_size": 4')
     file.write_bytes(text.replace(b'"microbatch_size"', b'"microbatch\\u005fsize"'))
-    with pytest.raises(BadInput, match=r'wanted the key spelt "microbatch_size"'):
+    with pytest.raises(BadInput, match=r'the key must be spelled "microbatch_size"'):
         finder.check_editable(load_run(directory, []).train, [])

@@ -1,4 +1,4 @@
-"""Estimate: hours and dollars of a run on machines for rent, checked against published train times; several nodes."""
+"""Estimates: hours and dollars of a run on machines for rent agree with published training times; several nodes."""
 
 import json
 import re
@@ -22,9 +22,9 @@ from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
 RUN, LENGTHS = ROOT / "runs" / "8xa100", {"gpjt/fineweb-gpt2-tokens": None}
-# The seed's table "Costs of training in the cloud": GPU, micro-batch, seconds of the whole train, without its
-# validation, and tokens/s that its trainer printed.
-SEED = {
+# gpjt's table "Costs of training in the cloud": machine, micro-batch, seconds of the whole training with and without
+# validation, and the tokens/s that the trainer printed
+PUBLISHED = {
     "8xa100-40gb": (13, 13904, 12404, 234480),
     "8xa100-80gb": (28, 11532, 9948, 282707),
     "8xh100-80gb": (27, 6650, 5738, 490249),
@@ -32,15 +32,15 @@ SEED = {
 }
 
 
-@pytest.mark.parametrize("name", SEED)
-def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name: str) -> None:
-    size, whole, without_validation, printed = SEED[name]
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_training_times_are_estimated_within_ten_percent(tmp_path: Path, name: str) -> None:
+    size, total_seconds, without_validation, printed = PUBLISHED[name]
     batches = {"microbatch_size": size, "validation_interval": 617, "validation_batches": 300}
     run = run_directory(tmp_path / "run", GPT2_124M | {"tie_weights": False}, PUBLIC | batches)
     estimate = make_estimate(load_run(run, []), read_machines(MACHINES, [name]), LENGTHS)
     [offer] = estimate.offers
     assert offer.plan is not None
-    assert 3600 * offer.hours(printed) == pytest.approx(whole, rel=0.1)
+    assert 3600 * offer.hours(printed) == pytest.approx(total_seconds, rel=0.1)
     measured = offer.throughputs[0]
     assert 3600 * offer.hours(measured.tokens_per_second) == pytest.approx(without_validation, rel=0.1)
     assert measured.tokens_per_second == pytest.approx(offer.plan.train_tokens / without_validation, rel=1e-5)
@@ -53,12 +53,12 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
     run = load_run(RUN, ["validation_interval=null", "microbatch_size=4"])
     estimate = make_estimate(run, read_machines(path, ["two", "three"]), LENGTHS)
     two, three = sorted(estimate.offers, key=lambda offer: offer.machine.gpus)
-    # 32 micro-batches: 16 on each, or 11 on two of three
+    # There are 32 micro-batches: 16 on each of two GPUs, or 11, 11 and 10 on three.
     assert three.token_equivalents == pytest.approx(two.token_equivalents * 33 / 32)
 
 
 FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
-HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # few layers are quicker to count
+HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # a few layers are counted quickly
 
 
 @pytest.mark.parametrize(
@@ -81,25 +81,25 @@ HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # few lay
         ),
     ],
 )
-def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> None:
+def test_impossible_plans_are_reported_in_one_line(options: list[str], message: str) -> None:
     command = parse("train.py", TrainCommand, [str(RUN), "--plan", *options])
     with pytest.raises(BadInput) as raised:
         dry_run(load_run(RUN, command.overrides), command, None)
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) -> None:
+def test_tokens_per_second_above_the_peak_are_refused(tmp_path: Path) -> None:
     run, prices = load_run(RUN, []), read_machines(MACHINES, ["8xb200"])
     [machine] = prices.machines
     entered = attrs.evolve(prices, machines=(attrs.evolve(machine, tokens_per_second=1e9),))
-    with pytest.raises(BadInput, match=r"8xb200: tokens_per_second: got 1e\+09, more than the 24,2"):
+    with pytest.raises(BadInput, match=r"8xb200: tokens_per_second: got 1e\+09, but the peak of .* at most 24,2"):
         make_estimate(run, entered, {run.train.data.parts[0].dataset: None})
 
 
 @pytest.mark.parametrize(
     ("datasets", "validation", "checkpoint"), [(1, 617, 617), (1, 4, 6), (1, 100, 7), (1, 1, 5), (2, 100, 7)]
 )
-def test_a_plan_counts_the_validations_that_a_run_makes(datasets: int, validation: int, checkpoint: int) -> None:
+def test_plan_counts_all_validations_of_a_run(datasets: int, validation: int, checkpoint: int) -> None:
     prices = read_machines(MACHINES, ["8xb200"])
     mixture = json.dumps([{"dataset": f"text{n}", "weight": 1} for n in range(datasets)])
     run = load_run(RUN, [f"dataset={mixture}", "min_train_tokens=1000000000"])
@@ -110,12 +110,12 @@ def test_a_plan_counts_the_validations_that_a_run_makes(datasets: int, validatio
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
     intervals = make_intervals(run.train, plan, Options())
-    due = sum(intervals.validation_due(step) for step in range(steps + 1))
-    expected = (plan.train_tokens + due * datasets * plan.validation_sequences * 1024 / 3) / 1e6
+    validations = sum(intervals.validation_due(step) for step in range(steps + 1))
+    expected = (plan.train_tokens + validations * datasets * plan.validation_sequences * 1024 / 3) / 1e6
     assert 3600 * offer.hours(1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)
 
 
-def test_the_start_up_is_the_one_that_the_runs_own_jobs_measured(tmp_path: Path) -> None:
+def test_start_up_is_measured_by_earlier_jobs(tmp_path: Path) -> None:
     assert start_up_of(tmp_path) == (ASSUMED_START_UP_SECONDS, 0)
     parts = dict.fromkeys(PARTS, 0.0)
     ledgers = [parts | {"start-up": start_up, "compile": 30.0, "training": 9.0} for start_up in (10.0, 50.0, 60.0)]
@@ -124,19 +124,19 @@ def test_the_start_up_is_the_one_that_the_runs_own_jobs_measured(tmp_path: Path)
     assert start_up_of(tmp_path) == (80.0, 3)
 
 
-def test_two_nodes_cost_twice_as_much_an_hour_and_are_less_than_twice_as_fast() -> None:
+def test_two_nodes_are_less_than_twice_as_fast() -> None:
     run, prices = load_run(RUN, []), read_machines(MACHINES, ["8xh100-80gb"])
-    [one] = make_estimate(run, prices, LENGTHS).offers
+    [single] = make_estimate(run, prices, LENGTHS).offers
     [two] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=50.0)).offers
     [slow] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=1.0)).offers
     assert two.machine.name == "2 x 8xh100-80gb"
-    assert (two.machine.gpus, two.machine.usd_per_hour) == (16, 2 * one.machine.usd_per_hour)
-    speeds = [offer.throughputs[0].tokens_per_second for offer in (slow, one, two)]
+    assert (two.machine.gpus, two.machine.usd_per_hour) == (16, 2 * single.machine.usd_per_hour)
+    speeds = [offer.throughputs[0].tokens_per_second for offer in (slow, single, two)]
     assert speeds[0] < speeds[1] < speeds[2] < 2 * speeds[1]
     assert {throughput.kind for throughput in two.throughputs} == {"simulation"}
 
 
-def test_fsdp_over_a_slow_link_waits_for_weights_too() -> None:
+def test_fsdp_over_a_slow_link_also_waits_for_weights() -> None:
     prices, network = read_machines(MACHINES, ["8xh100-80gb"]), Network(nodes=2, link=1.0)
     offers = {
         parallel: make_estimate(load_run(RUN, [f"parallel={parallel}"]), prices, LENGTHS, network).offers[0]
@@ -145,7 +145,7 @@ def test_fsdp_over_a_slow_link_waits_for_weights_too() -> None:
     assert offers["fsdp"].hours() > offers["hsdp"].hours()
 
 
-def test_the_plan_prices_nodes_and_says_that_it_is_a_simulation() -> None:
+def test_plan_of_several_nodes_is_called_a_simulation() -> None:
     done = complete(RUN, "--plan", "--machine", "8xh100-80gb", "--nodes", "2", "--node-link", "50")
     assert re.search(r"^2 x 8xh100-80gb +63\.84 .*simulation", done.stdout, re.MULTILINE)
     assert "50 GB/s between nodes" in done.stdout

@@ -1,4 +1,4 @@
-"""forecast.json is shown below the plan while the recipe is the one that it was made for."""
+"""forecast.json is shown below the plan as long as the recipe is the one for which it was made."""
 
 import json
 from pathlib import Path
@@ -35,47 +35,47 @@ def change(run: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_plan_ends_with_the_forecast_and_is_otherwise_as_without(run: Path) -> None:
+def test_plan_ends_with_the_forecast(run: Path) -> None:
     options = ("--plan", "--machine", "8xh100-80gb")
-    shown = train(run, *options).stdout.splitlines()
-    assert " ".join(line.strip() for line in shown[-4:]) == (
-        "forecast     loss 3.2800 [3.2500, 3.3100], 90 % interval of one run, at 12.3 x the compute of its ladder's "
-        "largest run ladder of 12 runs, 2026-11-23, commit abc1234: its largest size, held out, was missed by 0.4 % "
-        "on average"
+    lines = train(run, *options).stdout.splitlines()
+    assert " ".join(line.strip() for line in lines[-4:]) == (
+        "forecast     loss 3.2800 [3.2500, 3.3100], 90% interval for a single run, at 12.3 x the compute of the "
+        "ladder's largest run ladder of 12 runs, 2026-11-23, commit abc1234: the error for its largest size, left out "
+        "of the fit, was 0.4% on average"
     )
     (run / FORECAST).unlink()
-    assert train(run, *options).stdout.splitlines() == shown[:-4]
+    assert train(run, *options).stdout.splitlines() == lines[:-4]
 
 
 @pytest.mark.parametrize(
     ("override", "change"),
     [
-        ("learning_rate=0.004", "train.json: learning_rate is 0.004, and was 0.0036 when it was made"),
-        ("min_train_tokens=1000000000", "train.json: min_train_tokens is 1000000000, and was 2400190464 when"),
-        ("model.n_layers=24", "model.json: n_layers is 24, and was 12 when"),
-        ("validation_sequences=64", "train.json: validation_sequences is 64, and was 10240 when it was made"),
-        ("start_val_token=1", "train.json: start_val_token is 1, and was 0 when it was made"),
-        ("dataset=other", "train.json: dataset is 'other', and was 'kjj0/fineweb10B-gpt2' when"),
+        ("learning_rate=0.004", "train.json: learning_rate is 0.004, but was 0.0036 when the forecast was made; run"),
+        ("min_train_tokens=1000000000", "train.json: min_train_tokens is 1000000000, but was 2400190464 when"),
+        ("model.n_layers=24", "model.json: n_layers is 24, but was 12 when"),
+        ("validation_sequences=64", "train.json: validation_sequences is 64, but was 10240 when the"),
+        ("start_val_token=1", "train.json: start_val_token is 1, but was 0 when the"),
+        ("dataset=other", "train.json: dataset is 'other', but was 'kjj0/fineweb10B-gpt2' when"),
     ],
 )
-def test_a_changed_recipe_says_which_key_in_place_of_the_loss(run: Path, override: str, change: str) -> None:
+def test_changed_recipe_names_the_key_instead_of_the_loss(run: Path, override: str, change: str) -> None:
     [line] = describe_forecast_file(load_run(run, [override]))
     assert line.startswith("forecast     not for this run: ") and change in line
 
 
 @pytest.mark.parametrize("override", ["microbatch_size=32", "random_seed=7", "parallel=fsdp", "checkpoint_interval=9"])
-def test_keys_that_do_not_move_the_loss_keep_the_forecast(run: Path, override: str) -> None:
+def test_other_keys_do_not_change_the_forecast(run: Path, override: str) -> None:
     assert describe_forecast_file(load_run(run, [override])) == describe_forecast_file(load_run(run, []))
 
 
-def test_a_key_that_the_forecast_does_not_know_had_its_default(run: Path) -> None:
+def test_missing_keys_of_a_forecast_have_their_default(run: Path) -> None:
     recipe = forecast_recipe(load_run(run, []))
     del recipe["model"]["logit_softcap"], recipe["train"]["era_tokens"]
     change(run, recipe=recipe)
     assert len(describe_forecast_file(load_run(run, []))) == 2
     [line] = describe_forecast_file(load_run(run, ["model.logit_softcap=15"]))
-    assert "logit_softcap is 15.0, and was None when" in line
-    del recipe["train"]["validation_sequences"]  # as in forecasts of older versions
+    assert "logit_softcap is 15.0, but was None when" in line
+    del recipe["train"]["validation_sequences"]  # forecasts of older versions do not have this key
     change(run, recipe=recipe)
     assert len(describe_forecast_file(load_run(run, ["validation_sequences=64"]))) == 2
 
@@ -92,7 +92,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, *WRONG])
-def test_a_damaged_file_is_one_line_of_error(run: Path, content: str | dict[str, Any]) -> None:
+def test_damaged_forecasts_are_reported_in_one_line(run: Path, content: str | dict[str, Any]) -> None:
     if isinstance(content, dict):
         change(run, **content)
     else:

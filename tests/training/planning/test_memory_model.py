@@ -1,4 +1,4 @@
-"""Predictions of memory count what the network really saves, and what fits is the most that fits."""
+"""Predictions of memory count what the network really saves, and find the largest micro-batch that fits."""
 
 import gc
 from typing import Any
@@ -23,19 +23,19 @@ from training.planning.network_sizes import network_sizes
 TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
 
 
-def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
+def test_softcap_adds_its_tanh_to_the_logits() -> None:
     capped = attrs.evolve(TINY, logit_softcap=15.0)
     for chunks in (1, 4):
         options, tokens = MemoryOptions(loss_chunks=chunks), 4 * TINY.context_length // chunks
-        plain, more = (
+        without_cap, with_cap = (
             BatchMemory(MemoryModel(model=model, options=options), network_sizes(model), 4).head.backward
             for model in (TINY, capped)
         )
-        assert 0 <= more - plain <= 4 * TINY.vocab_size * tokens
+        assert 0 <= with_cap - without_cap <= 4 * TINY.vocab_size * tokens
 
 
-def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
-    """Return the predicted bytes between forward and backward pass, of blocks that are not compiled."""
+def predicted_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
+    """Return the predicted bytes between forward and backward pass, for blocks that are not compiled."""
     batch = BatchMemory(
         MemoryModel(model=config, options=options), network_sizes(config, compiled=False), microbatch_size
     )
@@ -44,7 +44,7 @@ def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLA
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("size", GPT2_SIZES)
-def test_what_fits_fits_and_one_more_does_not(size: str, kind: str) -> None:
+def test_one_more_sequence_does_not_fit(size: str, kind: str) -> None:
     memory = MemoryModel(model=GPT2_SIZES[size], parallel=kind, world_size=8)
     for gpu in known_gpus().values():
         fits = memory.largest_microbatch(gpu_bytes(gpu))
@@ -53,10 +53,10 @@ def test_what_fits_fits_and_one_more_does_not(size: str, kind: str) -> None:
             assert memory.predict(fits).total <= gpu_bytes(gpu)
 
 
-def network(config: ModelConfig, **options: Any) -> NextTokenLoss:
-    made = GPT(config)
-    initialize(made, 0)
-    return NextTokenLoss(made, **options)
+def make_loss(config: ModelConfig, **options: Any) -> NextTokenLoss:
+    network = GPT(config)
+    initialize(network, 0)
+    return NextTokenLoss(network, **options)
 
 
 def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,23 +67,23 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions) -> int:
-    """Return what is alive between a bf16 forward pass and its backward pass, beside parameters, tokens, result."""
-    gc.freeze()  # what is here already is not looked through
-    made = network(config, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
+    """Return the bytes alive between a bf16 forward and backward pass, without parameters, tokens and the output."""
+    gc.freeze()  # existing objects are not searched
+    loss = make_loss(config, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)
     before = living_storages()
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
         if options.loss_chunks > 1:
-            result = made(inputs, targets)
+            output = loss(inputs, targets)
         else:
-            result = F.linear(made.network.hidden(inputs, recompute=made._recompute), made.network.output_weight())
+            output = F.linear(loss.network.hidden(inputs, recompute=loss._recompute), loss.network.output_weight())
     after = living_storages()
     gc.unfreeze()
-    return sum(after[address] for address in after.keys() - before.keys() - {result.untyped_storage().data_ptr()})
+    return sum(after[address] for address in after.keys() - before.keys() - {output.untyped_storage().data_ptr()})
 
 
 def living_storages() -> dict[int, int]:
-    """Return address and bytes of all memory that Python's tensors hold."""
+    """Return the address and the bytes of all memory that Python's tensors use."""
     gc.collect()
     storages = [value.untyped_storage() for value in gc.get_objects() if type(value) in (torch.Tensor, Parameter)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
@@ -93,39 +93,40 @@ def living_storages() -> dict[int, int]:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "qkv_bias": False, "n_layers": 1}])
-def test_predicted_activations_are_what_is_alive_before_the_backward_pass(
+def test_predicted_activations_are_alive_before_the_backward_pass(
     microbatch_size: int, recompute: bool, chunks: int, changes: dict[str, Any]
 ) -> None:
     config = attrs.evolve(TINY, **changes)
     options = MemoryOptions(loss_chunks=chunks, recompute_blocks=recompute)
-    later = 0 if recompute else config.n_layers * 24  # attention's seeds, on a GPU only
-    later += (
-        2 * config.padded_vocab_size * config.emb_dim if chunks > 1 else 0
-    )  # the head in bf16, when a chunk needs it
+    # Predicted bytes that are not alive yet: attention's seeds, which exist only on a GPU, and the head in bf16, which
+    # is made when a chunk needs it
+    missing = 0 if recompute else config.n_layers * 24
+    missing += 2 * config.padded_vocab_size * config.emb_dim if chunks > 1 else 0
     tokens = 8 * microbatch_size * TINY.context_length
-    assert live_bytes(config, microbatch_size, options) == kept(config, microbatch_size, options) - later - tokens
+    expected = predicted_bytes(config, microbatch_size, options) - missing - tokens
+    assert live_bytes(config, microbatch_size, options) == expected
 
 
-def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What training/planning/memory_model.py counts on.
-    made, (inputs, targets) = network(TINY), batch(2)
-    plain, held, left = F.cross_entropy, [], []
+def test_logits_are_freed_before_the_blocks_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    # training/planning/memory_model.py depends on this.
+    loss, (inputs, targets) = make_loss(TINY), batch(2)
+    cross_entropy, logits_storages, freed = F.cross_entropy, [], []
 
-    def noting(logits: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        held.append(StorageWeakRef(logits.untyped_storage()))
-        return plain(logits, *arguments, **options)
+    def recording(logits: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        logits_storages.append(StorageWeakRef(logits.untyped_storage()))
+        return cross_entropy(logits, *arguments, **options)
 
-    monkeypatch.setattr(F, "cross_entropy", noting)
-    made.network.blocks[-1].mlp.down.bias.register_hook(lambda _: left.append(held[0].expired()))
-    made(inputs, targets).backward()
-    assert left == [True]
+    monkeypatch.setattr(F, "cross_entropy", recording)
+    loss.network.blocks[-1].mlp.down.bias.register_hook(lambda _: freed.append(logits_storages[0].expired()))
+    loss(inputs, targets).backward()
+    assert freed == [True]
 
 
 ELASTIC = {"world_size": 8, "determinism": "elastic"}
 SHARDED = {"world_size": 8, "parallel": "fsdp"}
 
 
-# benchmarks/emulated_steps.py's peaks on the H100, torch 2.13.0; for all shapes: tests/cuda/test_memory_prediction.py.
+# Peaks of benchmarks/emulated_steps.py on the H100, torch 2.13.0; tests/cuda/test_memory_prediction.py has all shapes
 @pytest.mark.parametrize(
     ("size", "microbatch_size", "accumulation", "settings", "gib"),
     [
@@ -144,20 +145,21 @@ SHARDED = {"world_size": 8, "parallel": "fsdp"}
         ("1.5B", 8, 8, SHARDED | ELASTIC, 43.810),
     ],
 )
-def test_the_largest_moment_is_the_measured_peak(
+def test_predicted_peaks_equal_measured_ones(
     size: str, microbatch_size: int, accumulation: int, settings: dict[str, Any], gib: float
 ) -> None:
     memory = MemoryModel(model=GPT2_SIZES[size], accumulation=accumulation, **settings)
     assert memory.predict(microbatch_size).allocated / GIB == pytest.approx(gib, rel=0.01)
 
 
-def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> None:
+def test_larger_micro_batches_may_need_less_memory() -> None:
+    # Smaller micro-batches have more partial sums.
     memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", global_batch_size=512)
     assert memory.predict(2).total < memory.predict(1).total
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
 
 
-# As above, on 8 H100s, of which so many share layers.
+# The same on 8 H100s, of which `shared` share each layer
 @pytest.mark.parametrize(
     ("shared", "model", "size", "settings", "gib"),
     [
@@ -167,7 +169,7 @@ def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> Non
         (2, "124M", 32, {"options": MemoryOptions(loss_chunks=8), "parallel": "fsdp"}, 6.737),
     ],
 )
-def test_the_peak_of_a_tensor_rank_is_the_measured_one(
+def test_predicted_peaks_of_tensor_ranks_equal_measured_ones(
     shared: int, model: str, size: int, settings: dict[str, Any], gib: float
 ) -> None:
     ranks = {"world_size": 8, "tensor": (shared, shared)}
@@ -179,14 +181,17 @@ def test_the_peak_of_a_tensor_rank_is_the_measured_one(
     ("parallel", "world_size", "shared", "fsdp"),
     [("ddp", 16, 4, 1), ("fsdp", 16, 4, 4), ("hsdp", 16, 4, 2), ("hsdp", 16, 8, 1), ("fsdp", 4, 4, 1)],
 )
-def test_fsdp_divides_among_data_parallel_ranks(parallel: str, world_size: int, shared: int, fsdp: int) -> None:
+def test_fsdp_shards_over_data_parallel_ranks(parallel: str, world_size: int, shared: int, fsdp: int) -> None:
     memory = MemoryModel(model=TINY, parallel=parallel, world_size=world_size, tensor=(shared, shared))
     assert (memory.shards, memory.sharded) == (fsdp, fsdp > 1)
     assert attrs.evolve(memory, global_batch_size=48).accumulation_at(3) == 16 * shared // world_size
 
 
-def test_memory_options_let_a_larger_micro_batch_fit() -> None:
+def test_memory_options_allow_a_larger_micro_batch() -> None:
     limit = gpu_bytes(known_gpus()["rtx3090-24gb"])
-    options = (PLAIN, MemoryOptions(loss_chunks=8), THRIFTY)
-    sizes = [MemoryModel(model=GPT2_SIZES["124M"], options=each).largest_microbatch(limit) or 0 for each in options]
-    assert 0 < sizes[0] < sizes[1] < sizes[2]
+    memories = [
+        MemoryModel(model=GPT2_SIZES["124M"], options=options)
+        for options in (PLAIN, MemoryOptions(loss_chunks=8), THRIFTY)
+    ]
+    plain, chunked, thrifty = (memory.largest_microbatch(limit) or 0 for memory in memories)
+    assert 0 < plain < chunked < thrifty

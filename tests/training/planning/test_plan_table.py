@@ -1,4 +1,4 @@
-"""The table of --plan: machines that one does not have, with their prices, and nothing is written."""
+"""The table of --plan shows machines for rent with their prices, and writes nothing."""
 
 import json
 import re
@@ -25,13 +25,13 @@ PRICES = ("8xa100-40gb", "8xh100-80gb", "1xh200", "1xrtx4090")
 
 
 def rows(lines: list[str]) -> list[list[str]]:
-    """Return the table's rows, split into cells."""
+    """Return the rows of the first table, split into cells."""
     start = next((number for number, line in enumerate(lines) if line.startswith("---")), len(lines))
     table = lines[start + 1 :]
     return [re.split(" {2,}", line) for line in table[: table.index("")]] if table else []
 
 
-def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
+def test_plan_prices_all_machines_and_writes_nothing() -> None:
     run = ROOT / "runs" / "8xa100"
     before = sorted(run.iterdir())
     done = complete(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
@@ -39,13 +39,13 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert max(map(len, lines)) <= 80 and "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
     table = rows(lines)
     names = [row[0] for row in table]
-    listed = json.loads(MACHINES.read_text())["machines"]
-    spot = [f"{name} spot" for name in listed if "spot_usd_per_hour" in listed[name]]
-    assert sorted(names) == sorted([*listed, *spot])
-    eights = sum(name[0] == "8" for name in names)
-    assert {row[0][:6] for row in table[:2]} == {"8xa100"} and all(name[0] == "8" for name in names[:eights])
+    machines = json.loads(MACHINES.read_text())["machines"]
+    spot = [f"{name} spot" for name in machines if "spot_usd_per_hour" in machines[name]]
+    assert sorted(names) == sorted([*machines, *spot])
+    requested = sum(name[0] == "8" for name in names)  # machines with 8 GPUs come first
+    assert {row[0][:6] for row in table[:2]} == {"8xa100"} and all(name[0] == "8" for name in names[:requested])
     costs = [float(row[4].partition("-")[0]) for row in table]
-    assert costs == [*costs[:2], *sorted(costs[2:eights]), *sorted(costs[eights:])]
+    assert costs == [*costs[:2], *sorted(costs[2:requested]), *sorted(costs[requested:])]
     [first] = [row for row in table if row[0] == "8xa100-40gb"]
     assert first[1:3] == ["15.92", "263K-1.56M"] and first[5] == "estimate, others"
     text = " ".join(line.strip() for line in lines)
@@ -55,7 +55,7 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert sorted(run.iterdir()) == before
 
 
-def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) -> None:
+def test_plan_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     machines = {
         "two": {"gpu": "l4", "gpus": 2, "usd_per_hour": 1},
         "sixteen": {"gpu": "l4", "gpus": 16, "usd_per_hour": 2},
@@ -69,14 +69,14 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     lines = describe_estimate(estimate(run, prices))
     text = " ".join(line.strip() for line in lines)
     assert max(map(len, wrapped(lines))) <= 80
-    assert text.startswith("machine      8 GPUs, by the directory's name model ")
+    assert text.startswith("machine      8 GPUs, as in the directory's name model ")
     assert "world size 8" in text and "two: a batch" not in text
     idle = "a batch of 128 in micro-batches of 16 leaves some of"
-    told = f"sixteen: {idle} 16 GPUs idle; start with --set microbatch_size=8 three, 3: {idle} 3 GPUs idle; start"
-    assert told in text
+    advice = f"sixteen: {idle} 16 GPUs idle; start with --set microbatch_size=8 three, 3: {idle} 3 GPUs idle; start"
+    assert advice in text
 
 
-def test_the_least_price_is_named_and_the_least_of_those_measured() -> None:
+def test_plan_names_the_cheapest_and_the_cheapest_measured() -> None:
     run, prices = load_run(ROOT / "runs" / "1xh100", []), read_machines(MACHINES, PRICES)
     lines = describe_estimate(estimate(run, prices))
     assert [row[0] for row in rows(lines)][:3] == ["1xrtx4090 spot", "1xrtx4090", "1xh200"]
@@ -90,9 +90,9 @@ def test_the_least_price_is_named_and_the_least_of_those_measured() -> None:
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("1xh100", "h100"), ("speedrun-1xrtx3090", "rtx3090")])
-def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: str, gpu: str) -> None:
+def test_run_is_planned_for_the_gpus_in_its_name(name: str, gpu: str) -> None:
     lines = describe_estimate(estimate(load_run(ROOT / "runs" / name, []), read_machines(MACHINES, [])))
-    assert lines[0] == "machine      1 GPU, by the directory's name"
+    assert lines[0] == "machine      1 GPU, as in the directory's name"
     assert "world size 1" in " ".join(map(str.strip, lines)) and rows(lines)[0][0].startswith(f"1x{gpu}")
     assert all(row[0].startswith("1x") for row in rows(lines)[:14])
 
@@ -100,7 +100,7 @@ def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: s
 LLAMA_7B = ("model.emb_dim=4096", "model.n_heads=32", "model.n_layers=32", "model.context_length=4096")
 
 
-def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_that_does() -> None:
+def test_plan_names_the_cheapest_layout_that_fits() -> None:
     settings = [*LLAMA_7B, "global_batch_size=64", "microbatch_size=1", "parallel=fsdp"]
     run, prices = load_run(ROOT / "runs" / "8xa100", settings), read_machines(MACHINES, ["8xa100-40gb", "8xh100-80gb"])
     lines = describe_estimate(estimate(run, prices))
@@ -108,7 +108,7 @@ def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_th
     [row] = rows(lines[second:])
     assert [cells[0] for cells in rows(lines[first:])] == ["8xh100-80gb"]
     assert row[:2] == ["8xa100-40gb", "ddp/4"] and row[-1] == "fsdp/4 ddp/4"
-    assert any("else fsdp/1 is the cheapest by the estimate" in line for line in lines)
+    assert any("on other machines, fsdp/1 is the cheapest according to the estimate" in line for line in lines)
     shared = load_run(ROOT / "runs" / "8xa100", [*settings[:-1], "tensor_parallel=4", "parallel=ddp", "loss_chunks=8"])
     prices = read_machines(MACHINES, ["8xh100-80gb", "1xh100-80gb"])
     lines = describe_estimate(estimate(shared, prices))
@@ -116,17 +116,17 @@ def test_a_machine_that_the_runs_own_layout_does_not_fit_is_told_the_cheapest_th
     assert "1xh100-80gb: tensor_parallel: got 4, wanted a divisor of the machine's 1 GPUs" in lines
 
 
-def test_the_size_of_a_model_is_no_number_of_gpus() -> None:
+def test_model_sizes_in_names_are_not_gpu_counts() -> None:
     names = ("8xa100", "4xl40s", "speedrun-1xrtx3090", "2xmine", "gpt-2xl", "2xlarge", "gpt-2xl-16xh100", "0xh100")
-    asked = [(8, "a100"), (4, "l40"), (1, "rtx3090"), (2, "mine"), None, None, (16, "h100"), None]
-    assert [gpus_by_name(Path(name)) for name in names] == asked
+    gpus = [(8, "a100"), (4, "l40"), (1, "rtx3090"), (2, "mine"), None, None, (16, "h100"), None]
+    assert [gpus_by_name(Path(name)) for name in names] == gpus
 
 
-def test_a_small_network_is_priced_by_what_its_last_job_measured_or_not_at_all(make_run: MakeRun) -> None:
+def test_small_networks_are_priced_only_by_their_last_job(make_run: MakeRun) -> None:
     run = load_run(make_run(), [])
     lines = describe_estimate(estimate(run, prices := read_machines(MACHINES, [])))
-    assert not rows(lines) and "estimate" not in " ".join(lines).replace("not estimated", "")
-    assert any(line.startswith("tokens/s of so small a network are measured, not estimated: ") for line in lines)
+    assert not rows(lines) and "estimate" not in " ".join(lines)
+    assert any(line.startswith("tokens/s of such a small network must be measured: ") for line in lines)
     log: list[dict[str, Any]] = [{"event": "start", "step": 0, "world_size": 1, "price_per_hour": None}]
     log += [{"step": step, "train_loss": 1.0, "tokens_per_second": 1e4 * step} for step in (1, 2, 3)]
     write = (run.directory / METRICS).write_text
@@ -140,7 +140,7 @@ def test_a_small_network_is_priced_by_what_its_last_job_measured_or_not_at_all(m
     assert not rows(describe_estimate(estimate(run, prices)))
 
 
-def test_the_last_job_of_another_network_prices_nothing(make_run: MakeRun) -> None:
+def test_last_job_with_other_settings_is_ignored(make_run: MakeRun) -> None:
     run = load_run(directory := make_run(), [])
     log = [{"event": "start", "step": 0, "world_size": 1}, {"step": 1, "train_loss": 1.0, "tokens_per_second": 1e4}]
     (directory / METRICS).write_text("".join(json.dumps(line) + "\n" for line in log))
@@ -153,7 +153,7 @@ def test_the_last_job_of_another_network_prices_nothing(make_run: MakeRun) -> No
     assert rows(describe_estimate(estimate(same, prices)))[0][0] == "its last job"
 
 
-def test_spot_machines_cost_what_preemptions_cost_and_the_best_interval_is_told() -> None:
+def test_spot_prices_include_preemptions_and_the_best_interval() -> None:
     prices = attrs.evolve(read_machines(MACHINES, ["1xrtx4090"]), preemptions_per_hour=2.0)
 
     def plan(interval: int) -> RunEstimate:
@@ -162,9 +162,9 @@ def test_spot_machines_cost_what_preemptions_cost_and_the_best_interval_is_told(
     lines = describe_estimate(plan(1000))
     hours = {row[0]: float(row[3]) for row in rows(lines)}
     assert hours["1xrtx4090 spot"] > hours["1xrtx4090"]
-    advice = r" 2 preemptions an hour .* checkpoint_interval 1000; .*checkpoint_interval=(\d+);"
-    told = re.search(advice, "".join(lines))
-    assert told
-    best = int(told[1])
-    fewer, wanted, more = (plan(interval).offers[0].hours() for interval in (best * 2, best, best // 2))
-    assert wanted < min(fewer, more)
+    advice = r" 2 preemptions per hour .* checkpoint_interval 1000; .*checkpoint_interval=(\d+);"
+    match = re.search(advice, "".join(lines))
+    assert match
+    best = int(match[1])
+    longer, best_hours, shorter = (plan(interval).offers[0].hours() for interval in (best * 2, best, best // 2))
+    assert best_hours < min(longer, shorter)

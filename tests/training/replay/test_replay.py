@@ -1,4 +1,4 @@
-"""Replay: the record of steps, which the newest line of a step makes, and the table beside it."""
+"""Replay: reading the record of steps, and the table that compares it with the replayed numbers."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from tests.conftest import ROOT, MakeRun, complete, train
 from training.replay import replay
 
 
-def test_the_record_is_of_all_lines_of_a_step_and_the_newest_counts(tmp_path: Path) -> None:
+def test_newest_line_of_a_step_counts(tmp_path: Path) -> None:
     lines = [
         {"step": 1, "train_loss": 5.0, "grad_norm": 1.0, "tokens_per_second": 3},
         {"step": 2, "train_loss": 4.0, "grad_norm": 1.0},
@@ -25,20 +25,20 @@ def test_the_record_is_of_all_lines_of_a_step_and_the_newest_counts(tmp_path: Pa
 
 
 @pytest.mark.parametrize("steps", [(0, 1), (3, 2), (8, 9)])
-def test_steps_that_the_run_does_not_have_are_refused(tmp_path: Path, steps: tuple[int, int]) -> None:
-    with pytest.raises(BadInput, match=rf"--replay {steps[0]} {steps[1]}: wanted steps from 1 to 8, the first one"):
+def test_replay_of_missing_steps_is_refused(tmp_path: Path, steps: tuple[int, int]) -> None:
+    with pytest.raises(BadInput, match=rf"--replay {steps[0]} {steps[1]}: wanted two steps from 1 to 8"):
         replay.read_recorded(tmp_path, steps, 8)
 
 
-def test_a_number_is_the_same_different_or_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: replay.Numbers = {"train_loss": 4.5, "grad_norm": None, "state_sha256": "ab"}
-    assert replay._show_step(2, seen, {"train_loss": 4.5, "grad_norm": None})
+def test_numbers_are_same_different_or_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    replayed: replay.Numbers = {"train_loss": 4.5, "grad_norm": None, "state_sha256": "ab"}
+    assert replay._show_step(2, replayed, {"train_loss": 4.5, "grad_norm": None})
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["same", "same", "recorded"]
-    assert not replay._show_step(2, seen, {"train_loss": 4.25})
+    assert not replay._show_step(2, replayed, {"train_loss": 4.25})
     assert capsys.readouterr().out.splitlines()[0].split() == ["2", "train_loss", "4.5", "4.25", "DIFFERENT"]
 
 
-def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: MakeRun) -> None:
+def test_replay_repeats_steps_and_writes_nothing(make_run: MakeRun) -> None:
     run = make_run(model={"drop_rate": 0.1})
     complete(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -49,10 +49,10 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
     assert [(row[0], row[1], row[-1]) for row in rows] == [*same, ("compared", "with", "same")]
     assert "compared with their record: 2 of 2 steps, all of them are the same" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    other = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
-    assert other.returncode == 1
-    assert "replaying from the start" in other.stdout
-    assert "DIFFERENT" in other.stdout
+    changed = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
+    assert changed.returncode == 1
+    assert "replaying from the start" in changed.stdout
+    assert "DIFFERENT" in changed.stdout
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
         (0, False, "compared with their record: none of 9 steps"),
     ],
 )
-def test_a_replay_claims_only_what_it_compared(compared: int, same: bool, text: str) -> None:
+def test_replay_claims_only_compared_steps(compared: int, same: bool, text: str) -> None:
     assert replay.describe_comparison(compared, 9, same=same) == text
 
 
-def test_the_documented_replay_compares_each_step(make_run: MakeRun) -> None:
-    page = (ROOT / "docs" / "getting-started.md").read_text()
+def test_documented_replay_compares_each_step(make_run: MakeRun) -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text()
     (steps,) = re.findall(r"--replay (\d+ \d+)", page)
     interval = json.loads((ROOT / "runs" / "quickstart" / "train.json").read_text())["log_interval"]
     run = make_run(log_interval=interval)

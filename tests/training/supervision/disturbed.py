@@ -1,6 +1,6 @@
-"""train.py that loses its output, or whose advisory code fails. The environment says which.
+"""train.py that loses its output, or whose advisory code fails, as the environment specifies.
 
-LOSSES lists [step, 1 for stdout or 2 for stderr, kind of loss]; BROKEN lists functions that raise, MODULE:NAME.
+LOSSES lists [step, 1 for stdout or 2 for stderr, kind of loss]; BROKEN lists functions that must raise, as MODULE:NAME.
 """
 
 import importlib
@@ -19,7 +19,7 @@ plain_step = loop.train_step
 
 
 def lose(number: int, kind: str) -> None:
-    """Make a stream fail as it does where its reader ends or stops, a disk is full, or a terminal is closed."""
+    """Make a stream fail as it does if its reader ends or stops, a disk is full, or a terminal is closed."""
     if kind == "closed":
         os.close(number)
     elif kind == "closed by Python":
@@ -36,26 +36,26 @@ def lose(number: int, kind: str) -> None:
             os.close(reader)
 
 
-def step(state: Any, settings: Any, number: int, *others: Any) -> Any:
-    for when, stream, kind in json.loads(os.environ.get("LOSSES", "[]")):
-        if when == number:
+def step(state: Any, settings: Any, number: int, *arguments: Any) -> Any:
+    for lossy_step, stream, kind in json.loads(os.environ.get("LOSSES", "[]")):
+        if lossy_step == number:
             lose(stream, kind)
-    return plain_step(state, settings, number, *others)
+    return plain_step(state, settings, number, *arguments)
 
 
 def fail(*_: Any, **__: Any) -> NoReturn:
     raise ZeroDivisionError("advice")
 
 
-for place in json.loads(os.environ.get("BROKEN", "[]")):
-    module, _, name = place.partition(":")
+for path in json.loads(os.environ.get("BROKEN", "[]")):
+    module, _, name = path.partition(":")
     owner: Any = importlib.import_module(module)
     *classes, function = name.split(".")
-    for one in classes:
-        owner = getattr(owner, one)
+    for class_name in classes:
+        owner = getattr(owner, class_name)
     assert hasattr(owner, function)
     setattr(owner, function, fail)
 if "LOSSES" in os.environ:
-    BackgroundChart._start = lambda _: None  # that of tests/launch.py needs the run's streams
+    BackgroundChart._start = lambda _: None  # the version in tests/launch.py needs the run's streams
 loop.train_step = step
 train.leave(train.main())

@@ -1,4 +1,4 @@
-"""Runs that tests stop, kill and disturb: started with slow phases, waited for, compared."""
+"""Runs that tests stop, kill and disturb: functions to start them with slow phases, to wait for them, to compare."""
 
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,20 @@ SLOW = Path(__file__).with_name("slow.py")
 LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
 
 
-def start(run: Path, ranks: int, *options: str, **how: Any) -> Any:
-    """Start a run with steps of 10 ms at least. `how`: seconds by slow.py's names, `start_training`'s keywords."""
-    slow = {name: str(how.pop(name)) for name in list(how) if name.isupper()}
-    return start_training(run, *options, ranks=ranks, script=SLOW, environment={"SLOW_STEP": "0.01"} | slow, **how)
+def start(run: Path, ranks: int, *options: str, **keywords: Any) -> Any:
+    """Start a run with steps of at least 10 ms.
+
+    `keywords` are seconds by the names in slow.py, and keyword arguments of `start_training`.
+    """
+    slow = {name: str(keywords.pop(name)) for name in list(keywords) if name.isupper()}
+    return start_training(run, *options, ranks=ranks, script=SLOW, environment={"SLOW_STEP": "0.01"} | slow, **keywords)
 
 
 def exit_of(run: Path) -> JobExit:
-    """Return the exit record of a run, whose reason is one of the list."""
-    ended = read_exit(run)
-    assert ended is not None and ended.reason in REASONS
-    return ended
+    """Return the exit record of a run, after checking that its reason is in REASONS."""
+    job_exit = read_exit(run)
+    assert job_exit is not None and job_exit.reason in REASONS
+    return job_exit
 
 
 def outcome(run: Path) -> str:
@@ -38,5 +41,5 @@ def wait_for_step(run: Path, step: int, process: Any) -> None:
 
 def assert_same_weights(first: Path, second: Path) -> None:
     for file in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(run / "checkpoints" / "latest" / file) for run in (first, second))
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+        tensors_1, tensors_2 = (load_file(run / "checkpoints" / "latest" / file) for run in (first, second))
+        assert all(torch.equal(tensors_1[name], tensors_2[name]) for name in tensors_1 | tensors_2)

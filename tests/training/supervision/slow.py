@@ -1,7 +1,8 @@
-"""train.py with slow phases, so that a signal or a kill surely falls into one of them.
+"""train.py with slow phases, so that a signal or a kill reliably arrives during one of them.
 
-The environment gives seconds: SLOW_START before a checkpoint is looked for, SLOW_STEP, SLOW_VALIDATION for each of its
-batches, SLOW_SAVE before a save's files are written. In a slow start each rank makes the file `waiting-RANK`.
+The environment gives delays in seconds: SLOW_START before the search for a checkpoint, SLOW_STEP before each step,
+SLOW_VALIDATION before each batch of a validation, and SLOW_SAVE before the files of a save are written. During a slow
+start, each rank creates the file `waiting-RANK`.
 """
 
 import os
@@ -22,11 +23,11 @@ def wait(name: str) -> None:
     time.sleep(float(os.environ.get(name, "0")))
 
 
-def resume(request: ResumeRequest, *others: Any) -> Any:
+def resume(request: ResumeRequest, *arguments: Any) -> Any:
     if "SLOW_START" in os.environ:
         Path(request.directory / f"waiting-{os.environ.get('RANK', '0')}").touch()
     wait("SLOW_START")
-    return plain_resume(request, *others)
+    return plain_resume(request, *arguments)
 
 
 def step(*arguments: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Beats: who is silent, for how many polls, and how that reads.
+"""Beats: which ranks are silent, for how many polls, and how the report describes them.
 
-Their exchange: a few store operations a rank and poll, whoever is silent is found, and all ranks hear of it.
+Exchange of beats: each rank needs a few store operations per poll, silent ranks are noticed, and all ranks learn of it.
 """
 
 import itertools
@@ -18,16 +18,16 @@ from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, BeatExchange, Beats
 from training.telemetry.metrics_log import read_metrics
 
-PATIENCE = 5  # polls, the fewest that train.json allows
+PATIENCE = 5  # polls; the smallest number that train.json allows
 
 
 def beat(count: int, **fields: Any) -> Beat:
-    values = {"departure": None, "host": "box", "node": "0", "pid": 7, "step": 3, "place": "training/step.py:1, run"}
-    return Beat(count=count, **{**values, **fields})
+    defaults = {"departure": None, "host": "box", "node": "0", "pid": 7, "step": 3}
+    return Beat(count=count, **{**defaults, "code_line": "training/step.py:1, run", **fields})
 
 
-def polled(*counts: int, **fields: Any) -> Beats:
-    """Return what a poll a second saw of rank 1 of two; rank 0 beats all the time."""
+def beats_after_polls(*counts: int, **fields: Any) -> Beats:
+    """Return the beats after polls that read these counts of rank 1 of two; rank 0 has a new beat in each poll."""
     beats = Beats(2)
     for poll, count in enumerate(counts):
         beats.observe(0, beat(poll))
@@ -45,13 +45,13 @@ def polled(*counts: int, **fields: Any) -> Beats:
         ((5, 5, 5, 5), "failed", 3, [1]),
     ],
 )
-def test_a_rank_is_lost_after_so_many_polls_without_a_new_beat_unless_it_is_done(
+def test_silent_rank_is_lost_unless_it_is_done(
     counts: tuple[int, ...], departure: Any, patience: int, lost: list[int]
 ) -> None:
-    assert polled(*counts, departure=departure).lost(patience) == lost
+    assert beats_after_polls(*counts, departure=departure).lost(patience) == lost
 
 
-def test_with_one_rank_lost_others_that_are_silent_for_half_as_long_are_lost_too() -> None:
+def test_ranks_silent_half_as_long_are_lost_too() -> None:
     beats = Beats(4)
     for poll, (second, third) in enumerate([(1, 1), (1, 2), (2, 2), (2, 2), (2, 3)]):
         for rank, count in enumerate([poll, 9, second, third]):
@@ -61,35 +61,35 @@ def test_with_one_rank_lost_others_that_are_silent_for_half_as_long_are_lost_too
     assert beats.lost(patience=3) == [1, 2]
 
 
-def test_a_rank_that_has_begun_no_heartbeat_is_not_lost() -> None:
+def test_rank_without_a_first_beat_is_not_lost() -> None:
     beats = Beats(2)
     for poll in range(9):
         beats.observe(0, beat(poll))
     assert beats.lost(patience=3) == []
 
 
-def test_the_report_has_a_line_a_rank_with_silence_and_departure() -> None:
-    known = "(box, pid 7"
-    assert polled(5, 5, 5, 5).report() == [
-        f"rank 0 {known}): at step 3 in training/step.py:1, run",
-        f"rank 1 {known}, silent for 3 s): at step 3 in training/step.py:1, run",
+def test_report_shows_silence_and_departure_of_each_rank() -> None:
+    process = "(box, pid 7"
+    assert beats_after_polls(5, 5, 5, 5).report() == [
+        f"rank 0 {process}): at step 3 in training/step.py:1, run",
+        f"rank 1 {process}, silent for 3 s): at step 3 in training/step.py:1, run",
     ]
-    assert polled(5, 5, 5).report()[1] == f"rank 1 {known}): at step 3 in training/step.py:1, run"
-    failed = polled(5, 5, 5, 5, departure="failed", step=None)
-    assert failed.report()[1] == f"rank 1 {known}): failed starting up in training/step.py:1, run"
+    assert beats_after_polls(5, 5, 5).report()[1] == f"rank 1 {process}): at step 3 in training/step.py:1, run"
+    failed = beats_after_polls(5, 5, 5, 5, departure="failed", step=None)
+    assert failed.report()[1] == f"rank 1 {process}): failed starting up in training/step.py:1, run"
 
 
-def test_seconds_of_each_rank_are_of_the_steps_since_the_last_time() -> None:
+def test_rank_seconds_cover_steps_since_last_report() -> None:
     beats = Beats(2)
-    answers = []
-    for count, (own, late) in enumerate([(1.0, 3.0), (2.0, 6.0), (2.5, 6.0), (4.0, 9.0)]):
-        for rank, seconds in enumerate((own, late)):
-            steps = 10 * count if rank == 0 else round(10 * late / 3)
+    rank_seconds = []
+    for count, (first, second) in enumerate([(1.0, 3.0), (2.0, 6.0), (2.5, 6.0), (4.0, 9.0)]):
+        for rank, seconds in enumerate((first, second)):
+            steps = 10 * count if rank == 0 else round(10 * second / 3)
             beats.observe(rank, beat(count, seconds=StepSeconds(steps=steps, own=seconds)))
-            answers.append(beats.rank_seconds())
-    assert answers[:2] == [None, None]
-    assert answers[3] == [pytest.approx(0.1), pytest.approx(0.3)]
-    assert answers[4:6] == [None, None] and answers[7] == [pytest.approx(0.1), pytest.approx(0.3)]
+            rank_seconds.append(beats.rank_seconds())
+    assert rank_seconds[:2] == [None, None]
+    assert rank_seconds[3] == [pytest.approx(0.1), pytest.approx(0.3)]
+    assert rank_seconds[4:6] == [None, None] and rank_seconds[7] == [pytest.approx(0.1), pytest.approx(0.3)]
 
 
 SLOWED = """
@@ -108,7 +108,7 @@ step.microbatch_loss = loss
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str) -> None:
+def test_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], Path], parallel: str) -> None:
     run = make_run(min_train_tokens=60 * 8 * 32, validation_interval=None, log_interval=1, parallel=parallel)
     done = complete(run, ranks=2, script=changed_train(SLOWED))
     measured = [record["rank_seconds"] for record in read_metrics(run) if "rank_seconds" in record]
@@ -117,8 +117,8 @@ def test_a_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], 
 
 
 @attrs.define
-class Counted:
-    """A connection to a store that counts operations, and the keys that they name."""
+class CountingStore:
+    """A connection to a store that counts operations and the keys in them."""
 
     store: TCPStore
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -136,17 +136,17 @@ class Job:
 
     def __init__(self, world_size: int):
         server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        self.connections = [Counted(server) for _ in range(world_size)]
+        self.connections = [CountingStore(server) for _ in range(world_size)]
         self.beats = [Beats(world_size) for _ in range(world_size)]
         self.ranks = [
             BeatExchange(connection, rank, self.beats[rank]) for rank, connection in enumerate(self.connections)
         ]
         self.counts = itertools.count()
-        self.poll()  # each finds those that begun before it
+        self.poll()  # in the first poll, a rank sees only the ranks that started before it
         self.poll()
 
     def poll(self, silent: Iterable[int] = (), departed: Iterable[int] = (), departure: str = "done") -> None:
-        """Have the ranks beat, then poll; silent ones do neither, departed ones have left with a last beat."""
+        """Let ranks publish a beat, then poll. Silent ranks do neither; a departed rank publishes its last beat."""
         count = next(self.counts)
         present = [rank for rank in range(len(self.ranks)) if rank not in silent]
         for rank in present:
@@ -155,32 +155,32 @@ class Job:
             self.ranks[rank].poll()
 
     def operations(self, kind: str = "operations") -> list[int]:
-        """Return the count of each rank since the last call."""
+        """Return the count for each rank since the last call."""
         counts = [connection.counts[kind] for connection in self.connections]
         for connection in self.connections:
             connection.counts[kind] = 0
         return counts
 
 
-def lost_by_one(job: Job, silent: list[int]) -> list[int]:
-    """Poll until a rank finds lost ones and tells the others; return these."""
+def poll_until_lost(job: Job, silent: list[int]) -> list[int]:
+    """Poll until a rank notices lost ranks and announces them; return the lost ranks."""
     for _ in range(PATIENCE + 1):
         job.poll(silent=silent)
         for rank, beats in enumerate(job.beats):
             if rank not in silent and (lost := beats.lost(PATIENCE)):
-                job.ranks[rank].tell_lost(lost)
+                job.ranks[rank].announce_lost(lost)
                 return lost
     return []
 
 
 @pytest.mark.parametrize("world_size", [4, 16, 64])
-def test_a_quiet_poll_has_as_many_operations_whatever_the_world_size(world_size: int) -> None:
+def test_poll_cost_is_independent_of_world_size(world_size: int) -> None:
     job = Job(world_size)
     job.operations(), job.operations("keys")
     for _ in range(10):
         job.poll()
     assert job.operations() == [20] * world_size  # set, multi_get
-    assert job.operations("keys") == [40] * world_size  # the own beat; two beats and the news
+    assert job.operations("keys") == [40] * world_size  # the rank's own beat, two other beats and the news
 
 
 @pytest.mark.parametrize(
@@ -188,33 +188,33 @@ def test_a_quiet_poll_has_as_many_operations_whatever_the_world_size(world_size:
     [[0], [63], [0, 63], list(range(8, 16)), list(range(56, 64)), [*range(8, 16), *range(24, 32)], list(range(63))],
     ids=["first", "last", "around the end", "a node", "the last node", "two nodes", "all but one"],
 )
-def test_silent_ranks_are_found_though_few_are_watched_and_all_ranks_hear_of_them(silent: list[int]) -> None:
+def test_all_ranks_learn_of_silent_ranks(silent: list[int]) -> None:
     job = Job(64)
     job.poll()
-    assert lost_by_one(job, silent) == silent
+    assert poll_until_lost(job, silent) == silent
     job.operations("keys")
     job.poll(silent)
     present = [rank for rank in range(64) if rank not in silent]
     assert all(sorted(job.ranks[rank].lost()) == silent for rank in present)
-    read = sorted(job.operations("keys")[rank] for rank in present)
-    assert read[len(read) // 2] <= 4 + len(silent) or len(present) == 1  # most ranks read no others
+    key_counts = sorted(job.operations("keys")[rank] for rank in present)
+    assert key_counts[len(key_counts) // 2] <= 4 + len(silent) or len(present) == 1  # most ranks read no other beats
 
 
-def test_ranks_that_were_read_long_ago_count_as_silent_only_from_now_on() -> None:
+def test_silence_counts_from_the_latest_polls() -> None:
     job = Job(16)
     for _ in range(3):
-        job.poll(silent=[3])  # rank 2 reads all
+        job.poll(silent=[3])  # rank 2 now reads all beats
     job.operations("keys")
     for _ in range(3):
         job.poll()
     assert job.operations("keys")[2] == 3 * 4  # it no longer does
-    assert lost_by_one(job, [3]) == [3]
+    assert poll_until_lost(job, [3]) == [3]
 
 
-def test_the_next_ranks_that_are_done_are_no_longer_watched_but_those_after_them() -> None:
+def test_finished_ranks_are_skipped_in_the_ring() -> None:
     job = Job(8)
     done = [1, 2, 3]
-    for _ in range(3):  # rank 0 learns of them one after the other
+    for _ in range(3):  # rank 0 learns of one of them per poll
         job.poll(departed=done)
     for _ in range(PATIENCE + 1):
         job.poll(silent=[*done, 4])
@@ -222,7 +222,7 @@ def test_the_next_ranks_that_are_done_are_no_longer_watched_but_those_after_them
 
 
 @pytest.mark.parametrize("departure", ["asked to stop", "failed", "cut off"])
-def test_all_ranks_hear_of_a_departure_at_their_next_poll(departure: Any) -> None:
+def test_departure_reaches_all_ranks_in_one_poll(departure: Any) -> None:
     job = Job(16)
     job.operations("keys")
     job.poll(departed=[9], departure=departure)

@@ -1,4 +1,4 @@
-"""Output that is lost and advice that fails at any step: the run goes on to the same bits, and its metrics say so."""
+"""Output may be lost and advisory code may fail at any step: the run reaches the same bits and records the loss."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from training.checkpoints.directory import checkpoints_of, steps_in
 
 DISTURBED = Path(__file__).with_name("disturbed.py")
 KINDS = ("closed", "closed by Python", "full disk", "closed terminal", "no reader")
-STEPS = 8  # of a run of make_run
+STEPS = 8  # in a run of make_run
 ADVICE = (
     "training.telemetry.time_ledger:TimeLedger.longest_step_seconds",
     "training.telemetry.time_ledger:TimeLedger.typical_seconds",
@@ -42,22 +42,22 @@ def dropped(run: Path) -> dict[str, str]:
 
 
 def losses(seed: int, kinds: tuple[str, ...] = KINDS) -> str:
-    """Draw a kind of loss and a step for each stream."""
-    draw = random.Random(seed)
-    return json.dumps([[draw.randrange(STEPS), number, draw.choice(kinds)] for number in (1, 2)])
+    """Choose a random kind of loss and a random step for each stream; return the value of LOSSES."""
+    generator = random.Random(seed)
+    return json.dumps([[generator.randrange(STEPS), number, generator.choice(kinds)] for number in (1, 2)])
 
 
 @pytest.mark.parametrize(("seed", "ranks"), [(1, 1), (2, 2), *slow(*((seed, 1 + seed % 2) for seed in range(3, 33)))])
-def test_a_run_outlives_its_output(make_run: MakeRun, finished: Path, seed: int, ranks: int) -> None:
-    run, lost = make_run(), losses(seed, KINDS if seed < 3 else (*KINDS, "stopped reader"))
-    done = train(run, script=DISTURBED, ranks=ranks, environment={"LOSSES": lost})
-    assert (done.returncode, outcome(run)) == (0, "done"), (lost, done.stderr)
-    streams = {("stdout", "stderr")[number - 1] for _, number, kind in json.loads(lost) if kind != "closed by Python"}
-    assert dropped(run).keys() == streams, lost
+def test_run_survives_lost_output(make_run: MakeRun, finished: Path, seed: int, ranks: int) -> None:
+    run, planned = make_run(), losses(seed, KINDS if seed < 3 else (*KINDS, "stopped reader"))
+    done = train(run, script=DISTURBED, ranks=ranks, environment={"LOSSES": planned})
+    assert (done.returncode, outcome(run)) == (0, "done"), (planned, done.stderr)
+    numbers = [number for _, number, kind in json.loads(planned) if kind != "closed by Python"]
+    assert dropped(run).keys() == {("stdout", "stderr")[number - 1] for number in numbers}, planned
     assert_same_weights(run, finished)
 
 
-def test_a_run_without_readers_stops_as_a_signal_asks(make_run: MakeRun) -> None:
+def test_run_without_readers_obeys_a_signal(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2)
     wait_for_step(run, 2, process)
@@ -69,7 +69,7 @@ def test_a_run_without_readers_stops_as_a_signal_asks(make_run: MakeRun) -> None
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_outlives_its_advice(make_run: MakeRun, finished: Path, ranks: int) -> None:
+def test_run_survives_failures_of_advisory_code(make_run: MakeRun, finished: Path, ranks: int) -> None:
     run, environment = make_run(), {"BROKEN": json.dumps(ADVICE)}
     done = train(run, "--price-per-hour", "1", script=DISTURBED, ranks=ranks, environment=environment)
     assert (done.returncode, outcome(run)) == (0, "done") and "Traceback" not in done.stderr, done.stderr
@@ -84,7 +84,7 @@ def test_a_run_outlives_its_advice(make_run: MakeRun, finished: Path, ranks: int
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("streams", [">&- 2>&-", "> /dev/full 2>&1", "2>&1 | true", "2>&1 | head -n 3"])
-def test_a_user_may_lose_any_output(make_run: MakeRun, finished: Path, streams: str, ranks: int) -> None:
+def test_user_may_discard_any_output(make_run: MakeRun, finished: Path, streams: str, ranks: int) -> None:
     run = make_run()
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = f"{shlex.join(train_command(run, ranks=ranks))} {streams}; exit ${{PIPESTATUS[0]}}"
@@ -95,7 +95,7 @@ def test_a_user_may_lose_any_output(make_run: MakeRun, finished: Path, streams: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_disowned_run_outlives_its_terminal(make_run: MakeRun, ranks: int) -> None:
+def test_disowned_run_survives_its_terminal(make_run: MakeRun, ranks: int) -> None:
     run = make_run(**LONG)
     controller, terminal = pty.openpty()
     streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}

@@ -1,4 +1,4 @@
-"""Heartbeats: a job with a frozen or hanging rank, or without torchrun, ends by itself and names the cause."""
+"""Heartbeats: a job with a frozen or hanging rank, or one whose torchrun has ended, ends and names the cause."""
 
 import os
 import re
@@ -28,8 +28,9 @@ COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 
 def assert_no_process_left(run: Path) -> None:
-    """Find processes by their command line; those of tests/launch.py have ended when `communicate` returns."""
-    wait_until(lambda: str(run) not in execute("ps", "-eo", "args").stdout, seconds=60)  # a chart may still be drawn
+    """Look for processes by their command line. Those of tests/launch.py have ended when `communicate` returns."""
+    # A chart may still be drawn for a while.
+    wait_until(lambda: str(run) not in execute("ps", "-eo", "args").stdout, seconds=60)
 
 
 def checkpoints(run: Path) -> set[str]:
@@ -38,7 +39,7 @@ def checkpoints(run: Path) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "frozen"), [(2, [0]), (2, [1]), (4, [2]), (4, [1, 2]), (4, [0, 1, 3])])
-def test_frozen_ranks_end_the_job_by_name(make_run: MakeRun, ranks: int, frozen: list[int]) -> None:
+def test_frozen_ranks_are_named_and_end_the_job(make_run: MakeRun, ranks: int, frozen: list[int]) -> None:
     run = make_run(**SETTINGS)
     process = start(run, ranks)
     wait_for_step(run, 6, process)
@@ -47,19 +48,20 @@ def test_frozen_ranks_end_the_job_by_name(make_run: MakeRun, ranks: int, frozen:
     for rank in frozen:
         os.kill(pids[rank], signal.SIGSTOP)
     saved: set[str] = set()
-    while saved != (saved := checkpoints(run)):  # a save that had begun is done, the other ranks wait
+    while saved != (saved := checkpoints(run)):  # until a save that had begun is complete and the other ranks wait
         time.sleep(1)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
     [(number, line)] = [pair for pair in enumerate(errors.splitlines()) if pair[1].startswith("train.py:")]
     assert line == (
-        f"train.py: no answer of rank {', '.join(map(str, frozen))}: run the same command again; the last checkpoint "
-        "is as it was; the ranks at their last heartbeats:"
+        f"train.py: no answer from rank {', '.join(map(str, frozen))}; run the same command again to continue from the "
+        "last checkpoint. Where each rank was at its last heartbeat:"
     )
     table = errors.splitlines()[number + 1 : number + 1 + ranks]
     for rank in frozen:
-        silent = "5" if len(frozen) == 1 else "[3-5]"
-        assert re.fullmatch(rf"  rank {rank} \(\S+, pid {pids[rank]}, silent for {silent} s\): {POSITION}", table[rank])
+        seconds = "5" if len(frozen) == 1 else "[3-5]"
+        process_text = rf"\(\S+, pid {pids[rank]}, silent for {seconds} s\)"
+        assert re.fullmatch(rf"  rank {rank} {process_text}: {POSITION}", table[rank])
     waiting = min({*range(ranks)} - {*frozen})
     assert re.fullmatch(rf"  rank {waiting} \(\S+, pid {pids[waiting]}\): {COLLECTIVE}", table[waiting]), table
     assert checkpoints(run) == saved
@@ -74,13 +76,11 @@ def test_frozen_ranks_end_the_job_by_name(make_run: MakeRun, ranks: int, frozen:
 
 
 @pytest.mark.slow
-def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
-    make_run: MakeRun, at_step_3: Callable[..., Path]
-) -> None:
+def test_stuck_rank_is_shown_in_a_table(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
     run = make_run(timeout_seconds=TIMEOUT_SECONDS)
     done = train(run, ranks=2, script=at_step_3("step.microbatch_loss = lambda *_: time.sleep(1000)"))
     assert done.returncode == 1
-    head = r"train\.py: a collective failed on rank 0; the ranks at their last heartbeats:"
+    head = r"train\.py: a collective failed on rank 0\. Where each rank was at its last heartbeat:"
     [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
     assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
     assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, run_microbatches", second)
@@ -92,26 +92,26 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: MakeRun, ranks: int) -> None:
+def test_ranks_save_when_torchrun_is_killed(make_run: MakeRun, ranks: int) -> None:
     run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
     process = start(run, ranks, as_user=True, torchrun=True)
     wait_for_step(run, 5, process)
     process.kill()
-    output, errors = process.communicate(timeout=180)  # the ranks have its pipes
-    assert "stopped early; the same command continues" in output, errors
-    assert errors.count("train.py: torchrun is gone: stopping at the next step") == 1
+    output, errors = process.communicate(timeout=180)  # the ranks still have its pipes
+    assert "stopped early; run the same command again to continue" in output, errors
+    assert errors.count("train.py: torchrun has ended; stopping at the next step") == 1
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "stopped"
     assert verify(run / "checkpoints" / "latest") is None
     assert_no_process_left(run)
 
 
-def test_ranks_whose_torchrun_was_killed_before_training_end_at_once(make_run: MakeRun) -> None:
+def test_ranks_end_when_torchrun_is_killed_before_training(make_run: MakeRun) -> None:
     run = make_run()
     process = start(run, ranks=2, SLOW_START=600)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), process)
     kill(process.pid)
-    _, errors = process.communicate(timeout=180)  # the ranks have its pipes
-    assert errors.count("train.py: torchrun is gone") == 1
+    _, errors = process.communicate(timeout=180)  # the ranks still have its pipes
+    assert errors.count("train.py: torchrun has ended") == 1
     assert not (run / "exit.json").exists()
     assert not (run / "checkpoints").exists()
 
@@ -129,10 +129,10 @@ from training.supervision import beats, heartbeat
 beats.BEAT_SECONDS = heartbeat.BEAT_SECONDS = 0.1
 server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
-place = dict(device=torch.device("cpu"), control=None, download=None)
-ranks = [Ranks(rank=rank, world_size=2, **place) for rank in range(2)]
+fields = dict(device=torch.device("cpu"), control=None, download=None)
+two_ranks = [Ranks(rank=rank, world_size=2, **fields) for rank in range(2)]
 reactions = dict(lost=os.abort, stopped=os.abort, orphaned=os.abort)
-heartbeats = [heartbeat.Heartbeat(each, 1, **reactions) for each in ranks]
+heartbeats = [heartbeat.Heartbeat(ranks, 1, **reactions) for ranks in two_ranks]
 time.sleep(0.5)
 print("asleep", flush=True)
 time.sleep(1)
@@ -142,28 +142,28 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_a_machine_that_sleeps_loses_nobody() -> None:
+def test_sleeping_machine_loses_no_rank() -> None:
     command = [sys.executable, "-c", SLEEPING]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None and process.stdout.readline() == "asleep\n"
     process.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)  # three times what a rank may be silent
+    time.sleep(1.5)  # three times as long as a rank may be silent
     process.send_signal(signal.SIGCONT)
     output, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
 
 
-def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
+def test_rank_started_after_torchrun_has_ended_ends(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     script = changed_train("import datetime; process_group.CONNECT_TIMEOUT = datetime.timedelta(seconds=1)")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    places = dict.fromkeys(["RANK", "LOCAL_RANK"], "0") | dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1")
+    one_rank = dict.fromkeys(["RANK", "LOCAL_RANK"], "0") | dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1")
     torchrun = {"TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     server = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     run = make_run()
-    done = train(run, environment=places | torchrun | server, script=script)
+    done = train(run, environment=one_rank | torchrun | server, script=script)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "train.py: torchrun is gone, or does not answer; run the same command again"
+    assert done.stderr.splitlines()[-1] == "train.py: torchrun has ended or does not answer; run the same command again"
     assert outcome(run) == "lost"

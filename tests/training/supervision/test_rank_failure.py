@@ -1,4 +1,4 @@
-"""The end of train.py by an error: each error has a reason, and one rank prints it."""
+"""Errors that end train.py: each error has a reason, and a user's error has a line to print."""
 
 import errno
 
@@ -31,10 +31,8 @@ from training.supervision.rank_failure import describe_error
         (RuntimeError("disk full"), "crash", False),
     ],
 )
-def test_every_error_has_a_reason_and_the_users_have_a_line(
-    make_run: MakeRun, error: Exception, reason: str, *, has_line: bool
-) -> None:
-    assert describe_error(error)[0] == reason  # before the run is read
+def test_every_error_has_a_reason(make_run: MakeRun, error: Exception, reason: str, *, has_line: bool) -> None:
+    assert describe_error(error)[0] == reason  # for an error before the run is read
     try:
         with memory_advice(load_run(make_run(), ())):
             raise error

@@ -1,6 +1,6 @@
-"""Run lock: one job at a time, and what a restarted group of ranks reads in the lock file.
+"""Run lock: one job at a time holds it, and a restarted group of ranks recognizes its job in the lock file.
 
-Exit record: written once, removed by the next job, read by a restarted group.
+Exit record: it is written once, removed by the next job, and read by a restarted group of ranks.
 """
 
 import json
@@ -38,58 +38,59 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_job_at_a_time_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lock, "LOCK_SECONDS", 0.1)
     first = take_run_lock(tmp_path)
-    with pytest.raises(BadInput, match="another job trains this run; wait for it, or stop it"):
+    with pytest.raises(BadInput, match="another job is training this run; wait for it to end, or stop it"):
         take_run_lock(tmp_path)
     assert first.file is not None
-    first.file.close()  # as when its process ends
+    first.file.close()  # as if its process had ended
     take_run_lock(tmp_path)
 
 
-def test_a_pipe_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
+def test_pipe_instead_of_a_lock_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK_FILE)
     with pytest.raises(BadInput, match=r"\.lock: cannot be written: is a pipe, wanted a regular file"):
         take_run_lock(tmp_path)
-    assert lock_is_held(tmp_path) is None and is_locked(tmp_path)  # by reports: not waited for either
+    assert lock_is_held(tmp_path) is None and is_locked(tmp_path)  # reports do not wait for the pipe either
 
 
-def test_a_link_in_the_place_of_the_lock_is_followed(tmp_path: Path) -> None:
+def test_link_instead_of_a_lock_is_followed(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
     take_run_lock(tmp_path).write_job(["a"])
     assert json.loads((tmp_path / "elsewhere").read_text())["torchruns"] == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("restarts", "before", "known"),
+    ("restarts", "holder_changes", "expected"),  # expected: (restarted, resumed)
     [
         (1, {"resumed": False}, (True, False)),
         (1, {}, (True, True)),
-        (1, {"nodes": 2}, (False, True)),  # after a stop by which torchrun let a node go
-        (0, {}, (False, True)),  # a node has come: torchrun does not count that
+        (1, {"nodes": 2}, (False, True)),  # torchrun has stopped the ranks because a node left
+        (0, {}, (False, True)),  # a node has joined, which torchrun does not count as a restart
         (1, {"torchruns": ["d", "c"]}, (False, True)),  # rank 0 was on another node
         (0, {"torchruns": ["c"]}, (False, False)),  # the first group of a new job
-        (1, {"torchruns": ["c"]}, (False, False)),  # which failed before its ranks had met
+        (1, {"torchruns": ["c"]}, (False, False)),  # the first group of a new job failed before its ranks had met
         (1, None, (False, False)),
     ],
 )
-def test_a_later_group_of_a_job_knows_it_by_its_torchruns(
+def test_restarted_ranks_recognize_their_job(
     restarts: int,
-    before: dict[str, object] | None,
-    known: tuple[bool, bool],
+    holder_changes: dict[str, object] | None,
+    expected: tuple[bool, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     holder = {"nodes": 1, "torchruns": ["a", "b"], "resumed": True}
-    (tmp_path / LOCK_FILE).write_text("night resumed" if before is None else json.dumps(holder | before))
+    content = "night resumed" if holder_changes is None else json.dumps(holder | holder_changes)
+    (tmp_path / LOCK_FILE).write_text(content)
     monkeypatch.setattr(run_lock, "torchrun_identity", lambda: "b")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     lock = take_run_lock(tmp_path)
     restarted = lock.restarted
     lock.write_job({"b", "d"})
-    assert (restarted, lock.resumed) == known
-    written = {"nodes": 1, "torchruns": ["b", "d"], "resumed": known[1]}
-    assert json.loads((tmp_path / LOCK_FILE).read_text()) == written
+    assert (restarted, lock.resumed) == expected
+    new_holder = {"nodes": 1, "torchruns": ["b", "d"], "resumed": expected[1]}
+    assert json.loads((tmp_path / LOCK_FILE).read_text()) == new_holder
     lock.write_resumed()
-    assert json.loads((tmp_path / LOCK_FILE).read_text()) == written | {"resumed": True}
+    assert json.loads((tmp_path / LOCK_FILE).read_text()) == new_holder | {"resumed": True}
 
 
 def read(run: Path) -> dict[str, object]:
@@ -97,7 +98,7 @@ def read(run: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome", "reason", "kept"),
+    ("status", "outcome", "reason", "blocks_restart"),
     [
         (EXIT_DONE, "done", "finished", False),
         (EXIT_ERROR, "error", "disk-full", False),
@@ -106,8 +107,8 @@ def read(run: Path) -> dict[str, object]:
         (EXIT_STOPPED, "stopped", "out-of-budget", True),
     ],
 )
-def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_divergence(
-    tmp_path: Path, status: int, outcome: str, reason: Reason, *, kept: bool
+def test_only_final_stop_or_divergence_blocks_a_restart(
+    tmp_path: Path, status: int, outcome: str, reason: Reason, *, blocks_restart: bool
 ) -> None:
     for damaged in ("{", ""):
         (tmp_path / EXIT_FILE).write_text(damaged)
@@ -117,10 +118,10 @@ def test_each_status_has_its_outcome_and_a_restart_keeps_a_final_stop_or_diverge
         record = {"status": status, "outcome": outcome, "reason": reason, "final": final, "job": job_identity()}
         record |= {"problem": "run\\x1b: a problem\nand another"}
         assert {key: value for key, value in read(tmp_path).items() if key != "time"} == record
-        assert final_exit(tmp_path) == (read_exit(tmp_path) if kept and final else None)
+        assert final_exit(tmp_path) == (read_exit(tmp_path) if blocks_restart and final else None)
 
 
-def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: Path) -> None:
+def test_first_exit_record_counts_until_the_next_job(tmp_path: Path) -> None:
     first = ExitRecord(tmp_path)
     first.write(EXIT_ERROR, "lost-rank")
     first.write(EXIT_DONE, "finished")
@@ -129,18 +130,19 @@ def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: 
     assert not (tmp_path / EXIT_FILE).exists()
 
 
-def test_a_users_exit_json_is_not_removed(tmp_path: Path) -> None:
+def test_exit_json_of_a_user_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / EXIT_FILE
-    users = ['{"exits": ["north"]}', "my notes", "{", "[75]", '{"status": "shipped"}', '{"status": 0, "outcome": 1}']
-    users += ['{"status": true, "outcome": "done"}', '{"status": 0}', '{"outcome": "done"}']
-    for content in users:
+    foreign = ['{"exits": ["north"]}', "my notes", "{", "[75]", '{"status": "shipped"}', '{"status": 0, "outcome": 1}']
+    foreign += ['{"status": true, "outcome": "done"}', '{"status": 0}', '{"outcome": "done"}']
+    for content in foreign:
         path.write_text(content)
         problem = rf"exit.json: is not the exit record of a job, .* \({len(content)} bytes\); move it away"
         with pytest.raises(BadInput, match=problem):
             ExitRecord(tmp_path)
         assert path.read_text() == content
-    for own in ('{"status": 75, "outcome": "stopped", "time": "2026-11-20T10:00:00Z"}', ""):  # an early version's
-        path.write_text(own)
+    # The first one was written by an early version.
+    for record in ('{"status": 75, "outcome": "stopped", "time": "2026-11-20T10:00:00Z"}', ""):
+        path.write_text(record)
         ExitRecord(tmp_path)
         assert not path.exists()
 
@@ -155,24 +157,24 @@ def test_exit_json_names_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert chosen.job == "night" and JOB_VARIABLE not in without_launcher()
 
 
-def test_records_of_other_versions_are_read(tmp_path: Path) -> None:
+def test_exit_records_of_other_versions_are_read(tmp_path: Path) -> None:
     earlier = {"status": EXIT_STOPPED, "outcome": "stopped", "final": True, "time": "2026-11-20T10:00:00Z"}
-    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # before jobs had names
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # from a version without names of jobs
     assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True)
-    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"job": "night"}))  # before there were reasons
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"job": "night"}))  # from a version without reasons
     assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True, "night")
     for reason in ("of a later version", 5, ["stopped"], None):
         (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"reason": reason, "problem": "none"}))
         assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True, None, None, "none")
 
 
-def test_docs_say_what_each_reason_means() -> None:
-    text = (ROOT / "docs" / "checkpoints.md").read_text()
-    section = text.partition("## Restart loops")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [*REASONS]
+def test_docs_explain_each_exit_reason() -> None:
+    for page, heading in (("checkpoints.md", "## Restart loops"), ("troubleshooting.md", "## Exit statuses")):
+        section = (ROOT / "docs" / page).read_text().partition(heading)[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [*REASONS], page
 
 
-def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_without_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lock = RunLock()
     lock.write_job(["a"])
@@ -181,9 +183,7 @@ def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == [] and not lock.restarted
 
 
-def test_launch_node_sh_has_a_record_of_each_rank_of_the_last_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_script_gets_a_record_per_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "3")
     ExitRecord(None).write(EXIT_USAGE, "usage-error")
@@ -192,7 +192,7 @@ def test_launch_node_sh_has_a_record_of_each_rank_of_the_last_group(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_that_cannot_be_written_costs_a_warning_and_one_that_cannot_be_removed_ends_the_next_job(
+def test_unwritable_record_warns_and_unremovable_one_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = ExitRecord(tmp_path)

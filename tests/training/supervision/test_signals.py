@@ -23,11 +23,11 @@ def received(name):
 receive_signals(received)
 assert "torch" not in sys.modules
 print("ready", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes in C, where Python's own handlers would wait
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes in C code, during which Python runs no handler
 """
 
 
-def test_each_signal_reaches_the_callback_by_name() -> None:
+def test_signals_reach_the_callback_by_name() -> None:
     process = subprocess.Popen([sys.executable, "-c", RECEIVER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):

@@ -1,4 +1,4 @@
-"""Stack location: the line of this repository, through joined threads, tracebacks and foreign code."""
+"""Stack location: the line of this repository is reported despite joined threads, tracebacks and foreign code."""
 
 import re
 import threading
@@ -8,49 +8,49 @@ import pytest
 import torch.distributed as dist
 
 from training.supervision import stack_location
-from training.supervision.stack_location import current_place, place_of_error
+from training.supervision.stack_location import current_line, line_of_error
 
 HERE = r"tests/training/supervision/test_stack_location\.py:\d+"
 
 
-def test_a_rank_that_waits_for_its_save_stands_where_the_save_does() -> None:
-    seen, places = threading.Event(), []
+def test_waiting_rank_reports_the_line_of_its_save() -> None:
+    may_end, lines = threading.Event(), []
 
     def save() -> None:
-        seen.wait(20)
+        may_end.wait(20)
 
-    def look() -> None:
+    def watch() -> None:
         for _ in range(100):  # until the main thread waits
-            places.append(current_place())
-            if places[-1].endswith(", save"):
+            lines.append(current_line())
+            if lines[-1].endswith(", save"):
                 break
             time.sleep(0.1)
-        seen.set()
+        may_end.set()
 
-    threads = [threading.Thread(target=work) for work in (save, look)]
+    threads = [threading.Thread(target=work) for work in (save, watch)]
     for thread in threads:
         thread.start()
     threads[0].join()
     threads[1].join()
-    assert re.fullmatch(rf"{HERE}, save", places[-1]), places
+    assert re.fullmatch(rf"{HERE}, save", lines[-1]), lines
 
 
-def test_an_error_is_at_the_innermost_line_of_this_repository() -> None:
+def test_error_is_located_in_this_repository() -> None:
     try:
         re.compile("(")
     except re.error as error:
-        place = place_of_error(error.__traceback__)
-    assert re.fullmatch(rf"{HERE}, test_an_error_is_at_the_innermost_line_of_this_repository", place), place
+        line = line_of_error(error.__traceback__)
+    assert re.fullmatch(rf"{HERE}, test_error_is_located_in_this_repository", line), line
 
 
-def test_an_error_of_a_collective_names_the_collective() -> None:
+def test_error_of_a_collective_names_it() -> None:
     try:
         dist.barrier()
-    except Exception as error:  # noqa: BLE001  # torch's own, without a process group
-        place = place_of_error(error.__traceback__)
-    assert re.fullmatch(rf"\w+ \({HERE}, test_an_error_of_a_collective_names_the_collective\)", place), place
+    except Exception as error:  # noqa: BLE001  # torch raises it because there is no process group
+        line = line_of_error(error.__traceback__)
+    assert re.fullmatch(rf"\w+ \({HERE}, test_error_of_a_collective_names_it\)", line), line
 
 
-def test_frames_that_cannot_be_read_give_a_place_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_frames_still_give_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_location, "_innermost", lambda walk: 1 / 0)
-    assert current_place() == "an unknown line (ZeroDivisionError)"
+    assert current_line() == "an unknown line (ZeroDivisionError)"

@@ -1,4 +1,4 @@
-"""A stop request is agreed on by all ranks, for a signal or a limit that the next step would exceed."""
+"""All ranks agree on a request to stop, because of a signal or of a limit that the next step would exceed."""
 
 import threading
 from types import SimpleNamespace
@@ -19,22 +19,22 @@ from training.telemetry.budget import Budget
 
 
 @pytest.mark.parametrize(
-    ("asked", "reached", "cause"),
+    ("signalled", "reached", "cause"),
     [(False, False, None), (False, True, "--max-hours"), (True, False, "signal"), (True, True, "signal")],
 )
-def test_a_signal_or_the_ranks_own_condition_stops(
-    alone: Ranks, clock: list[float], asked: bool, reached: bool, cause: str | None
+def test_signal_or_limit_stops(
+    alone: Ranks, clock: list[float], signalled: bool, reached: bool, cause: str | None
 ) -> None:
     request = request_of(clock, hours=(23 if reached else 60) / 3600)
     request.ranks = alone
-    if asked:
-        request.asked.set()
+    if signalled:
+        request.stop_requested.set()
     assert request.agreed() == (cause is not None)
     assert cause in (None, request.cause)
 
 
 def request_of(clock: list[float], *, hours: float, validated: bool = True) -> Any:
-    """Return a request after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
+    """Return a request after 23 s. The longest recent step took 2 s, and a validation, if there was one, took 5 s."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
     plan = make_plan(run.train, run.model.context_length, 8)
     ledger = ledger_of(clock)
@@ -43,7 +43,7 @@ def request_of(clock: list[float], *, hours: float, validated: bool = True) -> A
     fake: Any = SimpleNamespace
     return StopRequest(
         ranks=fake(),
-        asked=threading.Event(),
+        stop_requested=threading.Event(),
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),
@@ -53,20 +53,20 @@ def request_of(clock: list[float], *, hours: float, validated: bool = True) -> A
     )
 
 
-def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
-    limits = request_of(clock, hours=34 / 3600)  # two steps and the end take 8, the save 1
+def test_validation_beyond_the_limit_does_not_begin(clock: list[float]) -> None:
+    limits = request_of(clock, hours=34 / 3600)  # two steps and the end take 8 s, and the save takes 1 s
     assert not limits.limit_reached()
     limits.state.position = Position(step=9)
     assert limits.limit_reached()
 
 
-def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step(clock: list[float]) -> None:
+def test_first_validation_is_estimated_from_step_time(clock: list[float]) -> None:
     limits = request_of(clock, validated=False, hours=1.0)
     sequences = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences
     assert limits.validation_steps == pytest.approx(sequences / 128 / 3)
     limits.state.position = Position(step=9)
     expected = 2 * 2.0 + 4.0 + 1.0 + limits.validation_steps * 2.0
-    for left, reached in ((expected + 0.1, False), (expected - 0.1, True)):
-        tight = request_of(clock, validated=False, hours=(23.0 + left) / 3600)
-        tight.state.position = Position(step=9)
-        assert tight.limit_reached() == reached
+    for remaining, reached in ((expected + 0.1, False), (expected - 0.1, True)):
+        request = request_of(clock, validated=False, hours=(23.0 + remaining) / 3600)
+        request.state.position = Position(step=9)
+        assert request.limit_reached() == reached

@@ -1,4 +1,4 @@
-"""Supervision: stops, deaths and restarts in every phase; the record and the checkpoint that they leave."""
+"""Supervision: stops, deaths and restarts in every phase leave the right exit record and checkpoint."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from training.telemetry.metrics_log import read_metrics
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)])
-def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(make_run: MakeRun, number: signal.Signals) -> None:
+def test_signal_stops_one_process_with_a_checkpoint(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=1, as_user=number == signal.SIGINT)
     wait_for_step(run, 5, process)
@@ -26,7 +26,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(make_run: M
     output, errors = process.communicate(timeout=180)
     assert process.returncode == 75, errors
     assert outcome(run) == "stopped"
-    assert "stopped early; the same command continues" in output
+    assert "stopped early; run the same command again to continue" in output
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert 5 <= state["step"] < 200
     assert verify(run / "checkpoints" / "latest") is None
@@ -34,15 +34,15 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(make_run: M
 
 
 @pytest.mark.slow
-def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: MakeRun) -> None:
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2, as_user=True)
     wait_for_step(run, 5, process)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=180)
-    assert "stopped early; the same command continues" in output, errors
+    assert "stopped early; run the same command again to continue" in output, errors
     assert process.returncode != 0
-    assert 'train.py", line' not in errors  # only torchrun's own words
+    assert 'train.py", line' not in errors  # there is no traceback except torchrun's
     assert verify(run / "checkpoints" / "latest") is None
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
@@ -64,7 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
 
 
 @pytest.mark.parametrize("phase", [*slow("start", "validation", "save"), "step"])
-def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path, phase: str) -> None:
+def test_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
     slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
     process = start(run, ranks=2, as_user=phase == "start", **slow)
@@ -80,7 +80,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path,
     assert process.returncode != 0
     assert json.loads((run / "exit.json").read_text())["status"] == 75, errors
     if phase == "start":
-        assert "nothing is lost; the same command continues" in output
+        assert "nothing is lost; run the same command again" in output
         assert not (run / "checkpoints").exists()
     else:
         newest = run / "checkpoints" / "latest"
@@ -95,22 +95,24 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path,
     assert_same_weights(run, undisturbed)
 
 
-@pytest.mark.parametrize(("ranks", "asked"), [(2, "rank 1"), *slow((1, "the process"), (2, "torchrun"), (2, "rank 0"))])
-def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(make_run: MakeRun, ranks: int, asked: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "receiver"), [(2, "rank 1"), *slow((1, "the process"), (2, "torchrun"), (2, "rank 0"))]
+)
+def test_signal_during_start_up_is_obeyed_immediately(make_run: MakeRun, ranks: int, receiver: str) -> None:
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=600)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(ranks)), process)
-    pid = children(process)[int(asked[-1])] if asked.startswith("rank") else process.pid
+    pid = children(process)[int(receiver[-1])] if receiver.startswith("rank") else process.pid
     os.kill(pid, signal.SIGTERM)
     output, errors = process.communicate(timeout=180)
     assert "Exception in thread" not in errors
-    assert output.count("SIGTERM before the first step: nothing is lost; the same command continues") == 1, errors
+    assert output.count("SIGTERM before the first step: nothing is lost; run the same command again") == 1, errors
     assert outcome(run) == "stopped"
     assert not (run / "checkpoints").exists()
 
 
 @pytest.mark.slow
-def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: MakeRun) -> None:
+def test_ranks_restarted_by_torchrun_resume(make_run: MakeRun) -> None:
     settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     complete(straight)
@@ -119,21 +121,21 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: MakeRun) -> 
     kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "resuming from" in output  # though the command line says never: it has been obeyed once
+    assert "resuming from" in output  # although the command line says never, which has been obeyed once
     *_, record = read_metrics(run)
-    assert record["run_ledger"]["lost"] > 25 * 0.03  # of the group that was killed, at 30 ms a step
+    assert record["run_ledger"]["lost"] > 25 * 0.03  # time of the group that was killed, at 30 ms per step
     assert sum(record["run_ledger"].values()) == pytest.approx(record["elapsed_seconds"], rel=0.01)
     assert metrics(run, "train_loss") == metrics(straight, "train_loss")
     assert_same_weights(run, straight)
 
 
 @pytest.mark.slow
-def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
+def test_stopped_ranks_are_not_restarted(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
     run, script = make_run(), at_step_3("os.kill(os.getpid(), signal.SIGTERM)")
     done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
     assert done.returncode == 1
     assert outcome(run) == "stopped"
-    assert done.stderr.count("train.py: this job ended with status 75, and torchrun restarted it: ending again") == 2
+    assert done.stderr.count("train.py: this job ended with status 75, but torchrun restarted it; it ends again") == 2
     assert [record["event"] for record in read_metrics(run) if "event" in record] == ["start", "checkpoint", "stopped"]
     complete(run, ranks=2)
 
@@ -146,7 +148,7 @@ def start(*arguments):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["DEATH"] == "early":
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)  # as in a rendezvous
+        time.sleep(60)  # stands for a rendezvous
     return plain_start(*arguments)
 
 
@@ -157,7 +159,7 @@ def resume(request, state, ranks, disk, bucket):
             if os.environ["DEATH"] == "error":
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(5)  # as while it reads a large checkpoint
+        time.sleep(5)  # stands for reading a large checkpoint
     return plain(request, state, ranks, disk, bucket)
 
 
@@ -166,9 +168,7 @@ job.resume, process_group.start = resume, start
 
 
 @pytest.mark.parametrize("death", ["error", *slow("lost")])
-def test_a_death_in_start_up_is_no_request_to_stop(
-    make_run: MakeRun, changed_train: Callable[[str], Path], death: str
-) -> None:
+def test_death_in_start_up_is_not_a_stop(make_run: MakeRun, changed_train: Callable[[str], Path], death: str) -> None:
     run = make_run()
     done = train(run, ranks=2, script=changed_train(DYING_IN_START_UP), environment={"DEATH": death})
     assert done.returncode == 1
@@ -178,7 +178,7 @@ def test_a_death_in_start_up_is_no_request_to_stop(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("death", ["early", "lost"])
-def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
+def test_ranks_restarted_before_resuming_obey_resume(
     copied: Path, changed_train: Callable[[str], Path], death: str
 ) -> None:
     script = changed_train(DYING_IN_START_UP)
@@ -194,7 +194,7 @@ plain_load = sys.modules["training.config.train_config"].load_run
 
 def late(*arguments):
     if os.environ["RANK"] != os.environ["EARLY"]:
-        time.sleep(30)  # as on a slow disk
+        time.sleep(30)  # stands for a slow disk
     elif os.environ["EARLY"] == "1":
         from common.errors import BadInput
 
@@ -207,18 +207,16 @@ sys.modules["training.config.train_config"].load_run = late
 
 
 @pytest.mark.parametrize("early", ["0", "1"])
-def test_all_ranks_report_the_reason_of_the_first(
-    make_run: MakeRun, changed_train: Callable[[str], Path], early: str
-) -> None:
-    """torchrun asks the ranks that are late to stop; none of them may say that it was stopped and nothing is lost."""
+def test_all_ranks_report_the_first_reason(make_run: MakeRun, changed_train: Callable[[str], Path], early: str) -> None:
+    """torchrun asks late ranks to stop; none of them may report that it was stopped and that nothing is lost."""
     run, script = make_run(), changed_train("import sys\nimport training.config.train_config\n" + LATE)
     done = train(run if early == "1" else run / "missing", ranks=2, script=script, environment={"EARLY": early})
     assert done.returncode == 1
     assert ("only this rank" if early == "1" else "no such run directory") in one_line(done)
     assert "nothing is lost" not in done.stdout + done.stderr and "<NO_OTHER_FAILURES>" in done.stderr
     if early == "1":
-        ended = exit_of(run)  # rank 0's, which has waited for the other one
-        assert (ended.outcome, ended.reason, ended.problem) == ("error", "user-error", "only this rank")
+        job_exit = exit_of(run)  # written by rank 0, which has waited for the other one
+        assert (job_exit.outcome, job_exit.reason, job_exit.problem) == ("error", "user-error", "only this rank")
 
 
 @pytest.mark.slow
@@ -226,13 +224,13 @@ def test_all_ranks_report_the_reason_of_the_first(
 @pytest.mark.parametrize(
     "options", ["--bogus", "--max-usd 1", "--set nope=1", "--resume nothing", "--look 9999", "--replay 1 99"]
 )
-def test_a_refusal_is_told_once(copied: Path, ranks: int, options: str) -> None:
+def test_refusal_is_printed_once(copied: Path, ranks: int, options: str) -> None:
     done = train(copied, *options.split(), ranks=ranks)
     assert done.stderr.count("\ntrain.py: ") + done.stderr.startswith("train.py: ") == 1
     assert "nothing is lost" not in done.stdout + done.stderr and "<NO_OTHER_FAILURES>" in done.stderr
 
 
-def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: MakeRun) -> None:
+def test_killed_rank_ends_the_job_without_saving(make_run: MakeRun) -> None:
     run = make_run(**LONG | {"checkpoint_interval": 1000})
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
@@ -241,33 +239,33 @@ def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: MakeRun) -> N
     assert process.returncode == 1
     assert "Signal 9 (SIGKILL)" in errors
     assert not (run / "checkpoints").exists()
-    ended = exit_of(run)
-    assert (ended.outcome, ended.reason) == ("lost", "lost-rank")
+    job_exit = exit_of(run)
+    assert (job_exit.outcome, job_exit.reason) == ("lost", "lost-rank")
 
 
-def test_the_first_traceback_is_visible_and_no_rank_waits(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
+def test_first_traceback_is_visible_and_no_rank_waits(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:
     run = make_run()
     done = train(run, ranks=2, script=at_step_3('raise RuntimeError("rank one broke")'))
     assert done.returncode == 1
     first = done.stderr.index("Traceback (most recent call last)")
     assert "RuntimeError: rank one broke" in done.stderr[first : first + 3000]
-    ended = exit_of(run)  # of rank 0, whose collective has failed
-    assert (ended.reason, ended.problem) == ("crash", "RuntimeError: rank one broke")
+    job_exit = exit_of(run)  # written by rank 0, whose collective has failed
+    assert (job_exit.reason, job_exit.problem) == ("crash", "RuntimeError: rank one broke")
 
 
 @pytest.mark.parametrize(
     ("error", "reason", "problem"),
     [
-        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory does not hold"),
+        ("torch.OutOfMemoryError('CUDA out of memory')", "out-of-memory", "rank 1: the GPU's memory is too small"),
         ("BadInput('a disk is full', alone=True, reason='disk-full')", "disk-full", "a disk is full"),
     ],
 )
-def test_the_reason_of_a_job_is_that_of_the_rank_that_failed(
+def test_job_has_the_reason_of_the_failed_rank(
     make_run: MakeRun, at_step_3: Callable[..., Path], error: str, reason: str, problem: str
 ) -> None:
     run = make_run()
     done = train(run, ranks=2, script=at_step_3(f"import torch; from common.errors import BadInput; raise {error}"))
     assert done.returncode == 1
-    ended = exit_of(run)
-    assert (ended.status, ended.outcome, ended.reason) == (1, "error", reason), done.stderr
-    assert str(ended.problem).startswith(problem)
+    job_exit = exit_of(run)
+    assert (job_exit.status, job_exit.outcome, job_exit.reason) == (1, "error", reason), done.stderr
+    assert str(job_exit.problem).startswith(problem)

@@ -1,4 +1,4 @@
-"""Command of --then: after a run that is done or stopped with a checkpoint, once, and never otherwise."""
+"""The command of --then runs once after a run is finished or has stopped with a checkpoint, and never otherwise."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ NOTE = "cat {run}/exit.json >> {run}/ran; test -e {run}/checkpoints/latest/manif
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_it_runs_once_after_the_last_step_without_torchruns_variables(make_run: MakeRun, ranks: int) -> None:
+def test_then_command_runs_once_without_torchrun_variables(make_run: MakeRun, ranks: int) -> None:
     run = make_run()
     done = complete(run, "--max-steps", "2", "--then", NOTE.format(run=run) + "; exit 7", ranks=ranks)
     assert done.stdout.splitlines()[-1] == "--then: ended with status 7"
@@ -23,11 +23,11 @@ def test_it_runs_once_after_the_last_step_without_torchruns_variables(make_run: 
     assert "PATH" in names and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "GROUP_RANK"} & names
 
 
-def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: MakeRun) -> None:
+def test_then_command_ends_before_torchrun_ends_ranks(make_run: MakeRun) -> None:
     run = make_run(**LONG)
     process = start(run, 2, "--then", f"sleep 2; {NOTE.format(run=run)}")
     wait_for_step(run, 3, process)
-    os.kill(process.children()[1], signal.SIGTERM)  # torchrun knows nothing of it
+    os.kill(process.children()[1], signal.SIGTERM)  # torchrun does not know about this signal
     output, errors = process.communicate()
     assert outcome(run) == "stopped" and (run / "ran").read_text().count('"outcome": "stopped"') == 1, errors
     assert "--then: ended with status 0" in output
@@ -37,23 +37,21 @@ def test_torchrun_ends_no_rank_before_the_command_of_a_stop_has_ended(make_run: 
     ("options", "file_bytes"),
     [(["--set", "microbatch_size=0"], None), (["--set", "learning_rate=1e30"], None), (["--max-steps", "2"], 20_000)],
 )
-def test_it_never_runs_after_a_refusal_a_divergence_or_a_failed_save(
-    make_run: MakeRun, options: list[str], file_bytes: int | None
-) -> None:
+def test_then_command_never_runs_after_a_failure(make_run: MakeRun, options: list[str], file_bytes: int | None) -> None:
     run = make_run()
     done = train(run, *options, "--then", f"touch {run}/ran", file_bytes=file_bytes)
     assert done.returncode in (1, 3) and "--then" not in done.stdout
     assert not (run / "ran").exists()
 
 
-def test_it_does_not_run_while_the_bucket_lacks_the_last_checkpoint(
-    make_run: MakeRun, bucket_server: BucketServer
-) -> None:
+def test_then_command_needs_the_checkpoint_in_the_bucket(make_run: MakeRun, bucket_server: BucketServer) -> None:
     run = make_run(checkpoints=url("then"))
     bucket_server.refusal = refuse_uploads(403)
     done = train(run, "--max-steps", "2", "--then", f"touch {run}/ran")
-    assert done.stdout.splitlines()[-1] == "--then: NOT RUN: the bucket lacks the last checkpoint", done.stderr
+    assert done.stdout.splitlines()[-1] == "--then: NOT RUN: the last checkpoint is not in the bucket", done.stderr
     bucket_server.refusal = lambda _: None
     assert not (run / "ran").exists()
-    assert train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0  # nothing is left to do
+    assert (
+        train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0
+    )  # there is nothing left to train
     assert (run / "ran").exists()

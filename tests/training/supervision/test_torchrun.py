@@ -1,4 +1,4 @@
-"""torchrun's end: its table of failures, and the form without a log and a traceback of its own."""
+"""How torchrun ends: its table of failures, and the form of it that prints no log or traceback."""
 
 import os
 import shlex
@@ -18,21 +18,21 @@ from tests.walks import children, kill
 QUIET = [sys.executable, "-m", "training.supervision.torchrun", "--nproc_per_node=2"]
 
 
-def test_torchruns_table_ends_with_our_line(make_run: MakeRun) -> None:
-    for options, said in (
+def test_torchrun_table_ends_with_our_line(make_run: MakeRun) -> None:
+    for options, message in (
         (["--set", "learning_rate=-1"], "--set: learning_rate"),
         (["--dtset"], "--dtset: unknown option"),
     ):
-        done = train(make_run(said[:3]), *options, ranks=2)
-        assert done.stderr.splitlines()[-2].startswith(f"  traceback : {said}"), done.stderr
-        assert done.stderr.count(f"train.py: {said}") == 1
+        done = train(make_run(message[:3]), *options, ranks=2)
+        assert done.stderr.splitlines()[-2].startswith(f"  traceback : {message}"), done.stderr
+        assert done.stderr.count(f"train.py: {message}") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status", "last"), [("Ctrl-C", 75, "stopped, status 75"), ("kill", 1, "rank 1: Signal 9 (SIGKILL) rec")]
 )
-def test_the_last_line_is_the_command_that_continues(make_run: MakeRun, end: str, status: int, last: str) -> None:
+def test_last_line_is_the_command_to_continue(make_run: MakeRun, end: str, status: int, last: str) -> None:
     variables, pipe = {"SLOW_STEP": "0.01", "LOCKSTEP_NEXT": "make train", "PYTHONPATH": str(ROOT)}, subprocess.PIPE
     run = make_run(**LONG)
     command = [*QUIET, str(SLOW), str(run), "--device", "cpu"]
@@ -54,10 +54,11 @@ def test_the_last_line_is_the_command_that_continues(make_run: MakeRun, end: str
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
 @pytest.mark.parametrize("closed", [False, True])
-def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: MakeRun, closed: bool) -> None:
+def test_ctrl_c_or_closed_terminal_under_make_saves(make_run: MakeRun, closed: bool) -> None:
     run = make_run(**LONG | {"min_train_tokens": 10**7, "max_epochs": 50})
-    tmux, made = ["tmux", "-S", str(run / "socket")], (".venv/installed", "token_files/quickstart/manifest.json")
-    make = ["make", "train", f"BIN={Path(sys.executable).parent}", f"QUICKSTART={run}", *(f"-o{file}" for file in made)]
+    tmux = ["tmux", "-S", str(run / "socket")]
+    up_to_date = [f"-o{file}" for file in (".venv/installed", "token_files/quickstart/manifest.json")]
+    make = ["make", "train", f"BIN={Path(sys.executable).parent}", f"QUICKSTART={run}", *up_to_date]
     with subprocess.Popen([*tmux, "-D"], cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}) as server:
         try:
             wait_until((run / "socket").exists, server)
@@ -69,8 +70,8 @@ def test_ctrl_c_or_a_closed_terminal_under_make_saves(make_run: MakeRun, closed:
             assert outcome(run) == "stopped" and list((run / "checkpoints").glob("step-*"))
             if not closed:
                 wait_until(lambda: "Interrupt" in execute(*tmux, "capture-pane", "-p").stdout, server)
-                said, _, after = execute(*tmux, "capture-pane", "-p").stdout.partition("\nmake: *** ")
-                assert said.splitlines()[-1] == "stopped, status 75; to continue: make train", said
-                assert "checkpoints  " in said and len(after.split("\n\n")[0].splitlines()) == 1
+                output, _, after = execute(*tmux, "capture-pane", "-p").stdout.partition("\nmake: *** ")
+                assert output.splitlines()[-1] == "stopped, status 75; to continue: make train", output
+                assert "checkpoints  " in output and len(after.split("\n\n")[0].splitlines()) == 1
         finally:
             server.terminate()

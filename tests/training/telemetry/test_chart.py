@@ -1,4 +1,4 @@
-"""Chart: drawn from the metrics in a process of its own, which never costs the run."""
+"""The chart is drawn from the metrics in a separate process, and its failure never harms the run."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from training.telemetry.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, Backg
 from training.telemetry.metrics_log import METRICS, MetricsLog
 
 
-def test_a_chart_is_drawn_from_metrics_alone(make_run: MakeRun) -> None:
+def test_chart_is_drawn_from_the_metrics(make_run: MakeRun) -> None:
     run = make_run()
     log = MetricsLog(run)
     log.write({"event": "start", "step": 0})
@@ -24,7 +24,7 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: MakeRun) -> None:
         log.write({"step": step, "validation_loss": loss, "validation_losses": {"a": loss, "_$b$_^": loss + 1}})
     log.close()
     drawing = BackgroundChart(run)
-    drawing.redraw()  # too soon after the start
+    drawing.redraw()  # has no effect so soon after the start
     assert drawing._process is None
     drawing._began -= LEAST_SECONDS
     drawing.redraw()
@@ -32,7 +32,7 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: MakeRun) -> None:
     assert (run / "training-run-chart.png").stat().st_size > 10_000
 
 
-def test_a_drawing_that_failed_is_tried_again_later(make_run: MakeRun) -> None:
+def test_failed_drawing_is_tried_again_later(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).mkdir()
     drawing = BackgroundChart(run)
@@ -49,7 +49,7 @@ def test_a_drawing_that_failed_is_tried_again_later(make_run: MakeRun) -> None:
     assert drawing._process is not failed and drawing._process.wait(60) == 0
 
 
-def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: MakeRun) -> None:
+def test_chart_that_cannot_be_drawn_is_not_mentioned(make_run: MakeRun) -> None:
     run = make_run("run $x$ 100%", min_train_tokens=256, validation_interval=None)
     (run / CHART).mkdir()
     done = complete(run, environment={DRAW_CHART: "1"})
@@ -64,12 +64,10 @@ def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: MakeRun) -> None:
         draw_chart(run)
 
 
-def test_a_chart_that_hangs_is_left_and_its_process_is_no_rank_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_chart_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(python))
-    assert BackgroundChart(tmp_path).finish() is False  # no such program
+    assert BackgroundChart(tmp_path).finish() is False  # the program does not exist
     python.write_text('#!/bin/sh\nenv > "$0.env"\nexec sleep 600\n')
     python.chmod(0o755)
     monkeypatch.setattr(chart, "LAST_SECONDS", 0.1)
@@ -86,9 +84,11 @@ def test_a_chart_that_hangs_is_left_and_its_process_is_no_rank_of_the_job(
     assert "PATH" in names and not {"RANK", "WORLD_SIZE"} & names
 
 
-def test_a_users_picture_is_not_replaced(make_run: MakeRun) -> None:
+def test_picture_of_a_user_is_not_replaced(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).write_bytes(b"a picture of the user")
-    with pytest.raises(BadInput, match=r"is not a chart of train.py, and is left as it is \(21 bytes\); move it away"):
+    with pytest.raises(
+        BadInput, match=r"is not a chart of train.py, so it was not overwritten \(21 bytes\); move it away"
+    ):
         draw_chart(run)
     assert (run / CHART).read_bytes() == b"a picture of the user"

@@ -1,4 +1,4 @@
-"""Metrics log: damaged lines are left out and counted, lines that cannot be written are kept and reported."""
+"""Metrics log: damaged lines are ignored and counted; lines that cannot be written are kept in memory and reported."""
 
 import ast
 import json
@@ -57,7 +57,7 @@ def full_disk(most_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_malformed_records_are_ignored_and_counted(tmp_path: Path) -> None:
     sound = [
         {"event": "start", "step": 0, "price_per_hour": None},
         {"step": 1, "train_loss": 2.0, "grad_norm": None},
@@ -75,55 +75,55 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
     assert draw_chart(tmp_path).stat().st_size > 5000
 
 
-def test_of_starts_at_one_step_the_last_counts() -> None:
+def test_last_start_at_a_step_counts() -> None:
     first, loss = {"event": "start", "step": 0}, {"step": 5, "train_loss": 1.0}
     ending = [{"event": "checkpoint", "step": 5}, {"event": "stopped", "step": 5, "reason": "signal"}]
-    begun = [{"event": name, "step": 5} for name in ("numerics-drift", "start", "self-test", "settings-changed")]
-    again = [line | {"job": 2} for line in begun]
-    lines = [first | {"job": 0}, first, loss, *ending, *begun, {"step": 6, "train_loss": 1.0}, *again]
-    assert current_records(lines) == [first, loss, *ending, *again]
-    assert current_records([*lines, begun[1]]) == [first, loss, *ending, begun[1]]
+    beginning = [{"event": name, "step": 5} for name in ("numerics-drift", "start", "self-test", "settings-changed")]
+    restart = [line | {"job": 2} for line in beginning]
+    lines = [first | {"job": 0}, first, loss, *ending, *beginning, {"step": 6, "train_loss": 1.0}, *restart]
+    assert current_records(lines) == [first, loss, *ending, *restart]
+    assert current_records([*lines, beginning[1]]) == [first, loss, *ending, beginning[1]]
 
 
-def test_a_damaged_log_costs_no_resume_and_is_said(make_run: MakeRun) -> None:
+def test_damaged_log_is_reported_and_allows_a_resume(make_run: MakeRun) -> None:
     run = make_run()
     complete(run, "--max-steps", "4")
     lines = (run / METRICS).read_bytes().splitlines(keepends=True)
     lines[1] = bytes([lines[1][0] | 0x80]) + lines[1][1:]
     (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
     done = complete(run)
-    assert f"NOTE: {run / METRICS}: left out as damaged: 2 lines, from line 2 on" in done.stderr
+    assert f"NOTE: {run / METRICS}: skipped 2 damaged lines, from line 2 on" in done.stderr
     assert "resuming from" in done.stdout
 
 
-@pytest.mark.parametrize("room", [None, 1000])
-def test_what_cannot_be_written_is_said_once_and_written_later_or_counted_as_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], room: int | None
+@pytest.mark.parametrize("memory_bytes", [None, 1000])
+def test_unwritable_lines_are_written_later_or_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], memory_bytes: int | None
 ) -> None:
-    monkeypatch.setattr(json_files, "PENDING_BYTES", room or json_files.PENDING_BYTES)
+    monkeypatch.setattr(json_files, "PENDING_BYTES", memory_bytes or json_files.PENDING_BYTES)
     log = MetricsLog(tmp_path)
     with full_disk(500):
         for step in range(100):
             log.write({"step": step, "train_loss": 1.0})
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith(f"WARNING: {tmp_path / METRICS}: cannot be written: File too large; ")
-        if room is not None:
+        if memory_bytes is not None:
             log.close()
-    whole = len(read_metrics(tmp_path))
-    if room is None:
+    complete_lines = len(read_metrics(tmp_path))
+    if memory_bytes is None:
         log.write({"step": 100, "train_loss": 1.0})
         log.close()
         assert capsys.readouterr().err.splitlines() == [
-            f"{tmp_path / METRICS}: written again, with the lines that were kept"
+            f"{tmp_path / METRICS}: can be written again; the lines in memory have been written"
         ]
         assert [record["step"] for record in read_metrics(tmp_path)] == list(range(101))
     else:
-        lost = f"{100 - whole} lines could not be written and are lost: File too large"
-        assert capsys.readouterr().err.splitlines() == [f"WARNING: {tmp_path / METRICS}: {lost}"]
+        problem = f"{100 - complete_lines} lines could not be written and are lost: File too large"
+        assert capsys.readouterr().err.splitlines() == [f"WARNING: {tmp_path / METRICS}: {problem}"]
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "pipe"])
-def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: MakeRun, kind: str) -> None:
+def test_log_that_is_not_a_file_is_refused(make_run: MakeRun, kind: str) -> None:
     run = make_run()
     path = run / METRICS
     {"device": lambda: path.symlink_to("/dev/full"), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}[kind]()
@@ -135,9 +135,9 @@ def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: MakeRu
     assert "step 1" not in done.stderr
 
 
-# Names of earlier versions, whose lines are still read
+# Names that only earlier versions have written; lines with them are still read
 EARLIER = {Metric.SKIPPED_STEPS, RunEvent.SPIKE_SKIPPED, Detail.WHO}
-# Names that are ordinary words, or keys of other files as well
+# Names that are also ordinary words or keys of other files
 COMMON_METRICS = {Metric.LEARNING_RATE, Metric.EPOCHS, Metric.USD, Metric.PRICE_PER_HOUR, Metric.STATE_SHA256}
 COMMON_DETAILS = {Detail.NAME, Detail.KEY}
 # Keys of other files, by the module that reads or writes them: measured machines, results of evaluations, and the last
@@ -152,17 +152,17 @@ def names_of(kind: type) -> set[str]:
     return {value for name, value in vars(kind).items() if name.isupper()}
 
 
-def called(call: ast.Call) -> str:
-    """Return the name of the function or method that is called, "" if it has none."""
+def called_name(call: ast.Call) -> str:
+    """Return the name of the function or method in a call, or "" if it has no name."""
     return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
 def literal_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the metrics, events and details that code names by a text or a keyword instead of their constant.
+    """Yield the metrics, events and details that code names by a string or a keyword instead of a constant.
 
-    The name of an event may be an ordinary word, so it counts only in a comparison or a call that is about events.
-    Reasons of an early end are keys and options as well, so they count only in a comparison, except for a signal.
-    Other files have keys of the same names as details, so those count only in modules that know events.
+    The name of an event may be an ordinary word, so that it counts only in a comparison or a call that is about events.
+    Reasons of an early end are also keys and options, so that they count only in a comparison, except the signal. Other
+    files have keys with the names of details, so that those count only in modules that import names of events.
     """
     details = names_of(Detail)
     names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name}
@@ -174,16 +174,16 @@ def literal_names(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and node.value in names:
             yield node.value
         elif isinstance(node, ast.Compare):
-            if isinstance(node.left, ast.Call) and called(node.left) == event_of.__name__:
+            if isinstance(node.left, ast.Call) and called_name(node.left) == event_of.__name__:
                 yield from (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
             operands = [part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)]
             yield from (operand for operand in operands if operand in names_of(EarlyEnd))
-        elif isinstance(node, ast.Call) and called(node) in ("record", "event", event_record.__name__):
+        elif isinstance(node, ast.Call) and called_name(node) in ("record", "event", event_record.__name__):
             yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
             yield from (keyword.arg for keyword in node.keywords if keyword.arg in names | details)
 
 
-def test_metrics_events_and_details_have_constants_that_all_share() -> None:
+def test_metrics_events_and_details_are_named_by_constants() -> None:
     rooms = ("training", "evaluation", "experiments", "reporting", "benchmarks")
     files = [*ROOT.glob("*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]
     trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
@@ -208,20 +208,20 @@ def test_metrics_events_and_details_have_constants_that_all_share() -> None:
         "from training.telemetry.metrics_log import event_of\nrecord.get('sources')",
         "from training.telemetry.metrics_log import RunEvent\nrecord['reason']",
         "stopped_by == 'patience'",
-        "return 'signal' if left is None else left[1]",
+        "return 'signal' if limit is None else limit[1]",
     ],
 )
-def test_a_literal_name_of_a_metric_event_or_detail_is_noticed(code: str) -> None:
+def test_literal_name_of_a_metric_is_noticed(code: str) -> None:
     assert [*literal_names(ast.parse(code))]
 
 
-def test_the_page_of_a_run_directory_names_every_metric_event_and_detail() -> None:
+def test_docs_name_every_metric_event_and_detail() -> None:
     page = (ROOT / "docs" / "run-directory.md").read_text()
     names = (names_of(Metric) | names_of(RunEvent) | names_of(Detail)) - EARLIER
     assert not [name for name in sorted(names) if f"`{name}`" not in page]
 
 
-def test_the_page_of_a_run_directory_names_every_early_end() -> None:
+def test_docs_name_every_early_end() -> None:
     page = (ROOT / "docs" / "run-directory.md").read_text()
     [row] = [line for line in page.splitlines() if line.startswith(f"| `{RunEvent.PAUSE}`, ")]
     assert not [name for name in sorted(names_of(EarlyEnd)) if f"`{name}`" not in row]

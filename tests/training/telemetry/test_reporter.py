@@ -1,4 +1,4 @@
-"""Reporter: every record reaches the metrics log; the other ranks write nothing and wait for nothing."""
+"""Reporter: on rank 0, every record reaches the metrics log; other ranks write nothing and wait for nothing."""
 
 import math
 import time
@@ -19,7 +19,7 @@ REMAINING = Remaining(steps=1, validations=0, checkpoints=0)
 
 
 def reporter_of(*, price: float | None = 3600.0, peak: float | None = 1e6) -> Reporter:
-    """Return the reporter of rank 0, whose metrics log, bar and chart note their calls."""
+    """Return the reporter of rank 0, with mocks of the metrics log, the bar and the chart."""
     plan: Any = SimpleNamespace(
         tokens_per_step=100, read_until=lambda step: [{"dataset": "x", "tokens": step, "epochs": 0.5}]
     )
@@ -29,13 +29,13 @@ def reporter_of(*, price: float | None = 3600.0, peak: float | None = 1e6) -> Re
     return Reporter(plan=plan, device=device, ledger=ledger, peak_tokens=peak and peak / 6, **parts)
 
 
-def noted(method: Any) -> list[Any]:
-    """Return the last argument of each call."""
+def last_arguments(method: Any) -> list[Any]:
+    """Return the last argument of each call of a mock."""
     return [call.args[-1] for call in method.call_args_list]
 
 
 def log_third_step(reporter: Reporter, clock: list[float]) -> None:
-    """Log a step after a slow first and two quick ones, with one more to come."""
+    """Log a step after one slow and two quick steps, with one more step to come."""
     with reporter.ledger.start_up(), reporter.ledger.measure("training"):
         for seconds in (6.0, 2.0, 2.0):
             clock[0] += seconds
@@ -43,13 +43,13 @@ def log_third_step(reporter: Reporter, clock: list[float]) -> None:
         reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(math.inf)), REMAINING)
 
 
-def test_a_logged_step_reaches_the_metrics_log_and_the_bar(clock: list[float]) -> None:
+def test_logged_step_reaches_metrics_log_and_bar(clock: list[float]) -> None:
     reporter: Any = reporter_of(price=None, peak=None)
     log_third_step(reporter, clock)
-    reporter.bar.show.assert_called_once_with(4, "loss 2.0000  30 tok/s  ETA 2s")  # no more is known
+    reporter.bar.show.assert_called_once_with(4, "loss 2.0000  30 tok/s  ETA 2s")  # MFU and price are unknown
     reporter = reporter_of()
     log_third_step(reporter, clock)
-    [record] = noted(reporter.metrics.write)
+    [record] = last_arguments(reporter.metrics.write)
     assert (record["step"], record["train_loss"], record["grad_norm"]) == (4, 2.0, None)
     assert record["epochs"] == [0.5] and record["learning_rate"] == 0.1
     assert (record["tokens_per_second"], record["mfu"]) == (30.0, 6 * 30.0 / 1e6)
@@ -57,29 +57,29 @@ def test_a_logged_step_reaches_the_metrics_log_and_the_bar(clock: list[float]) -
     reporter.bar.show.assert_called_once_with(4, "loss 2.0000  30 tok/s  MFU 0.0%  ETA 2s  $10.00 spent, $2.00 to go")
 
 
-def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
+def test_checkpoint_event_redraws_the_chart() -> None:
     reporter: Any = reporter_of()
     reporter.event(4, "checkpoint-failed", problem="full")
     assert not reporter.chart.redraw.called
     reporter.event(5, "checkpoint", name="step-00000005")
     reporter.event(5, "upload-failed", problem="s3://a/b: full")
     assert reporter.chart.redraw.call_count == 1
-    assert noted(reporter.bar.warn) == ["step 4 NOT SAVED", None, "step 5 NOT UPLOADED"]
-    written = [(record["event"], record["step"]) for record in noted(reporter.metrics.write)]
-    assert written == [("checkpoint-failed", 4), ("checkpoint", 5), ("upload-failed", 5)]
+    assert last_arguments(reporter.bar.warn) == ["step 4 NOT SAVED", None, "step 5 NOT UPLOADED"]
+    events = [(record["event"], record["step"]) for record in last_arguments(reporter.metrics.write)]
+    assert events == [("checkpoint-failed", 4), ("checkpoint", 5), ("upload-failed", 5)]
     reporter.record(8, {Metric.STATE_SHA256: "ab"})
-    assert noted(reporter.metrics.write)[-1] == {"step": 8, "state_sha256": "ab"}
+    assert last_arguments(reporter.metrics.write)[-1] == {"step": 8, "state_sha256": "ab"}
     reporter.close()
     assert reporter.metrics.close.called and reporter.bar.close.called
 
 
-def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    nothing: Any = None
+def test_other_ranks_write_and_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    no_plan: Any = None
     ledger = TimeLedger(time.perf_counter())
-    quiet = Reporter(plan=nothing, device=torch.device("cpu"), ledger=ledger, peak_tokens=None)
-    result = Mock()
-    quiet.log(1, result, REMAINING)
-    assert result.mock_calls == []  # a tensor that is read waits for the GPU
+    quiet = Reporter(plan=no_plan, device=torch.device("cpu"), ledger=ledger, peak_tokens=None)
+    step_result = Mock()
+    quiet.log(1, step_result, REMAINING)
+    assert step_result.mock_calls == []  # reading a tensor would wait for the GPU
     quiet.event(1, "checkpoint")
     quiet.step_done()
     quiet.record(1, {Metric.VALIDATION_LOSS: 2.0})
@@ -89,19 +89,20 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
     assert (printed.out, printed.err) == ("", "")
 
 
-def test_seconds_of_each_rank_are_recorded_and_the_slowest_is_named_until_it_is_not_slow(clock: list[float]) -> None:
+def test_slowest_rank_is_named_while_it_is_slow(clock: list[float]) -> None:
     reporter: Any = reporter_of()
     for rank_seconds in ([1.0, 1.9, 1.0], None, [1.0, 1.1, 1.0]):
         with reporter.ledger.measure("training"):
             clock[0] += 1
             reporter.ledger.after_step(0.0)
         reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(1.0)), REMAINING, rank_seconds)
-    recorded = [one["rank_seconds"] for one in noted(reporter.metrics.write) if "rank_seconds" in one]
-    assert recorded == [[1.0, 1.9, 1.0], [1.0, 1.1, 1.0]]
-    assert noted(reporter.bar.warn) == ["slowest: rank 1, 1.9 s a step (median 1)", None]
+    records = last_arguments(reporter.metrics.write)
+    recorded_seconds = [record["rank_seconds"] for record in records if "rank_seconds" in record]
+    assert recorded_seconds == [[1.0, 1.9, 1.0], [1.0, 1.1, 1.0]]
+    assert last_arguments(reporter.bar.warn) == ["slowest: rank 1, 1.9 s per step (median 1)", None]
 
 
-def test_plain_lines_are_few_and_a_warning_stays_until_it_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_stays_in_plain_lines_until_removed(capsys: pytest.CaptureFixture[str]) -> None:
     bar = ProgressBar(0, 10)
     bar._last_line = float("inf")  # as if a line had just been printed
     bar.show(9, "loss 3")
@@ -112,5 +113,5 @@ def test_plain_lines_are_few_and_a_warning_stays_until_it_is_taken_back(capsys: 
     bar.warn("checkpoint", None)
     bar.show(10, "loss 1")
     bar.close()
-    lines = capsys.readouterr().err.splitlines()  # of the last step, always
+    lines = capsys.readouterr().err.splitlines()  # the last step is always printed
     assert lines == ["step 10/10  loss 2", "step 10/10  loss 2  step 8 NOT SAVED", "step 10/10  loss 1  SLOW: rank 1"]

@@ -1,4 +1,4 @@
-"""Time ledger: parts that add up to the clock, the rest of a run, its cost; earlier jobs counted once."""
+"""Time ledger: the parts add up to the clock, the remaining time and cost are estimated, earlier jobs count once."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import Remaining, TimeLedger, read_earlier
 
 
-def test_a_ledger_adds_up_to_the_clock_and_foresees_what_is_due(clock: list[float]) -> None:
+def test_ledger_adds_up_and_estimates_the_rest(clock: list[float]) -> None:
     ledger = ledger_of(clock)
     spent = {"start-up": 4, "data": 1, "compile": 7, "training": 5, "validation": 5, "checkpoints": 0, "idle": 1}
     assert ledger.record(waited_for_data_seconds=1.0)["ledger"] == spent
@@ -17,7 +17,7 @@ def test_a_ledger_adds_up_to_the_clock_and_foresees_what_is_due(clock: list[floa
     assert ledger.remaining_seconds(Remaining(steps=10, validations=2, checkpoints=1)) == 10 * 2.0 + 2 * 5.0
 
 
-def test_a_wait_for_data_is_neither_compilation_nor_what_a_step_takes(clock: list[float]) -> None:
+def test_waiting_for_data_is_not_step_time(clock: list[float]) -> None:
     ledger = TimeLedger(clock[0])
     with ledger.start_up(), ledger.measure("training"):
         for seconds, waited in ((3609.0, 3600.0), (2.0, 3600.0), (902.0, 4500.0), (2.0, 4500.0)):
@@ -38,7 +38,7 @@ def test_speed_is_measured_between_two_readings(clock: list[float]) -> None:
             assert ledger.steps_per_second() == speed
 
 
-def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock: list[float], tmp_path: Path) -> None:
+def test_earlier_jobs_keep_their_price(clock: list[float], tmp_path: Path) -> None:
     def start(price: float | None) -> dict[str, Any]:
         return {"event": "start", "step": 0, "price_per_hour": price}
 

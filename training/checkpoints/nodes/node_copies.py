@@ -1,4 +1,4 @@
-"""Copies of checkpoints, without a shared disk: the newest intact one that any node has is brought to the others."""
+"""Copying of checkpoints between nodes that share no disk: every node gets the newest intact one that any node has."""
 
 import bisect
 import functools
@@ -47,36 +47,38 @@ BROADCAST_BYTES = 64 << 20
 
 @attrs.frozen
 class DiskContent:
-    """Checkpoints of a run on one disk."""
+    """The checkpoints of a run on one disk."""
 
-    steps: dict[int, str]  # state_sha256 of each step's checkpoint, as its state.json has it
-    choice: tuple[int, str] | None  # step and name of the one to resume from
-    problem: str | None  # why there is none
+    steps: dict[int, str]  # for each checkpoint's step, the state_sha256 in its state.json
+    choice: tuple[int, str] | None  # step and name of the checkpoint to resume from
+    problem: str | None  # why there is no such checkpoint
 
 
 @attrs.frozen
 class Search:
-    """A checkpoint to resume from, looked for on the disks of all nodes; every rank has the same."""
+    """The search for a checkpoint to resume from, on the disks of all nodes. Every rank has the same search."""
 
     directory: Path
-    name: str  # "auto", `latest`, `best`, or that of a folder
+    name: str  # "auto", `latest`, `best`, or the name of a folder
     ranks: Ranks
     disk: RankGroup
 
     def on_disks(self, work: Callable[[], Value]) -> list[Value]:
+        """Do the work once per disk; return the value from each disk."""
         return once_per_disk(self.ranks, self.disk, work)
 
     def contents(self) -> list[DiskContent]:
         """Return the content of each disk."""
-        return self.on_disks(lambda: _look(self.directory, self.name))
+        return self.on_disks(lambda: _list_disk(self.directory, self.name))
 
 
 def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup, bucket: Bucket | None) -> Path | None:
-    """Return the checkpoint to resume from, on this rank's disk; None if no disk and no bucket has any.
+    """Return the checkpoint to resume from, on this rank's disk; None if there is none on any disk or in the bucket.
 
-    The choice is that of `find_to_resume`. Each node downloads a newer one of the bucket. A node that lacks the chosen
-    checkpoint receives it, and first archives those of its own that the sender does not have. Call it on every rank.
-    Raises BadInput if disks have checkpoints but none is intact, or if their newest ones differ.
+    The checkpoint is chosen as in `find_to_resume`. If the bucket has a newer one, each node downloads it. A node
+    without the chosen checkpoint receives a copy; before that, it archives its checkpoints that the sender does not
+    have. Call it on every rank. Raises BadInput if disks have checkpoints but none is intact, or if their newest
+    checkpoints differ.
     """
     search = Search(checkpoints_of(run_directory), name, ranks, disk)
     directory, contents = search.directory, search.contents()
@@ -85,48 +87,52 @@ def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup,
     choices = [content.choice for content in contents if content.choice is not None]
     if not choices:
         if problems := [content.problem for content in contents if content.problem is not None]:
-            raise BadInput(problems[0] + ("" if bucket is None else f"; there is none in {bucket.url}, either"))
+            raise BadInput(problems[0] + ("" if bucket is None else f"; {bucket.url} has no checkpoint either"))
         return None
     newest, _ = max(choices)
     has_newest = [content.choice is not None and content.choice[0] == newest for content in contents]
     digests = {content.steps.get(newest) for content, has in zip(contents, has_newest, strict=True) if has}
     if len(digests) > 1:
         raise BadInput(
-            f"{directory / name_of(newest)}: nodes have different ones, with state_sha256 "
-            f"{' and '.join(sorted(map(str, digests)))}, of different runs; move the checkpoints of one away"
+            f"{directory / name_of(newest)}: the nodes have different checkpoints of this name, from different runs: "
+            f"state_sha256 {' and '.join(sorted(map(str, digests)))}; move the checkpoints of one run away"
         )
-    leaders = [rank for rank, leads in enumerate(gather(ranks, disk.rank == 0)) if leads]  # the first of each disk
-    here = bisect.bisect(leaders, ranks.rank) - 1  # index of this rank's disk
-    content, source = contents[here], has_newest.index(True)
-    is_here = has_newest[here]
+    leaders = [rank for rank, leads in enumerate(gather(ranks, disk.rank == 0)) if leads]  # the first rank of each disk
+    disk_index = bisect.bisect(leaders, ranks.rank) - 1  # of this rank's disk
+    content, source = contents[disk_index], has_newest.index(True)
+    is_here = has_newest[disk_index]
     checkpoint = directory / (content.choice[1] if content.choice is not None and is_here else name_of(newest))
     if receivers := [rank for rank, has in zip(leaders, has_newest, strict=True) if not has]:
-        show(f"bringing {name_of(newest)} to {len(receivers)} of {len(leaders)} nodes", once=True)
-        sent_steps = contents[source].steps
-        strange = [name_of(step) for step, digest in content.steps.items() if sent_steps.get(step) != digest]
-        archives = search.on_disks(lambda: None if is_here else _archive(directory, {*strange, name_of(newest)}))
-        show(*[f"what else was there is now in {where}" for where in archives if where], once=True)
+        show(f"copying {name_of(newest)} to {len(receivers)} of {len(leaders)} nodes", once=True)
+        source_steps = contents[source].steps
+        unshared = [name_of(step) for step, digest in content.steps.items() if source_steps.get(step) != digest]
+        archives = search.on_disks(lambda: None if is_here else _archive(directory, {*unshared, name_of(newest)}))
+        show(*[f"other checkpoints were moved to {folder}" for folder in archives if folder], once=True)
         _copy(checkpoint, leaders[source], receivers, search)
     return checkpoint
 
 
-def _look(directory: Path, name: str) -> DiskContent:
+def _list_disk(directory: Path, name: str) -> DiskContent:
+    """Return the checkpoints on this disk, and the one that `name` means."""
     steps = {}
     for checkpoint in checkpoints_by_step(directory).values():
-        with suppress(BadInput, OSError):  # a damaged or unreadable one
+        with suppress(BadInput, OSError):  # the checkpoint is damaged or unreadable
             state = read_state(checkpoint)
             steps[state.position.step] = state.state_sha256
     try:
-        checkpoint_here = find_to_resume(directory, name)
-    except BadInput as error:  # another node may have it
+        choice = find_to_resume(directory, name)
+    except BadInput as error:  # another node may have an intact checkpoint
         return DiskContent(steps, None, str(error))
-    if checkpoint_here is None:
+    if choice is None:
         return DiskContent(steps, None, None)
-    return DiskContent(steps, (read_state(checkpoint_here).position.step, checkpoint_here.name), None)
+    return DiskContent(steps, (read_state(choice).position.step, choice.name), None)
 
 
 def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) -> bool:
-    """Download a bucket's newest intact checkpoint to all nodes if it is newer than theirs; return whether it is."""
+    """Download the newest intact checkpoint of a bucket to all nodes, unless a node has one that is as new.
+
+    Returns whether a checkpoint was downloaded.
+    """
     directory, name, ranks = search.directory, search.name, search.ranks
     newest = max((content.choice for content in contents if content.choice is not None), default=None)
     damages: list[str] = []
@@ -135,7 +141,7 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
             return False
         show(f"downloading {candidate} from {bucket.url}", once=True)
         archives = search.on_disks(functools.partial(_archive, directory, {candidate}))
-        show(*[f"what had its name is now in {where}" for where in archives if where], once=True)
+        show(*[f"the existing {candidate} was moved to {folder}" for folder in archives if folder], once=True)
         problems = [*filter(None, search.on_disks(functools.partial(fetch, bucket, directory / candidate)))]
         if not problems:
             if name in LINKS:
@@ -144,13 +150,13 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
         show(warning(problems[0]), once=True)
         damages.append(problems[0])
     if damages and newest is None:
-        others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
-        raise BadInput(f"{damages[0]}; {others if name in NEWEST else 'resume from another one with --resume NAME'}")
+        advice = "no other checkpoint is intact: set checkpoints to another prefix to start over"
+        raise BadInput(f"{damages[0]}; {advice if name in NEWEST else 'resume from another one with --resume NAME'}")
     return False
 
 
 def _archive(directory: Path, names: set[str]) -> str | None:
-    """Archive those of these checkpoints that are there; return where, with this node's host name."""
+    """Archive the checkpoints of these names that exist; return HOST:FOLDER of the archive, or None."""
     present = sorted(name for name in names if is_folder(directory / name))
     if not present:
         return None
@@ -158,7 +164,7 @@ def _archive(directory: Path, names: set[str]) -> str | None:
 
 
 def _copy(checkpoint: Path, source: int, receivers: list[int], search: Search) -> None:
-    """Copy a checkpoint from the disk of one rank to those of others. Call it on every rank."""
+    """Copy a checkpoint from the disk of one rank to the disks of others. Call it on every rank."""
     group, rank = (
         dist.new_group(sorted([source, *receivers]), timeout=DOWNLOAD_TIMEOUT, backend="gloo"),
         search.ranks.rank,
@@ -168,7 +174,7 @@ def _copy(checkpoint: Path, source: int, receivers: list[int], search: Search) -
         if rank == source:
             _send(checkpoint, source, group)
         elif rank in receivers:
-            _take(checkpoint, source, group)
+            _receive_checkpoint(checkpoint, source, group)
 
     search.on_disks(move)
 
@@ -182,8 +188,11 @@ def _send(checkpoint: Path, source: int, group: Any) -> None:
                 dist.broadcast(torch.frombuffer(bytearray(piece), dtype=torch.uint8), source, group=group)
 
 
-def _take(checkpoint: Path, source: int, group: Any) -> None:
-    """Write the files that another node sends; where that cannot be done, take them all the same, and raise then."""
+def _receive_checkpoint(checkpoint: Path, source: int, group: Any) -> None:
+    """Write the files that another node sends.
+
+    If they cannot be written, all of them are received nevertheless, because the sender waits; then BadInput is raised.
+    """
     sizes = torch.empty(len(FILES), dtype=torch.int64)
     dist.broadcast(sizes, source, group=group)
     pieces = {file: _receive(size, source, group) for file, size in zip(FILES, sizes.tolist(), strict=True)}
@@ -198,7 +207,7 @@ def _take(checkpoint: Path, source: int, group: Any) -> None:
 
 
 def _receive(size: int, source: int, group: Any) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset in bytes, content) of the pieces of a file."""
+    """Yield (offset in bytes, content) of each piece of a file."""
     for offset in range(0, size, BROADCAST_BYTES):
         piece = torch.empty(min(BROADCAST_BYTES, size - offset), dtype=torch.uint8)
         dist.broadcast(piece, source, group=group)

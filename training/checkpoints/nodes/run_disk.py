@@ -1,8 +1,9 @@
-"""The disk of a run directory: one that all nodes share, or one of each node.
+"""The disk of a run directory: either all nodes share one, or each node has a separate one.
 
-A disk is the group of the ranks that use it, in the order of the job; its first rank does what is done once per disk,
-such as locking the run directory, or publishing and removing checkpoints. Each disk has whole checkpoints; of several,
-the disk of rank 0 alone has metrics, chart and exit record.
+A disk is represented by the group of the ranks that use it, in the order of the job. The first rank of a disk does the
+work that is needed once per disk, such as locking the run directory, or publishing and removing checkpoints. Each disk
+has complete checkpoints. If there are several disks, only the disk of rank 0 has the metrics, the chart and the exit
+record.
 """
 
 import functools
@@ -20,24 +21,24 @@ from common.files import writing
 from training.config.train_config import Run
 from training.parallel.process_group import RankGroup, Ranks, gather, together
 
-# Files by which each node looks for the others, one per poll: a file that the client of a network disk did not find
-# once, it may not look for again for a minute.
+# Each node writes this many probe files, and looks for a different one of the other nodes in each poll: if the client
+# of a network disk does not find a file, it may not look for it again for a minute.
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
-PREFIX = ".shared-disk-"  # begins their names
+PREFIX = ".shared-disk-"  # of the names of probe files
 
 
 def find_disk(run: Run, ranks: Ranks) -> RankGroup:
-    """Return the ranks that use the same run directory as this one: all, or those of its node. Call it on every rank.
+    """Return the ranks that use the same run directory as this one: all ranks, or the ranks of this node.
 
-    Raises BadInput if nodes have different configurations, if some share a disk and others do not, and if each would
-    have its own shards only.
+    Call it on every rank. Raises BadInput if the nodes have different configurations, if only some of them share a
+    disk, or if every node would have only its shards of a checkpoint.
     """
     _check_configurations(run, ranks)
     directory, leads = run.directory, ranks.node.rank == 0
     names = gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None)
     probes = [name for name in names if name is not None]
-    probe = names[ranks.rank - ranks.node.rank]  # this node's
+    probe = names[ranks.rank - ranks.node.rank]  # the probe of this node
 
     def write() -> None:
         for number in range(PROBES):
@@ -46,28 +47,32 @@ def find_disk(run: Run, ranks: Ranks) -> RankGroup:
 
     try:
         together(ranks, write, only=leads)
-        look = functools.partial(_visible, directory, [other for other in probes if other != probe])
-        visible = together(ranks, look, only=leads, group=ranks.download)
+        count_visible = functools.partial(_count_visible, directory, [name for name in probes if name != probe])
+        hosts_and_counts = together(ranks, count_visible, only=leads, group=ranks.download)
     finally:
         for path in directory.glob(f"{probe}-*") if leads else ():
             with suppress(OSError):
                 path.unlink()
-    counts = [count for _, count in visible]
+    counts = [count for _, count in hosts_and_counts]
     if min(counts) == len(probes) - 1:
         return RankGroup(rank=ranks.rank, size=ranks.world_size)
-    where = f"{directory}: it is not one directory on all nodes, {', '.join(host for host, _ in visible)}"
+    nodes = f"the nodes ({', '.join(host for host, _ in hosts_and_counts)})"
     if max(counts) > 0:
-        raise BadInput(f"{where}, but on some; give all nodes one shared disk, or each its own")
+        raise BadInput(
+            f"{directory}: some of {nodes} share this directory, but not all; give all nodes one shared disk, or each "
+            "node a separate one"
+        )
     if run.train.execution.parallel == "fsdp":
         raise BadInput(
-            f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint; set parallel to '
-            '"hsdp" or "ddp", or put the run directory on a disk that all nodes share'
+            f'{directory}: {nodes} do not share this directory, and parallel "fsdp" shards over all nodes, so that no '
+            'node would have a complete checkpoint; set parallel to "hsdp" or "ddp", or put the run directory on a '
+            "disk that all nodes share"
         )
     return ranks.node
 
 
 def _check_configurations(run: Run, ranks: Ranks) -> None:
-    """Raise BadInput if a node would train another run: its collectives would not meet those of the other nodes."""
+    """Raise BadInput if nodes have different configurations, because their collectives would not match."""
     configuration = {f"model.{key}": value for key, value in attrs.asdict(run.model).items()}
     configuration |= {f"train.{key}": value for key, value in run.train.flat().items()}
     configurations = gather(ranks, (socket.gethostname(), configuration))
@@ -77,12 +82,12 @@ def _check_configurations(run: Run, ranks: Ranks) -> None:
             if values[key] != value:
                 raise BadInput(
                     f"{run.directory}: {key}: got {json.dumps(values[key])} on {host}, but {json.dumps(value)} on the "
-                    f"first node, {first_host}; bring the same model.json, train.json and --set to all nodes"
+                    f"first node, {first_host}; use the same model.json, train.json and --set on all nodes"
                 )
 
 
-def _visible(directory: Path, probes: list[str]) -> tuple[str, int]:
-    """Return this node's host name, and how many of the other nodes' files appear in its run directory."""
+def _count_visible(directory: Path, probes: list[str]) -> tuple[str, int]:
+    """Return this node's host name, and how many of the other nodes have probes that appear in its run directory."""
     missing = set(probes)
     for number in range(PROBES):
         missing -= {probe for probe in missing if (directory / f"{probe}-{number}").exists()}

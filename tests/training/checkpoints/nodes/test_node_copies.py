@@ -1,4 +1,4 @@
-"""Nodes without a shared disk: each has whole checkpoints, and the newest intact one of any is resumed on all."""
+"""Nodes without a shared disk: each has complete checkpoints, and all resume from the newest intact one of any node."""
 
 import shutil
 import sys
@@ -13,11 +13,11 @@ from training.checkpoints.directory import MANIFEST, WEIGHTS, steps_in
 from training.checkpoints.nodes import node_copies
 from training.checkpoints.saved_state import SavedState, read_state
 
-SECONDS = 300  # a hang
+SECONDS = 300  # after which a job counts as hanging
 
 
 def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, status: int = 0) -> tuple[str, str]:
-    """Train on both, the second one with a disk of its own; return output and errors of the first."""
+    """Train on both machines, the second one with a separate disk; return output and errors of the first one."""
     first, second = machines
     nodes = [
         first.train(run, *options, master=first.address, ranks=ranks),
@@ -28,7 +28,7 @@ def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, statu
     return texts[0]
 
 
-def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_step_does_not_hide_others(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = finished / "checkpoints"
     first, *_, newest = steps_in(directory)
 
@@ -38,18 +38,16 @@ def test_a_step_that_cannot_be_read_hides_no_other(finished: Path, monkeypatch: 
         return read_state(checkpoint)
 
     monkeypatch.setattr(node_copies, "read_state", read)
-    assert node_copies._look(directory, "auto").choice == (8, newest)
+    assert node_copies._list_disk(directory, "auto").choice == (8, newest)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 1), ("hsdp", 2)])
-def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
-    make_run: MakeRun, machines: Machines, parallel: str, ranks: int
-) -> None:
+def test_every_node_has_complete_checkpoints(make_run: MakeRun, machines: Machines, parallel: str, ranks: int) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
     alone, run = make_run("alone", **keys), make_run("run", **keys)
-    other = machines[1].disk
+    second_disk = machines[1].disk
     complete(alone, "--hash-every", "1")
 
     def continue_until(step: int) -> str:
@@ -57,50 +55,50 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
 
     continue_until(2)
     newest = "checkpoints/step-00000002"
-    assert (other / newest / MANIFEST).read_bytes() == (run / newest / MANIFEST).read_bytes()
-    assert (other / newest / WEIGHTS).read_bytes() == (run / newest / WEIGHTS).read_bytes()
-    ours, theirs = ({path.name for path in (disk / "checkpoints").iterdir()} for disk in (run, other))
-    assert ours == theirs
+    assert (second_disk / newest / MANIFEST).read_bytes() == (run / newest / MANIFEST).read_bytes()
+    assert (second_disk / newest / WEIGHTS).read_bytes() == (run / newest / WEIGHTS).read_bytes()
+    names_1, names_2 = ({path.name for path in (disk / "checkpoints").iterdir()} for disk in (run, second_disk))
+    assert names_1 == names_2
     with (run / newest / WEIGHTS).open("r+b") as damaged:
         damaged.seek(-1, 2)
         damaged.write(b"\x55")
-    assert "bringing step-00000002 to 1 of 2 nodes" in continue_until(4)
+    assert "copying step-00000002 to 1 of 2 nodes" in continue_until(4)
     [archived] = run.glob("archive/*/checkpoints/step-00000002")
     assert (archived / WEIGHTS).read_bytes()[-1] == 0x55  # damaged, but not deleted
-    shutil.rmtree(other / "checkpoints")
-    assert "bringing step-00000004 to 1 of 2 nodes" in continue_until(6)
+    shutil.rmtree(second_disk / "checkpoints")
+    assert "copying step-00000004 to 1 of 2 nodes" in continue_until(6)
     shutil.rmtree(run / "checkpoints")
-    assert "bringing step-00000006 to 1 of 2 nodes" in continue_until(8)
+    assert "copying step-00000006 to 1 of 2 nodes" in continue_until(8)
     assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
     assert metrics(run, "validation_loss") == metrics(alone, "validation_loss")
-    by_itself = machines[1].start(sys.executable, "train.py", str(run), own_disk=run)
-    output, errors = by_itself.communicate(timeout=SECONDS)
-    assert by_itself.returncode == 0, errors
+    process = machines[1].start(sys.executable, "train.py", str(run), own_disk=run)
+    output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
     assert "the run is complete: 8 steps" in output
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(make_run: MakeRun, machines: Machines) -> None:
+def test_checkpoints_of_another_run_are_archived(make_run: MakeRun, machines: Machines) -> None:
     keys = {"checkpoint_interval": 2, "keep_checkpoints": 1}
     other_run, run = make_run("other", **keys | {"random_seed": 7}), make_run("run", **keys)
     disk = machines[1].disk
     complete(other_run, "--max-steps", "4")
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     complete(run, "--max-steps", "6")
-    assert "bringing step-00000006 to 1 of 2 nodes" in train_on(machines, run)[0]
+    assert "copying step-00000006 to 1 of 2 nodes" in train_on(machines, run)[0]
     [archived] = disk.glob("archive/*/checkpoints/step-00000004")
     assert (archived / WEIGHTS).read_bytes() == (other_run / "checkpoints/step-00000004" / WEIGHTS).read_bytes()
     shutil.rmtree(disk / "checkpoints")
     complete(other_run)
     shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
     _, errors = train_on(machines, run, status=1)
-    assert "step-00000008: nodes have different ones, with state_sha256" in errors
+    assert "step-00000008: the nodes have different checkpoints of this name" in errors
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
+def test_blank_nodes_download_and_the_first_uploads(
     make_run: MakeRun, machines: Machines, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}
@@ -117,7 +115,7 @@ def test_blank_nodes_download_a_checkpoint_each_and_the_first_one_uploads(
         train_on(machines, run, "--hash-every", "1", "--max-steps", last_step, ranks=2)
         hashes |= metrics(run, "state_sha256")
     assert hashes == metrics(alone, "state_sha256")
-    fetched = [asked for asked in bucket_server.requests if asked.startswith("GET") and "4/model.safetensors" in asked]
-    assert len(fetched) == 2
+    downloads = [line for line in bucket_server.requests if line.startswith("GET") and "4/model.safetensors" in line]
+    assert len(downloads) == 2
     proxy.shutdown()
     proxy.server_close()

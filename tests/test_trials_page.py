@@ -1,4 +1,4 @@
-"""The loop in docs/agents.md, run exactly as it is written there, deletes only files that it created."""
+"""The loop in docs/trials.md is run as the page prints it, and must delete nothing that it did not make."""
 
 import os
 import re
@@ -11,10 +11,10 @@ import pytest
 from tests.experiments.trial.test_checkout import git
 from tests.launch import ROOT
 
-# One candidate for each exit status of a trial: accepted, rejected for each reason, and the end of the budget.
+# Exit statuses of the stand-in's trials, in order: kept, refused for every reason, and the end of the budget
 STATUSES = (0, 1, 10, 0, 11, 12, 75)
 UNTRACKED = ("runs/mine/model.json", "runs/mine/train.json", "runs/mine/checkpoints/latest/model.safetensors")
-OTHERS = ("sweeps/mine.json", "export/model.safetensors", "conversation.txt", "token_files/own/train.safetensors")
+IGNORED = ("sweeps/mine.json", "export/model.safetensors", "conversation.txt", "token_files/own/train.safetensors")
 TRIAL = f"""
 import pathlib, sys
 count = len(list(pathlib.Path("trials").glob("count-*")))
@@ -31,7 +31,7 @@ echo new > "new-$count.py"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository with a fake experiment.py, and with files of the user that git does not track."""
+    """Return a repository with a stand-in for experiment.py, and with files of the user that git does not track."""
     project = tmp_path / "project"
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / "bin" / "activate").write_text("")
@@ -43,7 +43,7 @@ def project(tmp_path: Path) -> Path:
     git(project, "config", "user.email", "t@example.org")
     git(project, "add", "--all")
     git(project, "commit", "-qm", "first")
-    for name in (*UNTRACKED, *OTHERS):
+    for name in (*UNTRACKED, *IGNORED):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("mine")
     (project / "model.py").write_text("changed by the user")
@@ -52,7 +52,7 @@ def project(tmp_path: Path) -> Path:
 
 def run_loop(project: Path) -> subprocess.CompletedProcess[str]:
     """Run the loop of the page in a project, with a program that proposes changes."""
-    [loop] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
+    [loop] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "trials.md").read_text(), re.DOTALL)
     tools = project.parent / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "propose_a_change").write_text(PROPOSE)
@@ -70,8 +70,8 @@ def files_of(folder: Path) -> dict[str, str]:
 
 def test_the_documented_loop_deletes_only_its_files(project: Path) -> None:
     before, head = files_of(project), git(project, "rev-parse", "HEAD")
-    done = run_loop(project)
-    assert done.returncode == 0, done.stderr
+    completed = run_loop(project)
+    assert completed.returncode == 0, completed.stderr
     counts = {f"trials/count-{number}": "" for number in range(len(STATUSES))}
     assert files_of(project) == before | counts and git(project, "rev-parse", "HEAD") == head
     worktree = project.parent / "lockstep-loop"
@@ -87,7 +87,7 @@ def test_the_loop_does_nothing_without_a_worktree(project: Path) -> None:
     (project.parent / "lockstep-loop").mkdir()
     (project.parent / "lockstep-loop" / "mine").write_text("mine")
     before = files_of(project.parent)
-    done = run_loop(project)
-    assert done.returncode != 0 and "already exists" in done.stderr
+    completed = run_loop(project)
+    assert completed.returncode != 0 and "already exists" in completed.stderr
     after = {name: text for name, text in files_of(project.parent).items() if not name.startswith("tools/")}
     assert after == before and len(git(project, "log", "--format=%s").splitlines()) == 1
