@@ -14,7 +14,7 @@ import numpy as np
 from error_grid import FAMILIES, covered_text, false_text, generator, holds
 from scipy import special
 
-from evaluation.core.core_scores import CoreSample, Parts, core_difference, over_tasks, sum_of_means, task_score
+from evaluation.core.core_scores import CoreSample, Parts, core_difference, sum_of_means, task_parts, task_score
 from evaluation.shared.significance import student_interval
 
 ITEMS, RATES = (20, 60, 200, 1000), (0.0, 0.005, 0.02, 0.1, 0.5, 0.98, 1.0)
@@ -63,7 +63,7 @@ def parts(tasks: list[np.ndarray]) -> Parts:
     """Return the parts of CORE for the hits of each task."""
     bits = np.linspace(1, 2, len(tasks[0]))
     scores = {f"t{number}": task_score(f"{number}.jsonl", BASELINE, hits, bits) for number, hits in enumerate(tasks)}
-    return over_tasks(scores)[0]
+    return task_parts(scores)[0]
 
 
 def count_covered(models: list[list[np.ndarray]], rates: list[float]) -> int:

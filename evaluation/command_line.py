@@ -144,7 +144,7 @@ class LossCommand(MeasureOptions):
     split: Annotated[Literal["train", "validation", "test"] | None, option("split to measure; default: validation")] = (
         None
     )
-    # Not --start: torchrun parses all options and would take that for an abbreviation of one of its own.
+    # Not --start: torchrun parses all options and would take that for an abbreviation of another option.
     start: Annotated[
         int | None,
         option(

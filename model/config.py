@@ -387,8 +387,8 @@ def indivisible_sizes(config: ModelConfig, shards: int) -> dict[str, int]:
     return {name: getattr(config, name) for name in names if getattr(config, name) % shards and name != copied}
 
 
-def _contradiction(key: str, found: object, expected: str, *other_keys: str, cause: str = "") -> InvalidValue:
-    return InvalidValue(Problem(key=key, found=str(found), expected=expected, cause=cause, other_keys=other_keys))
+def _contradiction(key: str, value: object, expected: str, *other_keys: str, cause: str = "") -> InvalidValue:
+    return InvalidValue(Problem(key=key, found=str(value), expected=expected, cause=cause, other_keys=other_keys))
 
 
 def _normalized(config: ModelConfig, stock: str) -> str:

@@ -139,9 +139,9 @@ def draw(
     prefix.model.eval()
     drawing = Drawing(prefix, prompt, count, sampling, stop)
     while drawing.remaining:
-        drawn = drawing.take(advance([drawing]))
-        yield drawn
-        if drawn.finish == "stop":
+        token = drawing.take(advance([drawing]))
+        yield token
+        if token.finish == "stop":
             return
 
 

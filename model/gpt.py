@@ -84,7 +84,7 @@ class KeyValueCache:
         self.memory[0, layer, :, :, self.length : end] = keys
         self.memory[1, layer, :, :, self.length : end] = values
         keys, values = self.memory[0, layer, :, :, :end], self.memory[1, layer, :, :, :end]
-        return attend(queries, keys, values, seen=self.length)
+        return attend(queries, keys, values, past_length=self.length)
 
     def finish(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B 1 C"]:
         """Count the new tokens as seen. Return the last position of `x`, the only one whose next token is unknown."""
@@ -289,15 +289,15 @@ def attend(
     keys: Float[Tensor, "B K S D"],
     values: Tensor,
     drop_rate: float = 0.0,
-    seen: int = 0,
+    past_length: int = 0,
 ) -> Float[Tensor, "B H T D"]:
-    """Return causal attention. `seen` is the number of tokens before the first query."""
+    """Return causal attention. `past_length` is the number of tokens before the first query."""
     keys, values = repeat_heads(keys, queries.shape[1]), repeat_heads(values, queries.shape[1])
-    if not seen:
+    if not past_length:
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)
     mask = None  # with is_causal, the first new token would see only the first token of the text
     if queries.shape[2] > 1:
-        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(seen)
+        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(past_length)
     return F.scaled_dot_product_attention(queries, keys, values, mask)
 
 

@@ -62,8 +62,8 @@ class Gather(torch.autograd.Function):
     def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> tuple[Tensor, ...]:
         ctx.exchange, ctx.dtype, kind = exchange, pieces[0].dtype, pieces[0].device.type
         dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else ctx.dtype
-        whole = exchange.sequence(piece.to(dtype) for piece in pieces)
-        return tuple(whole.view_as(whole) for _ in pieces)
+        sequence = exchange.sequence(piece.to(dtype) for piece in pieces)
+        return tuple(sequence.view_as(sequence) for _ in pieces)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -80,8 +80,8 @@ class Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        whole = ctx.exchange.sequence(gradient.to(ctx.dtype) for gradient in gradients)
-        return None, *(whole for _ in gradients)
+        sequence = ctx.exchange.sequence(gradient.to(ctx.dtype) for gradient in gradients)
+        return None, *(sequence for _ in gradients)
 
 
 class PartialLinear(nn.Linear):

@@ -30,7 +30,7 @@ LONG_NAME = "n" * 5000
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
         (1, ["--resume", "step-1"], "no such checkpoint; existing ones: none"),
         (1, ["--resume", LONG_NAME], "no such checkpoint; existing ones: none"),
-        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide, as"),
+        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, options: list[str], message: str) -> None:
@@ -79,7 +79,7 @@ def test_impossible_names_are_one_line(make_run: MakeRun, tmp_path: Path) -> Non
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
-    assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
+    assert "bad\\udcff: the name is not UTF-8, so its checkpoints could not be read" in one_line(train(odd))
 
 
 def test_control_characters_never_reach_the_terminal(make_run: MakeRun) -> None:

@@ -91,13 +91,13 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
 
     `stated_deviation`: the standard deviation of the held-out loss over training seeds, nats, if the user stated it.
     """
-    shown = {evaluation: _shown(evaluation, rows) for evaluation in _evaluations(rows)}
+    shown = {evaluation: _select_results(evaluation, rows) for evaluation in _evaluations(rows)}
     subjects_by_evaluation = [
         [result.subject for result in results if result is not None] for results in shown.values()
     ]
     if len(rows) > 1 and not any(len(set(subjects)) < len(subjects) for subjects in subjects_by_evaluation):
         raise BadInput(_no_overlap(rows))
-    marks, notes = _marks(shown)
+    marks, notes = _footnotes(shown)
     columns = [Column(name=name, cells=[Cell(text=fact(row)) for row in rows]) for name, fact in FACTS.items()]
     statements, seed_notes = [], []
     for results in shown.values():
@@ -119,7 +119,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     ]
     published, sources = _published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any(statement.has_bounds for statement in statements) else [SCOPE]
-    # A run whose settings were changed is a recipe of its own, so the table has to show the changes.
+    # A run whose settings were changed is a separate recipe, so the table has to show the changes.
     changes = [f"{row.label}: {change}" for row in rows for change in row.changes]
     weight_notes = [note for row in rows for note in row.notes] + _equal_weights(rows)
     advice = [ADVICE] if any(statement.needs_seeds for statement in statements) else []
@@ -141,13 +141,13 @@ def as_text(comparison: Comparison) -> str:
         for row in comparison.rows
     ]
     lists = ("\n".join(map(wrapper.fill, lines)) for lines in (comparison.statements, comparison.notes))
-    return "\n\n".join(part for part in (*_blocks(comparison.columns, models, width), *lists) if part)
+    return "\n\n".join(part for part in (*_side_by_side(comparison.columns, models, width), *lists) if part)
 
 
 def as_markdown(comparison: Comparison) -> str:
     """Return the comparison in GitHub's Markdown. The table has a row for each model."""
-    rows = [[_escaped(cell.text) for cell in row] for row in comparison.rows]
-    lists = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
+    rows = [[_escape(cell.text) for cell in row] for row in comparison.rows]
+    lists = ("\n".join(f"- {_escape(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
     return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
@@ -193,7 +193,7 @@ def _evaluations(rows: list[Row]) -> list[str]:
     return sorted(evaluations, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
 
 
-def _shown(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
+def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
     """Return, for each model, the result of an evaluation that the table shows, or None if the model has no result.
 
     It is the model's newest result on the data that most models were measured on. If several data are equally common,
@@ -211,7 +211,7 @@ def _shown(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
     return [max(by_subject.values(), key=rank, default=None) for by_subject in newest]
 
 
-def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
+def _footnotes(shown: Shown) -> tuple[dict[str, str], list[str]]:
     """Return footnote marks by subject, and a note for every subject.
 
     In each evaluation, the subject that most models share has no mark; results with a mark are not comparable to it.
@@ -272,7 +272,7 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
     return rows, [*notes, NOT_COMPARED] if rows else notes
 
 
-def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
+def _side_by_side(names: list[str], models: list[list[str]], width: int) -> list[str]:
     """Return tables, each with as many models side by side as fit into `width`, and at least one.
 
     `models`: for each model, its label and its values.
@@ -294,5 +294,5 @@ def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
     return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return re.sub(r"([\\|<])", r"\\\1", text)

@@ -41,7 +41,7 @@ class Row:
     title: str  # the model's name in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
-    reference: str = ""  # the model as it was given on the command line
+    reference: str = ""  # the model on the command line
     tokenizer: str | None = None  # identity of the tokenizer, or its name; None: unknown
     vocabulary_size: int = 0  # size of the tokenizer, including special tokens that fine-tuning has added
     cost: RunCost | None = None  # this and the following fields are None if there is no Lockstep checkpoint
@@ -58,7 +58,7 @@ def read_rows(references: Sequence[str]) -> list[Row]:
 
     Raises BadInput if a model has no results.
     """
-    return distinct([_read(reference) for reference in references])
+    return distinct([_read_row(reference) for reference in references])
 
 
 def distinct(rows: Sequence[Row]) -> list[Row]:
@@ -73,10 +73,10 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _read(reference: str) -> Row:
-    """Return the row of one model. Raises BadInput if it has no results that can be compared."""
+def _read_row(reference: str) -> Row:
+    """Return the row of a model. Raises BadInput if it has no results that can be compared."""
     home = home_of(reference)
-    results = [result for line_results in read_results(home, _structured) for result in line_results]
+    results = [result for line_results in read_results(home, _parse_results) for result in line_results]
     chosen = choose_weights(reference, home, results)
     if not chosen.results:
         command = shlex.join(["python", "evaluate.py", "loss", reference])
@@ -95,7 +95,7 @@ def _read(reference: str) -> Row:
         tokenizer=tokenizer,
         vocabulary_size=vocabulary_size,
         weights=chosen.weights,
-        notes=chosen.notes + _given_tokenizers(chosen),
+        notes=chosen.notes + _tokenizer_notes(chosen),
     )
     if (state := _state(home, title)) is None:
         return row
@@ -145,7 +145,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     candidates = [result for result in results if result.model in titles]
     left_out = [result for result in candidates if _differ(result.weights, current[result.model])]
     measured = [result for result in candidates if not _differ(result.weights, current[result.model])]
-    superseded = _superseded(left_out)
+    superseded = _superseded_note(left_out)
     if not measured:
         return ChosenResults(title="", weights=None, results=[], superseded=superseded, notes=[])
     title = measured[-1].model
@@ -157,7 +157,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     unidentified = [result for result in results if result.weights is None and result.model == title]
     identified = [result for result in results if result.weights and weights and result.weights.is_same(weights)]
     same_title = [result for result in left_out if result.model == title]
-    notes = [f"{title}: {_superseded(same_title)}"] if same_title else []
+    notes = [f"{title}: {_superseded_note(same_title)}"] if same_title else []
     if unidentified:
         names = ", ".join(dict.fromkeys(result.evaluation for result in unidentified))
         notes.append(f"{title}: weights unknown: these results have no hash and may be of other weights: {names}")
@@ -170,7 +170,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     )
 
 
-def _given_tokenizers(chosen: ChosenResults) -> list[str]:
+def _tokenizer_notes(chosen: ChosenResults) -> list[str]:
     """Return a note for each tokenizer that was given with --tokenizer, which names the results measured with it."""
     by_tokenizer: dict[str, dict[str, None]] = {}
     for result in chosen.results:
@@ -203,7 +203,7 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
     return measured is not None and current is not None and measured.is_same(current) is False
 
 
-def _superseded(results: Sequence[EvaluationResult]) -> str:
+def _superseded_note(results: Sequence[EvaluationResult]) -> str:
     """Return a note with the number and hashes of results of other weights; "" if there are no such results."""
     if not results:
         return ""
@@ -212,10 +212,10 @@ def _superseded(results: Sequence[EvaluationResult]) -> str:
 
 
 @np.errstate(divide="raise", over="raise", invalid="raise")
-def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
+def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
     """Return the valid results in a stored line, or None if all of them are damaged.
 
-    The list is empty if the line is of an unknown evaluation or of one without measures.
+    The list is empty if the evaluation is unknown or has no measures.
     """
     command = COMMANDS.get(record["evaluation"])
     if command is None or command.measures is None:

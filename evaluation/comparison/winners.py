@@ -71,7 +71,7 @@ class Pair:
     def difference(self, comparisons: int) -> Interval | None:
         """Return the first group's mean minus the second group's, or None if there is no paired data.
 
-        The interval covers the noise of the text and, if known, of the seeds. Its level is that of one of several
+        The interval covers the noise of the text and, if known, of the seeds. Its level accounts for the number of
         comparisons.
         """
         assert self.measure.difference is not None

@@ -50,7 +50,7 @@ DAMAGED += (zipfile.BadZipFile, zlib.error, csv.Error, yaml.YAMLError)
 
 @attrs.frozen(kw_only=True)
 class TaskEntry:
-    """A task as it is listed in core.yaml."""
+    """A task's entry in core.yaml."""
 
     label: str
     icl_task_type: str  # a key of KINDS
@@ -101,7 +101,7 @@ def read_bundle(path: Path | None, labels: str | None, count: int | None) -> tup
     `path`: the archive or its folder; None: the downloaded archive. `labels`: the names of tasks, separated by commas;
     None: all tasks. `count`: the largest number of items of a task. Raises BadInput, which names the file or the item.
     """
-    path, digest, tasks = path or _downloaded(), hashlib.sha256(), []  # the digest is of all content that is read
+    path, digest, tasks = path or _download_once(), hashlib.sha256(), []  # the digest is of all content that is read
     names: list[str] = []
 
     def read(name: str) -> bytes:
@@ -167,7 +167,7 @@ def _entries(path: Path, content: bytes) -> dict[str, TaskEntry]:
         return {entry.label: entry for entry in (structured(row, TaskEntry, unknown_keys=True) for row in rows)}
 
 
-def _downloaded() -> Path:
+def _download_once() -> Path:
     """Return the path of nanochat's archive, which is downloaded only once. Raises BadInput.
 
     The download records the archive's sha256, and every later call checks it.

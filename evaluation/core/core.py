@@ -24,9 +24,9 @@ from evaluation.core.core_scores import (
     SOURCE,
     TASKS,
     is_published_data,
-    other_data,
-    over_tasks,
+    reason_not_comparable,
     sum_of_means,
+    task_parts,
     task_score,
 )
 from evaluation.loss.held_out_loss import byte_lengths
@@ -72,7 +72,7 @@ def measure(
     for task in tasks:
         order = sorted(range(len(task.questions)), key=lambda number: -len(task.prompts(number)[0][0]))
         pieces = [order[at : at + ITEMS_AT_ONCE] for at in range(0, len(order), ITEMS_AT_ONCE)]
-        answer_rows = np.concatenate(share(ranks, pieces, partial(answers, trained, task, lengths)))
+        answer_rows = np.concatenate(share(ranks, pieces, partial(answer_questions, trained, task, lengths)))
         hits, bits, is_cut = answer_rows[np.argsort(order)].T
         cut += int(is_cut.sum())
         score = partial(task_score, task.entry.dataset_uri, task.baseline)
@@ -106,7 +106,7 @@ def trained_on(trained: Trained, task: CoreTask, against: Path) -> np.ndarray:
 
 def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     """Return the means over tasks and their standard errors as fields of the stored result."""
-    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, over_tasks(scores))
+    (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, task_parts(scores))
     errors = {"core_error": core_error, "gold_bits_per_byte_error": gold_error}
     return {"core": core, "gold_bits_per_byte": gold, **errors}
 
@@ -119,7 +119,7 @@ def describe(scores: dict[str, dict[str, Any]]) -> str:
     return f"{name} {core}; gold answers {gold} bits per byte"
 
 
-def answers(
+def answer_questions(
     trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]
 ) -> list[tuple[bool, float, bool]]:
     """Answer questions of a task. For each question, return a tuple of three values.
@@ -216,5 +216,5 @@ def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask],
     if is_published_data(data, labels):
         show(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
     else:
-        show(f"Published CORE is not comparable, because {other_data(data, labels)}")
+        show(f"Published CORE is not comparable, because {reason_not_comparable(data, labels)}")
     return tasks, data

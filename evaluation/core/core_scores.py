@@ -48,7 +48,7 @@ def is_published_data(data: Mapping[str, Any], tasks: Collection[str]) -> bool:
     return is_complete and data.get(IS_NANOCHATS, data.get("file") == str(DOWNLOADED)) is True
 
 
-def other_data(data: Mapping[str, Any], tasks: Collection[str]) -> str:
+def reason_not_comparable(data: Mapping[str, Any], tasks: Collection[str]) -> str:
     """Return why the scores of a bundle cannot be compared with published ones."""
     if data["count"] is not None:
         return f"at most {data['count']:,} items per task are measured here"
@@ -83,7 +83,7 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
     }
 
 
-def over_tasks(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
+def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
     """Return the parts of two means over tasks: of the centered scores, and of the gold bits per byte.
 
     Tasks that share a file have its items in the same order. They form one part, because their errors are correlated.
@@ -151,7 +151,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     """Yield the result in a stored record. A result of some of the tasks or items has separate columns."""
     data, tasks, measurements = record["data"], record["tasks"], []
     is_complete, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
-    for measure, parts in zip((CORE, GOLD), over_tasks(tasks), strict=True):
+    for measure, parts in zip((CORE, GOLD), task_parts(tasks), strict=True):
         value, error, freedom = sum_of_means(parts)
         sample = CoreSample(parts, is_published_data(data, tasks))
         shown = measure if is_complete else attrs.evolve(measure, name=f"{measure.name}, part", published=None)

@@ -18,7 +18,7 @@ from common.output import note, show
 from common.text import nearest, printable
 from evaluation.command_line import ChatCommand
 from evaluation.generation.generated_text import GeneratedText, load_for_generation, print_parts, sampling_of
-from evaluation.generation.prompts import forgotten, latest_turns, read_prompt
+from evaluation.generation.prompts import forgotten_note, latest_turns, read_prompt
 from evaluation.shared.load import Trained
 from model.generate import Prefix, Sampling
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
@@ -124,21 +124,21 @@ def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
     """Carry out a typed command, or print the answer to a typed message until it ends or Ctrl-C. Raises BadInput."""
     message = typed.strip()
     if re.match(r"/\w*(\s|$)", typed):
-        show(*obey(conversation, *message.split(maxsplit=1)).split("\n"))
+        show(*run_chat_command(conversation, *message.split(maxsplit=1)).split("\n"))
     elif message:
         before, unseen = len(conversation.turns), conversation.unseen
         signal.signal(signal.SIGINT, conversation.interrupt)
         with closing(conversation.answer(message, sampling)) as parts:
-            print_parts(wrapped(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
+            print_parts(wrap_words(parts, shutil.get_terminal_size().columns) if os.isatty(1) else parts)
             if conversation.latest is not None and conversation.latest.finish == "length":
                 show(note(f"the answer was cut at {conversation.longest:,} tokens or at the end of the context"))
         if len(conversation.turns) == before:
             show(note("the model gave no answer; your message was dropped"))
         if conversation.unseen > unseen == 0:
-            show(note(f"{forgotten(conversation.context)}"))
+            show(note(f"{forgotten_note(conversation.context)}"))
 
 
-def obey(conversation: Conversation, name: str, value: str = "") -> str:
+def run_chat_command(conversation: Conversation, name: str, value: str = "") -> str:
     """Carry out a command such as /save, and return the text to print. Raises BadInput."""
     if name == "/help":
         return "\n".join(f"{usage:<12}{text}" for usage, text in HELP.items())
@@ -164,7 +164,7 @@ def obey(conversation: Conversation, name: str, value: str = "") -> str:
     return f"{saved}\n{cut}"
 
 
-def wrapped(parts: Iterable[str], columns: int) -> Iterator[str]:
+def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
     """Yield a text, with a newline instead of the space before each word that would not fit the terminal's width."""
     line = pending = ""
     for part in chain(parts, ["\n"]):

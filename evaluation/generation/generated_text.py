@@ -29,7 +29,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control charac
 
 
 class TextPiece(NamedTuple):
-    """The text of one token."""
+    """The text of a token."""
 
     text: str  # the characters that the token completes
     offset: int  # position, in characters of the complete text, of the character that contains the token's first byte

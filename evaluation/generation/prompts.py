@@ -53,6 +53,6 @@ def latest_turns(
     )
 
 
-def forgotten(context: int) -> str:
+def forgotten_note(context: int) -> str:
     """Return the note about turns that `latest_turns` left out."""
     return f"the model no longer sees the oldest turns, because its context has only {context:,} tokens"

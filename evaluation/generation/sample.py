@@ -27,7 +27,7 @@ def run(command: SampleCommand) -> None:
 
 
 def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenStream]:
-    """Open the train splits of token directories; without any, those of the model's run. Raises BadInput."""
+    """Open the train splits of token directories. The default is the model's training data. Raises BadInput."""
     directories = directories or trained.location.job.token_directories
     if not directories:
         raise BadInput(f"{trained.location.path}: does not name a token directory; pass --against DIR")

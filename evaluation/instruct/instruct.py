@@ -251,7 +251,7 @@ def _file_name(title: str, seed: int) -> str:
     return f"{title.replace('/', '--').replace(' ', '-')}-seed-{seed}"
 
 
-def _check_is_of(file: Path, location: ModelLocation) -> None:
+def _check_owner(file: Path, location: ModelLocation) -> None:
     """Raise BadInput if a file contains the answers of a model in another directory, before anything is trained."""
     try:
         answers = read_answers(file)
@@ -282,12 +282,14 @@ def _write(file: Path, answers: Answers) -> None:
 def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
     """Return whether a file contains answers of the fine-tuning with these settings."""
     try:
-        return _agrees(read_answers(file).settings, {key: settings[key] for key in settings if key not in OUTCOME_KEYS})
+        return _settings_agree(
+            read_answers(file).settings, {key: settings[key] for key in settings if key not in OUTCOME_KEYS}
+        )
     except BadInput:
         return False
 
 
-def _agrees(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
+def _settings_agree(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Return whether the recorded settings of a fine-tuning are the expected ones.
 
     Settings of the tokenizer that earlier versions did not record are compared only if they were recorded.
@@ -305,7 +307,7 @@ def _prepare(command: InstructCommand, locations: list[ModelLocation]) -> HeldOu
     for location in locations:
         check_folder(command.output or location.home / ANSWERS)
         for seed in range(command.settings.seed, command.settings.seed + command.seeds):
-            _check_is_of(answers_file(command, location, seed), location)
+            _check_owner(answers_file(command, location, seed), location)
     if command.keep is not None:
         check_folder(command.keep, "--keep")
     return questions
@@ -354,7 +356,7 @@ def _refuse_other_folder(run: Path) -> None:
 
 def _is_run_of(run: Path, record: dict[str, Any]) -> bool:
     """Return whether a run directory belongs to the fine-tuning of `record`."""
-    return (run / IDENTITY).is_file() and _agrees(read_json(run / IDENTITY), record)
+    return (run / IDENTITY).is_file() and _settings_agree(read_json(run / IDENTITY), record)
 
 
 def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
@@ -372,7 +374,7 @@ def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record]
         return None  # the file is missing, damaged, or from another program
     return (
         answers
-        if _agrees(answers.settings, record) and [answer.record for answer in answers.answers] == questions
+        if _settings_agree(answers.settings, record) and [answer.record for answer in answers.answers] == questions
         else None
     )
 

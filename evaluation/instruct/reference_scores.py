@@ -37,7 +37,7 @@ class ReferenceScores:
 
 
 def reference_scores(answers: Answers) -> ReferenceScores:
-    """Return the scores of one model's answers.
+    """Return the scores of a model's answers.
 
     chrF is the F-score of character n-grams (Popović, "chrF: character n-gram F-score for automatic MT evaluation",
     2015). It is computed for each answer separately by sacrebleu with its defaults. Surrounding white space is ignored.

@@ -79,12 +79,12 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         response = await self._transport.handle_async_request(request)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         try:
-            content = await _bounded(response.stream)
+            content = await _read_limited(response.stream)
         finally:
             await response.aclose()
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
-            content = _unpacked(content)
+            content = _decompress(content)
         elif encoding != "identity":
             raise EndlessReply(f"the reply is encoded as {encoding[:20]}, which the client did not accept")
         for name in ("content-length", "transfer-encoding"):
@@ -138,7 +138,7 @@ class Asker:
         self._judgement, self._key = judgement, key
         url, timeout = judgement.judge.base_url, judgement.options.timeout
         http = DefaultAsyncHttpxClient(follow_redirects=False, headers={"Accept-Encoding": "identity"})
-        self._transports = _bound(http, timeout)
+        self._transports = _limit_transports(http, timeout)
         self._client = AsyncOpenAI(
             api_key=key or "none", base_url=url, timeout=timeout, max_retries=0, http_client=http
         )
@@ -274,7 +274,7 @@ class Asker:
         return PromptVerdict("not taken" if error.status_code in REJECTED else "missing", why)
 
 
-def _bound(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
+def _limit_transports(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
     """Limit all transports of a client, including those of proxies, and return the new transports."""
     bounded: dict[int, BoundedTransport] = {}
 
@@ -285,7 +285,7 @@ def _bound(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]
     return [*bounded.values()]
 
 
-async def _bounded(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> bytes:
+async def _read_limited(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> bytes:
     """Return the content of a reply. Raises EndlessReply if it is too large."""
     content = bytearray()
     async for part in stream:
@@ -295,7 +295,7 @@ async def _bounded(stream: AsyncIterator[bytes] | httpx2.AsyncByteStream) -> byt
     return bytes(content)
 
 
-def _unpacked(content: bytes) -> bytes:
+def _decompress(content: bytes) -> bytes:
     """Return the content of a compressed reply. Raises EndlessReply if it is too large or damaged."""
     unpacker = zlib.decompressobj(GZIP)
     try:

@@ -16,7 +16,7 @@ from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
-from evaluation.judging.scores import cost_line, keep_comments, keep_results, report, score, table_without_judge
+from evaluation.judging.scores import cost_line, report, score, store_results, table_without_judge, write_comments
 from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, read_price
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -117,8 +117,8 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     scores, notes = None, []
     if len(left_out) < len(verdicts):
         scores = score(judgement.panel, judgement.prompts, [verdict.grades for verdict in verdicts])
-        notes += keep_results(judgement, verdicts, scores, without_judge) if is_complete else []
-        notes += keep_comments(judgement, verdicts)
+        notes += store_results(judgement, verdicts, scores, without_judge) if is_complete else []
+        notes += write_comments(judgement, verdicts)
     if without_home := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
         notes.append(f"results were not stored, because the run is not on this machine: {', '.join(without_home)}")
     show(*report(judgement, verdicts, scores).split("\n"), *notes)

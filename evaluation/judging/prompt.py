@@ -232,7 +232,7 @@ def read_grades(text: str, answers: int) -> list[Grade]:
 
 
 def _files_of_model(reference: str) -> list[Path]:
-    """Return the answer files of a model. For a run, they are those of the checkpoint that was fine-tuned last.
+    """Return the answer files of a model. For a run, they belong to the checkpoint that was fine-tuned last.
 
     Raises BadInput if there are none, or if it is unknown which checkpoint's are the newest.
     """

@@ -187,7 +187,7 @@ JUDGED = Measure(
 )
 
 
-def keep_results(
+def store_results(
     judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
 ) -> list[str]:
     """Append the result of each model to its log, and return notes. Raises BadInput.
@@ -215,7 +215,7 @@ def keep_results(
     return notes
 
 
-def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
+def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
     """Write the judge's comments next to the answers of every model with a home, and return notes. Raises BadInput."""
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
     content = _sha256(panel) + _answers_sha256(panel)

@@ -147,7 +147,7 @@ class VerdictStore:
 
 @attrs.frozen(kw_only=True)
 class Price:
-    """Prices of one model, in US dollars per million tokens."""
+    """The prices of a model, in US dollars per million tokens."""
 
     input: float = attrs.field(validator=_USD)
     cached_input: float = attrs.field(validator=_USD)
@@ -190,7 +190,7 @@ class JudgeCost:
 def read_price(path: Path, model: str) -> Price:
     """Return the price of a model. Raises BadInput if the file does not have it.
 
-    A dated version of a model, such as gpt-5-mini-2025-08-07, has the model's price if it has no row of its own.
+    A dated version of a model, such as gpt-5-mini-2025-08-07, has the model's price if it has no separate row.
     """
     table = read_json(path)
     try:

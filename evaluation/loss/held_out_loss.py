@@ -16,9 +16,9 @@ import torch
 from common.errors import BadInput
 from common.text import printable
 from evaluation.command_line import LossCommand
-from evaluation.loss.loss_measures import VALIDATION_RANGES, in_groups, stored_error
+from evaluation.loss.loss_measures import VALIDATION_RANGES, group_sums, stored_error
 from evaluation.loss.token_losses import check_losses, range_losses
-from evaluation.loss.token_range import Range, choose, documents_shared, is_known_apart
+from evaluation.loss.token_range import Range, choose, is_certainly_unread, shared_documents
 from evaluation.shared.load import Trained
 from evaluation.shared.measuring import measure_each
 from evaluation.shared.results import perplexity
@@ -55,7 +55,7 @@ class HeldOutLoss:
     bits_per_byte: float | None
     bits_per_byte_error: float | None
     independent_documents: float | None = None  # the number of independent documents that would give the nats' error
-    groups: dict[str, list[float]]  # the sums that `in_groups` returns
+    groups: dict[str, list[float]]  # the sums that `group_sums` returns
 
     def __str__(self) -> str:
         parts = [f"{plus_minus(self.nats_per_token, self.nats_per_token_error, 4)} nats per token"]
@@ -102,7 +102,7 @@ def _training_note(trained: Trained, span: Range) -> str:
     state = read_state(trained.location.path)
     origin = state.config.initial_weights
     start = "" if origin is None else UNKNOWN_START.format(source=printable(origin.source))
-    if not is_known_apart(trained.location, span):
+    if not is_certainly_unread(trained.location, span):
         return OTHER_FILES + start
     return _validation_note(trained, state, span) + start
 
@@ -119,7 +119,7 @@ def _validation_note(trained: Trained, state: SavedState, span: Range) -> str:
     tokenizer = trained.known_tokenizer
     end_of_text_id = None if tokenizer is None else tokenizer.end_of_text_id
     shared = "".join(
-        f"\n  {line}" for line in documents_shared(streams[:1], (begin, begin + count), span, end_of_text_id)
+        f"\n  {line}" for line in shared_documents(streams[:1], (begin, begin + count), span, end_of_text_id)
     )
     return (
         f"\n  These are not the tokens of the validation during training, which were tokens {begin:,} to "
@@ -150,7 +150,7 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None
         bits_per_byte=None if bits is None else bits.value,
         bits_per_byte_error=None if bits is None else stored_error(bits, text_bytes),
         independent_documents=None if tokenizer is None else loss.independent,
-        groups=in_groups(nats, counts, text_bytes),
+        groups=group_sums(nats, counts, text_bytes),
     )
 
 

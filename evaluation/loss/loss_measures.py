@@ -51,7 +51,7 @@ class LossSample:
     is_gpjt_range: bool
 
 
-def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> dict[str, list[float]]:
+def group_sums(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> dict[str, list[float]]:
     """Return the sums of per-document values (documents,) over groups of consecutive documents.
 
     The boundaries of the groups are the same for every model. Nats are rounded to a millionth.
@@ -95,7 +95,7 @@ HELD_OUT = Measure(
         "these models were measured on another text or with another tokenizer.",
     ),
 )
-# This measure has no statements of its own: on the same tokens, they would repeat those about the loss.
+# This measure makes no statements, because on the same tokens they would repeat the statements about the loss.
 BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 

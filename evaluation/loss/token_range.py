@@ -132,7 +132,7 @@ def check_unseen(location: ModelLocation, span: Range) -> None:
             raise BadInput(f"{problem}; pass another --from, --count or --split")
 
 
-def is_known_apart(location: ModelLocation, span: Range) -> bool:
+def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
     This is certain in the files that the run was trained or validated on, because their other parts were not read, and
@@ -153,7 +153,7 @@ def is_known_apart(location: ModelLocation, span: Range) -> bool:
     return any(_is_same(stream, name, span.directory, span.split) for name, stream in recorded)
 
 
-def documents_shared(
+def shared_documents(
     validated: Sequence[StreamRecord], tokens: tuple[int, int], span: Range, end_of_text_id: int | None
 ) -> list[str]:
     """Return lines about documents that are partly in the validation of a run and partly in the range.

@@ -23,7 +23,7 @@ JSON = dict[str, Any]
 
 
 class Score(NamedTuple):
-    """The log-probability of a token, and those of the likeliest tokens at its position.
+    """The log-probabilities of a token and of the likeliest tokens at its position.
 
     They are the model's, before temperature and top-p.
     """

@@ -174,7 +174,7 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
 
 
 @contextmanager
-def _about(param: str) -> Iterator[None]:
+def _naming_parameter(param: str) -> Iterator[None]:
     """Add the parameter's name to errors about its content that do not name it."""
     try:
         yield
@@ -292,7 +292,7 @@ def _plain_prompt(where: str, content: Any, body: CompletionBody, served: Served
     """
     if isinstance(content, str):
         texts = [*body.earlier, content]
-        with _about("prompt"):
+        with _naming_parameter("prompt"):
             for text in texts:
                 check_text(text, where)
         turns = [Message((USER, ASSISTANT)[number % 2], text) for number, text in enumerate(texts)]
@@ -347,7 +347,7 @@ def _chat_prompt(body: ChatBody, served: ServedModel) -> tuple[int | None, list[
     if (count := len(body.messages)) > served.context:  # a message has at least one token
         expected = f"at most {served.context:,}, because the context has that number of tokens"
         raise InvalidValue(Problem(key="messages", found=f"{count:,}", expected=expected))
-    with _about("messages"):
+    with _naming_parameter("messages"):
         messages = [_message(f"messages[{number}]", content) for number, content in enumerate(body.messages)]
         system = [*takewhile(lambda message: message.role == SYSTEM, messages)]
         return _prompt_of(system, messages[len(system) :], trained.ask, body, served)

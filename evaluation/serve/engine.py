@@ -42,7 +42,7 @@ class Engine:
         """
         with self._changed:
             if self._end is not None:
-                raise stopping()
+                raise shutdown_error()
             self._open = [answer for answer in self._open if not answer.closed]
             if len(self._open) + len(answers) > self.slots + self.waiting:
                 problem = f"the server is busy with {len(self._open)} answers; try again later"
@@ -64,7 +64,7 @@ class Engine:
             now = time.monotonic()
             for answer in [*self._active]:
                 if self._end is not None and now > self._end:
-                    self._release(answer, stopping())
+                    self._release(answer, shutdown_error())
                 elif answer.closed or now > answer.deadline:
                     problem = "the answer took too long; ask for fewer tokens, or for fewer answers at once"
                     self._release(answer, ApiError(503, problem, code="timeout"))
@@ -85,7 +85,7 @@ class Engine:
             while self._queue and (len(self._active) < self.slots or self._end or self._queue[0].closed):
                 answer = self._queue.popleft()
                 if self._end:
-                    answer.post(stopping())
+                    answer.post(shutdown_error())
                 elif not answer.closed:
                     with self._ending([answer]):
                         self._begin(answer)
@@ -139,5 +139,5 @@ class Engine:
                 self._idle.append(answer.drawing.prefix)
 
 
-def stopping() -> ApiError:
+def shutdown_error() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down")

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import BadInput
 from common.web_page import HEAT_LEGEND, render
-from evaluation.generation.prompts import forgotten
+from evaluation.generation.prompts import forgotten_note
 from evaluation.serve.answer import AnswerPart, ApiReply, ServedAnswer, as_event
 from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
@@ -179,7 +179,7 @@ class OriginGuard:
 def page_of(served: ServedModel) -> HTMLResponse:
     """Return the chat page, with a policy that makes browsers refuse all other scripts and servers."""
     values = {"model": served.name, "chat": served.trained.template is not None, "legend": HEAT_LEGEND}
-    values["forgotten"] = forgotten(served.context)
+    values["forgotten"] = forgotten_note(served.context)
     longest = min(served.longest_answer, served.context)
     html = render("evaluation/serve/chat_page.html", title=f"{served.name}: chat", longest=longest, **values)
     policy = "default-src 'none'; connect-src 'self'; img-src data:"

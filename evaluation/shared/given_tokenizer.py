@@ -1,4 +1,4 @@
-"""The tokenizer that a measurement was given with --tokenizer, as it is recorded in stored results.
+"""The tokenizer that a measurement was given with --tokenizer, in the form that stored results have.
 
 With a tokenizer other than its own, a model reads different ids from those it was trained on. Such a result says
 nothing about the model itself, so readers keep it apart from the model's other results. Importing this module is fast

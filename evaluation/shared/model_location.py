@@ -112,6 +112,6 @@ def _hub_name(reference: str) -> str:
 
 def _run_of(checkpoint: Path) -> Path | None:
     """Return the run directory that a checkpoint is in, or None. The folder `checkpoints` may be a symbolic link."""
-    # Path.resolve would follow the link, so the path is also tried as it was given.
+    # Path.resolve would follow the link, so the path is also tried without following links.
     paths = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100
     return next((path.parents[1].resolve() for path in paths if path.parent.name == CHECKPOINTS), None)

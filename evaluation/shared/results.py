@@ -83,7 +83,7 @@ class Measurement:
 
 @attrs.frozen(kw_only=True)
 class EvaluationResult:
-    """One evaluation of one model, read from a line of `evaluations.jsonl`."""
+    """An evaluation of a model, read from a line of `evaluations.jsonl`."""
 
     evaluation: str  # what was evaluated: the command, with the name of the task if the command has several
     model: str
@@ -103,9 +103,9 @@ class EvaluationResult:
         stored = {"evaluation": record["evaluation"], "model": record["model"]}
         stored |= {"time": time if isinstance(time, str) else "", "weights": WeightsIdentity.of(record)}
         result = cls(**(stored | values), given_tokenizer=None if tokenizer is None else tokenizer.name)
-        return result if tokenizer is None or not tokenizer.is_other else result.under(tokenizer)
+        return result if tokenizer is None or not tokenizer.is_other else result.with_tokenizer(tokenizer)
 
-    def under(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
+    def with_tokenizer(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
         """Return this result with separate columns, for a model that was measured with a tokenizer not its own."""
         measurements = [
             attrs.evolve(

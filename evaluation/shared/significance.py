@@ -39,7 +39,7 @@ _CORRELATIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.99)
 _FRESH_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
 # With fewer units than the first number, no correlation is looked for. More units than the second are summed in groups.
 _LEAST_UNITS, _MOST_UNITS = 8, 1024
-# A correlation has two parameters, so twice its log-likelihood must exceed that of independence by this much.
+# A correlation has two parameters, so twice its log-likelihood must exceed the one for independence by this much.
 _PREFERRED = 4.0
 _AS_LIKELY = 1.0  # a more cautious spectrum is used if twice its log-likelihood is at most this far below the best
 _FLAT = 0.65  # by the spectrum, the chosen frequencies must average at least this share of the power at zero
@@ -95,7 +95,7 @@ class Interval:
     def text(self, digits: int, sign: str = "") -> str:
         """Return the value, followed by the bounds in brackets if they are known.
 
-        `sign`: "+" to show the sign of positive numbers, too.
+        `sign`: "+" to show a sign before positive numbers as well.
         """
         value = f"{self.value:{sign}.{digits}f}"
         if self.low is None or self.high is None:
@@ -257,7 +257,7 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
     """Estimate the power at frequency zero; return the number of lowest frequencies that were used, and the power."""
     shapes, logarithms, flatness = _spectra(len(powers))
     likelihood = -0.5 * (logarithms + len(powers) * np.log(shapes @ powers / len(powers)))
-    deficits = 2 * (likelihood.max() - likelihood)  # one per spectrum; the first spectrum is that of independent units
+    deficits = 2 * (likelihood.max() - likelihood)  # one per spectrum; the first spectrum belongs to independent units
     if deficits[0] < _PREFERRED:
         return len(powers), float(powers.mean())
     likely = np.flatnonzero(deficits <= _AS_LIKELY)
@@ -271,7 +271,7 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
 def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
-    The first spectrum is that of independent units. The arrays are the inverse of each spectrum (spectra, frequencies),
+    The first spectrum belongs to independent units. The arrays are the inverse of each spectrum (spectra, frequencies),
     the sum of its logarithms (spectra,), and the mean of its lowest 1, 2, ... frequencies as a share of its power at
     zero (spectra, frequencies).
     """

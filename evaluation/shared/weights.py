@@ -17,7 +17,7 @@ SHOWN_DIGITS = 12  # digits of a hash that messages show
 
 @attrs.frozen(kw_only=True)
 class WeightsIdentity:
-    """The hashes of a model's weights, as far as they are known."""
+    """The known hashes of a model's weights."""
 
     values_sha256: str | None = None
     files_sha256: str | None = None

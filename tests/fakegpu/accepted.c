@@ -1,11 +1,11 @@
-// Stands in for calls that always end alike, of all libraries: they only succeed, make an object that is no more than its
-// address, free one, or answer with one number. None needs NVIDIA's declarations: success is 0 everywhere, and nothing reads
-// the other arguments.
+// Emulates the functions of all libraries whose calls always have the same result: they only succeed, create an object
+// of which only the address matters, free one, or return one number. None needs NVIDIA's declarations: success is 0 in
+// every library, and the other arguments are not read.
 #include <stdlib.h>
 
 #define SUCCEEDS(name)                                                                                                 \
   int name(void) { return 0; }
-#define MAKES(name)                                                                                                    \
+#define CREATES(name)                                                                                                  \
   int name(void **object) {                                                                                            \
     *object = malloc(1);                                                                                               \
     return 0;                                                                                                          \
@@ -15,9 +15,9 @@
     free(object);                                                                                                      \
     return 0;                                                                                                          \
   }
-#define ANSWERS(name, number)                                                                                          \
-  int name(int *answer) {                                                                                              \
-    *answer = number;                                                                                                  \
+#define RETURNS(name, number)                                                                                          \
+  int name(int *result) {                                                                                              \
+    *result = number;                                                                                                  \
     return 0;                                                                                                          \
   }
 
@@ -32,7 +32,7 @@ SUCCEEDS(cudaFuncSetAttribute)
 SUCCEEDS(cudaHostRegister)
 SUCCEEDS(cudaHostUnregister)
 SUCCEEDS(cudaMemcpyToSymbol)
-SUCCEEDS(cudaStreamDestroy) // its name stays unique in the record
+SUCCEEDS(cudaStreamDestroy) // frees nothing, so no later stream gets the same address in the record
 SUCCEEDS(cudaStreamQuery)
 SUCCEEDS(cudaThreadExchangeStreamCaptureMode)
 SUCCEEDS(cuFuncSetAttribute)
@@ -43,19 +43,19 @@ SUCCEEDS(cuMemSetAccess)
 SUCCEEDS(cuModuleUnload)
 SUCCEEDS(ncclCommAbort)
 SUCCEEDS(ncclCommDeregister)
-SUCCEEDS(ncclCommDestroy) // the watchdog may still ask
+SUCCEEDS(ncclCommDestroy) // frees nothing: torch's watchdog thread may still use it
 SUCCEEDS(ncclCommFinalize)
 SUCCEEDS(ncclGroupEnd)
 SUCCEEDS(ncclGroupStart)
 SUCCEEDS(ncclRedOpDestroy)
 
-MAKES(cublasLtMatmulPreferenceCreate)
-MAKES(cudaEventCreate)
-MAKES(cudaEventCreateWithFlags)
-MAKES(cuLibraryLoadData)
-MAKES(cuModuleLoad)
-MAKES(cuModuleLoadData)
-MAKES(cuModuleLoadDataEx)
+CREATES(cublasLtMatmulPreferenceCreate)
+CREATES(cudaEventCreate)
+CREATES(cudaEventCreateWithFlags)
+CREATES(cuLibraryLoadData)
+CREATES(cuModuleLoad)
+CREATES(cuModuleLoadData)
+CREATES(cuModuleLoadDataEx)
 
 FREES(cublasDestroy_v2)
 FREES(cublasLtMatmulDescDestroy)
@@ -64,8 +64,8 @@ FREES(cublasLtMatrixLayoutDestroy)
 FREES(cudaEventDestroy)
 FREES(cudnnBackendDestroyDescriptor)
 
-ANSWERS(cudaDeviceCanAccessPeer, 1)
-ANSWERS(cudaOccupancyMaxActiveBlocksPerMultiprocessor, 2)
-ANSWERS(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 2)
-ANSWERS(cuOccupancyMaxActiveBlocksPerMultiprocessor, 2)
-ANSWERS(cuOccupancyMaxActiveClusters, 1)
+RETURNS(cudaDeviceCanAccessPeer, 1)
+RETURNS(cudaOccupancyMaxActiveBlocksPerMultiprocessor, 2)
+RETURNS(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 2)
+RETURNS(cuOccupancyMaxActiveBlocksPerMultiprocessor, 2)
+RETURNS(cuOccupancyMaxActiveClusters, 1)

@@ -1,10 +1,11 @@
-// Stands in for cuBLAS and cuBLASLt: the matrix products. Each leaves one event with its floating-point operations, 2mnk, and
-// the bytes of its three matrices; a real one may launch several kernels. One algorithm without workspace fits everything.
+// Emulates cuBLAS and cuBLASLt: the matrix products. Each product records one event with its floating-point operations,
+// 2mnk, and the bytes of its three matrices; a real product may launch several kernels. There is one algorithm for all
+// products, without a workspace.
 #include "record.h"
 
 typedef struct {
   unsigned short bits;
-} __half, __nv_bfloat16; // cuBLAS's declarations name them; see Makefile
+} __half, __nv_bfloat16; // used in cuBLAS's declarations; see Makefile
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <stdlib.h>
@@ -115,7 +116,7 @@ cublasStatus_t cublasSgemv(cublasHandle_t handle, cublasOperation_t trans, int m
   return multiply((Product){"cublasSgemv", m, 1, n, 1, CUDA_R_32F, CUDA_R_32F, handle->stream});
 }
 
-// ---- cuBLASLt: descriptors keep what is needed to count
+// ---- cuBLASLt: descriptors contain only what is needed to count operations and bytes
 
 typedef struct {
   cublasOperation_t transa;
@@ -143,9 +144,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cu
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
                                           uint64_t columns, int64_t leading) {
-  Layout *made = malloc(sizeof **layout);
-  *made = (Layout){type, rows, columns, 1};
-  *layout = (cublasLtMatrixLayout_t)made;
+  Layout *contents = malloc(sizeof **layout);
+  *contents = (Layout){type, rows, columns, 1};
+  *layout = (cublasLtMatrixLayout_t)contents;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -159,9 +160,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
                                               cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
                                               cublasLtMatmulPreference_t preference, int requested,
-                                              cublasLtMatmulHeuristicResult_t results[], int *found) {
+                                              cublasLtMatmulHeuristicResult_t results[], int *result_count) {
   memset(results, 0, sizeof *results);
-  *found = 1;
+  *result_count = 1;
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -1,6 +1,6 @@
-// Stands in for cuDNN's graph interface, which torch uses for attention. Every graph is supported by one engine that needs no
-// workspace; which graphs the real one supports, and how much memory it takes, is not known here. With FAKEGPU_CUDNN=0
-// cuDNN fails to start, as where it is not installed.
+// Emulates cuDNN's graph interface, which torch uses for attention. One engine without a workspace supports every
+// graph; which graphs the real cuDNN supports, and how much memory it needs, is not emulated. With FAKEGPU_CUDNN=0,
+// cuDNN fails to start, as if it were not installed.
 #include "record.h"
 #include "settings.h"
 
@@ -43,22 +43,23 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cu
   return CUDNN_STATUS_SUCCESS;
 }
 
-// One engine, one configuration, no notes, zero bytes of workspace; a plan as JSON is "{}".
+// There is one engine and one configuration, without notes and with zero bytes of workspace. A plan as JSON is "{}".
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *values) {
-  int64_t have = 0;
+                                       cudnnBackendAttributeType_t type, int64_t requested, int64_t *count,
+                                       void *values) {
+  int64_t available = 0;
   switch (name) {
   case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
   case CUDNN_ATTR_ENGINEHEUR_RESULTS:
   case CUDNN_ATTR_ENGINECFG_ENGINE:
   case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
   case CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED:
-  case CUDNN_ATTR_ENGINE_GLOBAL_INDEX: have = 1; break;
-  case CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION: have = sizeof "{}"; break;
+  case CUDNN_ATTR_ENGINE_GLOBAL_INDEX: available = 1; break;
+  case CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION: available = sizeof "{}"; break;
   default: break;
   }
-  if (count) *count = have;
-  if (!values || wanted < have || !have) return CUDNN_STATUS_SUCCESS;
+  if (count) *count = available;
+  if (!values || requested < available || !available) return CUDNN_STATUS_SUCCESS;
   if (name == CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION) memcpy(values, "{}", sizeof "{}");
   else if (type == CUDNN_TYPE_INT64) *(int64_t *)values = 0;
   else if (type == CUDNN_TYPE_INT32) *(int32_t *)values = 0;

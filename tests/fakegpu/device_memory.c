@@ -1,6 +1,7 @@
-// Stands in for the memory of the GPUs. An address is a reservation without access: a host that reads it crashes, as on a
-// real GPU, and is told so. Behind the addresses lies a second reservation that small copies write and read, so that
-// what a program copies to the device and back, such as a step count, survives. Kernels change nothing.
+// Emulates the memory of the GPUs. Device addresses are reserved without access: a process that reads one on the host
+// crashes, as on a real GPU, and a message says why. A second reservation of the same size holds the bytes of small
+// copies, so a value that a program copies to the device and back, such as a step count, is preserved. Kernels change
+// nothing.
 #define _GNU_SOURCE
 #include "device_memory.h"
 
@@ -23,7 +24,7 @@ typedef struct {
   char *start;
   size_t bytes;
   int device;
-  const char *maker;
+  const char *function; // that allocated it
   bool released;
 } Block;
 
@@ -33,7 +34,7 @@ static Block *blocks; // by address
 static size_t block_count, block_capacity;
 static size_t used[MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction earlier; // handler of SIGSEGV
+static struct sigaction previous_action; // of SIGSEGV
 
 static Block *block_of(const char *address) {
   size_t low = 0, high = block_count;
@@ -45,7 +46,7 @@ static Block *block_of(const char *address) {
   return low < block_count && blocks[low].start <= address ? &blocks[low] : NULL;
 }
 
-// Say what was touched; then restore the earlier handler and return, which runs the faulty instruction again.
+// Print the address that was accessed. Then restore the previous handler and return, which repeats the invalid access.
 static void explain(int number, siginfo_t *info, void *context) {
   (void)context;
   if (on_device(info->si_addr)) {
@@ -55,11 +56,11 @@ static void explain(int number, siginfo_t *info, void *context) {
     if (block)
       length += snprintf(text + length, sizeof text - length, ", byte %zu of %zu %s by %s",
                          (size_t)((char *)info->si_addr - block->start), block->bytes,
-                         block->released ? "freed, once allocated" : "allocated", block->maker);
+                         block->released ? "freed, once allocated" : "allocated", block->function);
     text[length++] = '\n';
     if (write(STDERR_FILENO, text, length) < 0) abort();
   }
-  sigaction(number, &earlier, NULL);
+  sigaction(number, &previous_action, NULL);
 }
 
 static char *map(int access) {
@@ -71,19 +72,19 @@ static char *map(int access) {
   return start;
 }
 
-// At the first allocation: the driver is preloaded into every process, also into compilers.
+// Called by the first allocation, not at the start: the driver is preloaded into every process, even into compilers.
 static void open_space(void) {
   base = map(PROT_NONE);
   mirror = map(PROT_READ | PROT_WRITE);
   struct sigaction action = {.sa_sigaction = explain, .sa_flags = SA_SIGINFO};
-  sigaction(SIGSEGV, &action, &earlier);
+  sigaction(SIGSEGV, &action, &previous_action);
 }
 
-void *reserve(size_t bytes, const char *maker) {
-  size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
+void *reserve(size_t bytes, const char *function) {
+  size_t page_bytes = (bytes + PAGE - 1) / PAGE * PAGE;
   pthread_mutex_lock(&lock);
   if (!base) open_space();
-  if (reserved + whole > SPACE) {
+  if (reserved + page_bytes > SPACE) {
     fprintf(stderr, "fakegpu: 16 TiB of device addresses are used up\n");
     abort();
   }
@@ -93,8 +94,9 @@ void *reserve(size_t bytes, const char *maker) {
     if (!blocks) abort();
   }
   char *start = base + reserved;
-  blocks[block_count++] = (Block){.start = start, .bytes = whole, .device = current_device(), .maker = maker};
-  reserved += whole;
+  blocks[block_count++] =
+      (Block){.start = start, .bytes = page_bytes, .device = current_device(), .function = function};
+  reserved += page_bytes;
   pthread_mutex_unlock(&lock);
   return start;
 }

@@ -1,30 +1,31 @@
-// Addresses of emulated device memory: reserved, without access, never used twice.
+// Addresses of emulated device memory: each is reserved once and never reused, and the host cannot access it.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-#define CARRIED (64 << 10) // bytes of a copy or of a collective's result that really move, at most
+#define MAX_COPIED (64 << 10) // larger copies and larger results of collectives move no bytes
 
-// Reserve addresses. `maker` is named if the host touches them.
-void *reserve(size_t bytes, const char *maker);
+// Reserve addresses. The error after an access by the host says that `function` allocated them.
+void *reserve(size_t bytes, const char *function);
 
-// Give back what the copies into them occupied; the addresses are not used again.
+// Free the host memory that copies to these addresses have used; the addresses are not reused.
 void discard(const void *start, size_t bytes);
 
-// Bytes of the reservation that begins there and is marked as released; 0 if none.
+// Release the reservation that begins at `start` and return its size; return 0 if there is none.
 size_t release(const void *start, int *device);
 
-// Account for bytes of a GPU. False beyond its memory, which is recorded.
+// Count bytes as used on a GPU. If its memory does not suffice, record that and return false.
 bool charge(int device, size_t bytes);
 void refund(int device, size_t bytes);
 size_t used_bytes(int device);
 
 bool on_device(const void *address);
 
-// Where the bytes of a device address are kept, if anything was copied there; a host address is itself.
+// The host address of the bytes that copies have written to a device address. A host address is returned as it is.
 void *contents(const void *address);
 
-// What a collective has left at an address, until the next kernel is launched: a copy on the device is to split it up. Other
-// copies on the device start from what a kernel should have written, and leave their target as it is.
+// Remember that these bytes are the result of a collective, until the next kernel is launched: copies within the device
+// then split up this result. All other copies within the device read what a kernel should have written, so they move
+// nothing.
 void keep_result(const void *start, size_t bytes);
 bool is_result(const void *address);

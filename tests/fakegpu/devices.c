@@ -1,5 +1,5 @@
-// Stands in for the CUDA runtime's questions about devices and errors. Properties are those of the emulated GPU; what
-// torch, Triton and this project do not ask for is 0.
+// Emulates the CUDA runtime's functions for devices and errors. The properties are those of the emulated GPU; those
+// that torch, Triton and this project do not read are 0.
 #include "error.h"
 #include "record.h"
 #include "settings.h"
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CUDA_VERSION_NEW 13000 // of torch's build
+#define CUDA_VERSION_NEW 13000 // the version of torch's build
 #define CUDA_VERSION_OLD 12080
 
 static __thread cudaError_t last_error;
@@ -35,17 +35,17 @@ static const Error ERRORS[] = {
      "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"}, // and any other
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"}, // also for any error that is not listed
 };
 
-static const Error *described(cudaError_t error) {
-  const Error *one = ERRORS;
-  while (one->error != error && one->error != cudaErrorUnknown) one++;
-  return one;
+static const Error *entry_of(cudaError_t error) {
+  const Error *entry = ERRORS;
+  while (entry->error != error && entry->error != cudaErrorUnknown) entry++;
+  return entry;
 }
 
-const char *cudaGetErrorName(cudaError_t error) { return described(error)->name; }
-const char *cudaGetErrorString(cudaError_t error) { return described(error)->text; }
+const char *cudaGetErrorName(cudaError_t error) { return entry_of(error)->name; }
+const char *cudaGetErrorString(cudaError_t error) { return entry_of(error)->text; }
 
 cudaError_t cudaGetDeviceCount(int *count) {
   *count = settings()->old_driver ? 0 : settings()->usable;

@@ -1,5 +1,5 @@
-// Stands in for the CUDA driver's own functions: devices, contexts, modules and their kernels, as Triton and torch's
-// run-time compiled kernels use them. A module is not read; a function is its name.
+// Emulates the CUDA driver's own functions: devices, contexts, modules and their kernels, as Triton and the kernels
+// that torch compiles at run time use them. A module is not read; the handle of a function points to its name.
 #include "record.h"
 #include "settings.h"
 
@@ -72,7 +72,7 @@ CUresult cuStreamSynchronize(CUstream stream) { return (CUresult)cudaStreamSynch
 
 // ---- modules and their kernels
 
-// The name outlives the module: the record points to it.
+// The name is never freed, because the record points to it even after the module is unloaded.
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule loaded, const char *name) {
   *function = (CUfunction)strdup(name);
   return CUDA_SUCCESS;

@@ -1,5 +1,6 @@
-// Stands in for the CUDA driver's memory functions: virtual memory, which torch's expandable segments are made of, and what
-// Triton asks of a pointer. Any address of a reservation may be used, mapped or not: no kernel reads it, the host never may.
+// Emulates the CUDA driver's memory functions: virtual memory, which torch's expandable segments use, and the
+// attributes of pointers, which Triton reads. It is not checked whether an address is mapped: no kernel reads it, and
+// the host never may.
 #include "device_memory.h"
 #include "record.h"
 
@@ -35,18 +36,18 @@ CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) {
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                      unsigned long long flags) {
   if (!charge(properties->location.id, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  Physical *made = malloc(sizeof *made);
-  *made = (Physical){bytes, properties->location.id};
-  *handle = (CUmemGenericAllocationHandle)made;
+  Physical *allocation = malloc(sizeof *allocation);
+  *allocation = (Physical){bytes, properties->location.id};
+  *handle = (CUmemGenericAllocationHandle)allocation;
   record((Event){.kind = ALLOCATE, .name = "cuMemCreate", .object = *handle, .bytes = bytes});
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  Physical *made = (Physical *)handle;
-  refund(made->device, made->bytes);
-  record((Event){.kind = FREE, .name = "cuMemRelease", .object = handle, .bytes = made->bytes});
-  free(made);
+  Physical *allocation = (Physical *)handle;
+  refund(allocation->device, allocation->bytes);
+  record((Event){.kind = FREE, .name = "cuMemRelease", .object = handle, .bytes = allocation->bytes});
+  free(allocation);
   return CUDA_SUCCESS;
 }
 
@@ -56,14 +57,14 @@ CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
 }
 
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  struct cudaPointerAttributes known;
-  cudaPointerGetAttributes(&known, (void *)pointer);
-  if (known.type == cudaMemoryTypeUnregistered) return CUDA_ERROR_INVALID_VALUE;
+  struct cudaPointerAttributes attributes;
+  cudaPointerGetAttributes(&attributes, (void *)pointer);
+  if (attributes.type == cudaMemoryTypeUnregistered) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
   case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)value = pointer; break;
-  case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = (CUcontext)(uintptr_t)(known.device + 1); break;
-  case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)value = known.type; break;
-  case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = known.device; break;
+  case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = (CUcontext)(uintptr_t)(attributes.device + 1); break;
+  case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)value = attributes.type; break;
+  case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = attributes.device; break;
   default: return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;

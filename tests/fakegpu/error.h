@@ -1,4 +1,4 @@
-// The calling thread's last CUDA error, which cudaGetLastError returns once.
+// Set the calling thread's last CUDA error, which cudaGetLastError returns once, and return it.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,6 @@
-// Stands in for the launch of kernels that nvcc compiled into a library, such as torch's own. Libraries register theirs as
-// they are loaded, which tells the record their names; a launch does nothing. Every kernel seems to need 32 registers.
+// Emulates the launch of kernels that nvcc compiled into a library, such as torch's own. A library registers its
+// kernels while it is loaded, which gives their names for the record; a launch does nothing. Every kernel reports 32
+// registers.
 #include "error.h"
 #include "record.h"
 #include "settings.h"
@@ -11,8 +12,8 @@
 #define BUCKETS 65536
 
 typedef struct Registered {
-  const void *function; // host stub by which it is launched
-  const char *name;     // mangled, in the library's data
+  const void *function; // the function on the host that launches the kernel
+  const char *name;     // mangled; it lies in the library's data
   struct Registered *next;
 } Registered;
 
@@ -64,7 +65,7 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, cudaStrea
   return cudaSuccess;
 }
 
-// f<<<grid, block, shared, stream>>>(...) pushes the configuration; the stub of f pops it and launches.
+// f<<<grid, block, shared, stream>>>(...) pushes the configuration; then the host function of f pops it and launches.
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, struct CUstream_st *stream) {
   if (depth == (int)(sizeof pushed / sizeof *pushed)) abort();
   pushed[depth++] = (Configuration){grid, block, shared, stream};
@@ -114,5 +115,5 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
   return cudaSuccess;
 }
 
-// A variable in device memory, by the host's name for it; nothing tells its size, which no kernel needs.
+// Return the device address of the host's variable `symbol`. Its size is unknown, and no kernel needs it.
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) { return cudaMalloc(address, 4096); }

@@ -1,21 +1,22 @@
-// Stands in for the driver's tables of functions by name, through which torch, Triton and NVIDIA's libraries find it. A name
-// newer than the headers is printed, and not found; what cuda.h has is found, emulated (driver.c) or not (missing.c).
+// Emulates the driver's lookup of functions by name, with which torch, Triton and NVIDIA's libraries get them. Every
+// function in cuda.h is found, whether it is emulated (driver.c) or not (missing.c). A newer name is printed and not
+// found.
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <stdio.h>
 
-// Of several versions of a function the newest counts.
+// Return the newest version of a function.
 static void *find(const char *name) {
   static const char *const VERSIONS[] = {"_v4", "_v3", "_v2", ""};
   char versioned[128];
   for (int i = 0; i < 4; i++) {
     snprintf(versioned, sizeof versioned, "%s%s", name, VERSIONS[i]);
-    void *found = dlsym(RTLD_DEFAULT, versioned);
-    if (found) return found;
+    void *function = dlsym(RTLD_DEFAULT, versioned);
+    if (function) return function;
   }
-  fprintf(stderr, "fakegpu: %s was looked up and is unknown: a CUDA newer than cuda.h?\n", name);
+  fprintf(stderr, "fakegpu: %s was looked up and is unknown; is this CUDA newer than cuda.h?\n", name);
   return NULL;
 }
 
@@ -33,5 +34,5 @@ CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-// NVIDIA's profiler asks for undocumented tables first, and is content without.
+// NVIDIA's profiler requests undocumented tables when it starts, but does not need them.
 CUresult cuGetExportTable(const void **table, const CUuuid *id) { return CUDA_ERROR_NOT_FOUND; }

@@ -1,6 +1,6 @@
-// Stands in for the CUDA runtime's memory functions. Allocations count against the GPU's memory; copies of up to 64 KiB
-// between host and device move bytes, larger ones only leave an event, and zeros on the host. Every copy is complete when
-// the call returns.
+// Emulates the CUDA runtime's memory functions. Allocations are limited by the GPU's memory. Copies of up to 64 KiB
+// between host and device move bytes; a larger copy only records an event, and fills its target on the host with zeros.
+// Every copy is complete when the call returns.
 #define _GNU_SOURCE
 #include "device_memory.h"
 #include "error.h"
@@ -14,10 +14,10 @@
 #define PAGE (2ULL << 20)
 
 cudaError_t cudaMalloc(void **address, size_t bytes) {
-  size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
-  if (!charge(current_device(), whole)) return fail(cudaErrorMemoryAllocation);
-  *address = reserve(whole, "cudaMalloc");
-  record((Event){.kind = ALLOCATE, .name = "cudaMalloc", .object = (uint64_t)*address, .bytes = whole});
+  size_t page_bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+  if (!charge(current_device(), page_bytes)) return fail(cudaErrorMemoryAllocation);
+  *address = reserve(page_bytes, "cudaMalloc");
+  record((Event){.kind = ALLOCATE, .name = "cudaMalloc", .object = (uint64_t)*address, .bytes = page_bytes});
   return cudaSuccess;
 }
 
@@ -69,13 +69,13 @@ static void copy(void *to, const void *from, size_t bytes, cudaStream_t stream) 
   record((Event){.kind = COPY, .name = direction(to, from), .stream = (uint64_t)stream, .bytes = bytes});
   bool computed = on_device(to) && on_device(from) && !is_result(from);
   bool on_host = !on_device(to) && !on_device(from);
-  if (on_host || (bytes <= CARRIED && !computed)) memmove(contents(to), contents(from), bytes);
-  else if (!on_device(to)) memset(to, 0, bytes); // not what happened to be there: the same in every run, and finite
+  if (on_host || (bytes <= MAX_COPIED && !computed)) memmove(contents(to), contents(from), bytes);
+  else if (!on_device(to)) memset(to, 0, bytes); // so that all runs are equal and all values are finite
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
   copy(to, from, bytes, stream);
-  if (on_device(from) && !on_device(to) && !is_pinned(to)) // into pageable memory CUDA returns after the copy
+  if (on_device(from) && !on_device(to) && !is_pinned(to)) // a call with a pageable target returns after the copy
     record((Event){.kind = SYNCHRONIZE, .name = "cudaMemcpyAsync to pageable memory", .stream = (uint64_t)stream});
   return cudaSuccess;
 }
@@ -101,7 +101,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
   record((Event){.kind = FILL, .name = "memset", .stream = (uint64_t)stream, .bytes = bytes});
-  if (bytes <= CARRIED) memset(contents(to), value, bytes);
+  if (bytes <= MAX_COPIED) memset(contents(to), value, bytes);
   return cudaSuccess;
 }
 

@@ -1,6 +1,7 @@
-// Functions of CUDA that are not emulated. The build lists those that torch's libraries import or cuda.h declares and that no
-// other file here defines; a call ends the process with the function's name. Without them such a call would reach NVIDIA's
-// library, which knows none of our handles, and crash without a word.
+// The functions of CUDA that are not emulated. The build lists those that torch's libraries import or cuda.h declares
+// and that no other file here defines. A call of one prints the function's name and ends the process. Without these
+// definitions, the call would go to NVIDIA's library, which cannot use the emulated handles, and crash without a
+// message.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,6 +1,7 @@
-// Stands in for NCCL. A collective returns at once and talks to nobody: its event holds the bytes of the larger buffer, and
-// up to 64 KiB of the result are this rank's own data, as if every rank had sent the same. So rank 0 of a job can run
-// without the other ranks, two processes under torchrun never wait for each other, and no hang or mismatch shows.
+// Emulates NCCL. A collective returns at once and communicates with no other rank. Its event contains the bytes of the
+// larger buffer. A result of up to 64 KiB is this rank's data, as if every rank had sent the same. So rank 0 of a job
+// can run without the other ranks, two processes under torchrun never wait for each other, and hangs and mismatched
+// calls do not show.
 #include "device_memory.h"
 #include "record.h"
 
@@ -37,9 +38,9 @@ static ncclResult_t collective(const char *name, size_t count, ncclDataType_t ty
   return ncclSuccess;
 }
 
-static void carry(const void *from, void *to, size_t count, ncclDataType_t type, int copies) {
+static void move_result(const void *from, void *to, size_t count, ncclDataType_t type, int copies) {
   size_t bytes = count * element_bytes(type);
-  if (bytes * copies > CARRIED) return;
+  if (bytes * copies > MAX_COPIED) return;
   for (int i = 0; i < copies; i++) memmove((char *)contents(to) + i * bytes, contents(from), bytes);
   keep_result(to, bytes * copies);
 }
@@ -76,9 +77,9 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *group, int ranks, int rank, in
   return communicator(group, "ncclCommInitRankScalable", rank, ranks);
 }
 
-// Who else takes part is not known: the part seems as large as the whole.
-ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
-  return communicator(part, "ncclCommSplit", whole->rank, whole->ranks);
+// Which other ranks call this with the same color is unknown, so the new communicator has all ranks of the old one.
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
+  return communicator(part, "ncclCommSplit", parent->rank, parent->ranks);
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t group, int *count) {
@@ -114,19 +115,19 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *operation, void *scalar, nccl
 
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t operation,
                            ncclComm_t group, cudaStream_t stream) {
-  carry(from, to, count, type, 1);
+  move_result(from, to, count, type, 1);
   return collective("AllReduce", count, type, group, stream);
 }
 
 ncclResult_t ncclReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t operation, int root,
                         ncclComm_t group, cudaStream_t stream) {
-  if (group->rank == root) carry(from, to, count, type, 1);
+  if (group->rank == root) move_result(from, to, count, type, 1);
   return collective("Reduce", count, type, group, stream);
 }
 
 ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t group,
                            cudaStream_t stream) {
-  carry(from, to, count, type, 1);
+  move_result(from, to, count, type, 1);
   return collective("Broadcast", count, type, group, stream);
 }
 
@@ -137,20 +138,20 @@ ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root
 
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t group,
                            cudaStream_t stream) {
-  carry(from, to, count, type, group->ranks);
+  move_result(from, to, count, type, group->ranks);
   return collective("AllGather", count * group->ranks, type, group, stream);
 }
 
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t operation,
                                ncclComm_t group, cudaStream_t stream) {
   size_t offset = group->rank * count * element_bytes(type);
-  carry((const char *)from + offset, to, count, type, 1);
+  move_result((const char *)from + offset, to, count, type, 1);
   return collective("ReduceScatter", count * group->ranks, type, group, stream);
 }
 
 ncclResult_t ncclAlltoAll(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t group,
                           cudaStream_t stream) {
-  carry(from, to, count * group->ranks, type, 1);
+  move_result(from, to, count * group->ranks, type, 1);
   return collective("AlltoAll", count * group->ranks, type, group, stream);
 }
 

@@ -1,5 +1,6 @@
-// Stands in for NVML (libnvidia-ml.so.1), which counts the GPUs of a machine whether CUDA can use them or not. No NVLink, no
-// fabric. torch and this project ask for nothing else; what is not here raises AttributeError or fails in dlsym by its name.
+// Emulates NVML (libnvidia-ml.so.1), which counts the GPUs of a machine, even those that CUDA cannot use. There is no
+// NVLink and no fabric. torch and this project use no other functions. A function that is not defined here raises
+// AttributeError or fails in dlsym, with its name in the message.
 #include "settings.h"
 
 #define SUCCESS 0
@@ -32,6 +33,8 @@ int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *pr
   return settings()->slice ? NO_PERMISSION : SUCCESS; // as in a container that has a slice of a GPU
 }
 
-int nvmlDeviceGetGpuFabricInfoV(void *device, void *information) { return SUCCESS; } // and leaves "not supported" in it
+// The caller's state of the fabric stays 0, "not supported".
+int nvmlDeviceGetGpuFabricInfoV(void *device, void *information) { return SUCCESS; }
+
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, void *type) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *info) { return NOT_SUPPORTED; }

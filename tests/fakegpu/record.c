@@ -33,7 +33,7 @@ void record(Event event) {
   pthread_mutex_unlock(&lock);
 }
 
-// What recorder.py calls.
+// recorder.py calls this.
 void fakegpu_start(void) {
   pthread_mutex_lock(&lock);
   count = 0;
@@ -41,7 +41,7 @@ void fakegpu_start(void) {
   pthread_mutex_unlock(&lock);
 }
 
-// The events stay where they are until the next start.
+// The events remain valid until the next fakegpu_start.
 size_t fakegpu_stop(const Event **recorded) {
   pthread_mutex_lock(&lock);
   on = false;

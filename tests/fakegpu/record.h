@@ -1,24 +1,24 @@
-// The record of what the program asked of its GPUs, in the order of the calls.
+// The record of what the program requested from its GPUs, in the order of the calls.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
-// recorder.py mirrors this order and this struct.
+// recorder.py has the same order and the same struct.
 enum EventKind {
   KERNEL,      // compiled into a library, such as torch's own
   MODULE,      // kernel of a module loaded at run time: Triton, NVRTC
   GEMM,        // cuBLAS, cuBLASLt
-  COLLECTIVE,  // NCCL, point-to-point included
+  COLLECTIVE,  // NCCL, including point-to-point
   COPY,
   FILL,        // memset
   SYNCHRONIZE, // the host waits for the device
   ALLOCATE,    // device memory
   FREE,
-  REFUSED,     // an allocation beyond the GPU's memory
+  REFUSED,     // an allocation for which the GPU's memory did not suffice
   PINNED,      // an allocation of page-locked host memory
   SIGNAL,      // an event recorded on a stream
   WAIT,        // a stream waits for an event
-  COMMUNICATOR // made by NCCL
+  COMMUNICATOR // created by NCCL
 };
 
 typedef struct {
@@ -26,17 +26,17 @@ typedef struct {
   int device;
   const char *name;
   uint64_t stream;
-  uint64_t object;            // the CUDA event of SIGNAL and WAIT; the address of ALLOCATE and FREE
-  uint32_t grid[3], block[3]; // of kernels
-  double flops;               // of GEMM
-  uint64_t bytes;             // GEMM: read and written; COLLECTIVE: the larger of its two buffers
-  int ranks;                  // of COLLECTIVE and COMMUNICATOR
+  uint64_t object;            // the CUDA event for SIGNAL and WAIT; the address for ALLOCATE and FREE
+  uint32_t grid[3], block[3]; // for kernels
+  double flops;               // for GEMM
+  uint64_t bytes;             // for GEMM read and written bytes; for COLLECTIVE the larger of its two buffers
+  int ranks;                  // for COLLECTIVE and COMMUNICATOR
 } Event;
 
-// Append to the record if it is on; the device is the caller's current one.
+// If recording is on, append the event, with the caller's current device.
 void record(Event event);
 
-// Count a kernel launch, recorded or not.
+// Count a kernel launch, even if recording is off.
 void count_launch(void);
 long fakegpu_launches(void);
 

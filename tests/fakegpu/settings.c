@@ -16,13 +16,13 @@ static const Gpu GPUS[] = {
 static Settings chosen;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static double number(const char *name, double otherwise, double most) {
+static double number(const char *name, double otherwise, double maximum) {
   const char *text = getenv(name);
   if (!text || !*text) return otherwise;
   char *end;
   double value = strtod(text, &end);
-  if (*end || value < 0 || value > most) {
-    fprintf(stderr, "fakegpu: %s: got '%s', expected a number from 0 to %g\n", name, text, most);
+  if (*end || value < 0 || value > maximum) {
+    fprintf(stderr, "fakegpu: %s: got '%s', expected a number from 0 to %g\n", name, text, maximum);
     exit(2);
   }
   return value;
@@ -35,7 +35,8 @@ static const Gpu *gpu(const char *key) {
   exit(2);
 }
 
-// CUDA_VISIBLE_DEVICES limits what CUDA counts, not what NVML counts. Which ones it names does not matter: all are equal.
+// CUDA_VISIBLE_DEVICES limits the GPUs that CUDA counts, not those that NVML counts. Which it names is irrelevant: all
+// are equal.
 static int visible(int present) {
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
   if (!list) return present;
@@ -51,9 +52,9 @@ static void read_environment(void) {
   chosen.memory_bytes = (size_t)(number("FAKEGPU_GIB", chosen.gpu->gib, 4096) * (1ULL << 30));
   chosen.present = (int)number("FAKEGPU_COUNT", 1, MAX_GPUS);
   chosen.slice = strstr(chosen.gpu->name, " MIG ") != NULL;
-  int seen = visible(chosen.present);
-  if (chosen.slice && seen > 1) seen = 1; // CUDA sees one slice, whatever there is
-  chosen.usable = (int)number("FAKEGPU_USABLE", seen, chosen.present);
+  int allowed = visible(chosen.present);
+  if (chosen.slice && allowed > 1) allowed = 1; // CUDA never uses more than one slice
+  chosen.usable = (int)number("FAKEGPU_USABLE", allowed, chosen.present);
   chosen.old_driver = number("FAKEGPU_OLD_DRIVER", 0, 1) != 0;
   chosen.cudnn = number("FAKEGPU_CUDNN", 1, 1) != 0;
 }

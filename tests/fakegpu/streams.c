@@ -1,5 +1,6 @@
-// Stands in for streams and CUDA events. Work is complete as soon as it is asked for, so nothing waits; who waits for whom
-// is in the record. Nothing is ever captured into a CUDA graph. Between two events lies one millisecond.
+// Emulates streams and CUDA events. All work is complete as soon as it is submitted, so nothing really waits; the
+// record says which stream waits for which event. Nothing is ever captured into a CUDA graph. The time between two
+// events is always one millisecond.
 #include "error.h"
 #include "record.h"
 

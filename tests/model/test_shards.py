@@ -30,9 +30,9 @@ ALL = FEW | {str(number): attrs.evolve(SMALL, **options) for number, (_, options
 OPTIONS: list[dict[str, Any]] = [{}, {"chunks": 3}, {"recompute_blocks": True}]
 
 
-def part_of(whole: torch.Tensor, cut: ShardCut) -> torch.Tensor:
+def part_of(parameter: torch.Tensor, cut: ShardCut) -> torch.Tensor:
     """Return a shard's part of a parameter."""
-    return torch.cat([within(whole, run.rows, cut.columns) for run in cut.rows])
+    return torch.cat([within(parameter, run.rows, cut.columns) for run in cut.rows])
 
 
 def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
@@ -40,10 +40,12 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
     return {name: shard_cut(axes_of(plain_name(name), network.config), shards, places[name]) for name in places}
 
 
-def in_shards(whole: GPT, shards: int, **options: Any) -> ShardedLoss:
+def in_shards(plain_network: GPT, shards: int, **options: Any) -> ShardedLoss:
     """Return all shards of a network in this process, with the weights of the network."""
-    network = ShardedGPT(whole.config, ShardExchange(shards=shards, local_shards=range(shards)))
-    parts = {name: part_of(whole.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()}
+    network = ShardedGPT(plain_network.config, ShardExchange(shards=shards, local_shards=range(shards)))
+    parts = {
+        name: part_of(plain_network.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()
+    }
     network.load_state_dict({name: part.detach() for name, part in parts.items()}, assign=True, strict=False)
     return ShardedLoss(network.requires_grad_(), **options)
 
@@ -75,8 +77,11 @@ def test_loss_and_gradients_equal_the_plain_networks(
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # training computes these parts in fp32
     config = attrs.evolve(ALL[name], drop_rate=0.0, context_length=16, n_layers=2)
     assert indivisible_sizes(config, shards) == {}
-    whole = network(config).double()
-    plain, sharded = NextTokenLoss(whole, **options).train(), in_shards(whole, shards, **options).train()
+    plain_network = network(config).double()
+    plain, sharded = (
+        NextTokenLoss(plain_network, **options).train(),
+        in_shards(plain_network, shards, **options).train(),
+    )
     weights = torch.rand(3, config.context_length, dtype=torch.float64) if options else None
     inputs, targets = batch(config)
     losses = plain(inputs, targets, weights), sharded(inputs, targets, weights)
@@ -85,8 +90,8 @@ def test_loss_and_gradients_equal_the_plain_networks(
     for loss in losses:
         loss.backward()
     gradients = whole_gradients(sharded)
-    assert gradients.keys() == dict(whole.named_parameters()).keys()
-    for key, parameter in whole.named_parameters():
+    assert gradients.keys() == dict(plain_network.named_parameters()).keys()
+    for key, parameter in plain_network.named_parameters():
         assert (gradients[key] - parameter.grad).norm() <= 1e-10 * parameter.grad.norm(), key
     with torch.no_grad():
         by_sequence = [model.eval()(inputs, targets, weights, by_sequence=True) for model in (plain, sharded)]
@@ -163,9 +168,9 @@ def test_every_option_has_the_same_loss_in_shards(monkeypatch: pytest.MonkeyPatc
     changed_options = {name.split()[-2] for name in configurations}
     assert attrs.fields_dict(ModelConfig).keys() - changed_options == {"drop_rate"}
     for name, config in configurations.items():
-        whole = network(config).double()
+        plain_network = network(config).double()
         inputs, targets = batch(config)
-        losses = [model(inputs, targets) for model in (NextTokenLoss(whole), in_shards(whole, 2))]
+        losses = [model(inputs, targets) for model in (NextTokenLoss(plain_network), in_shards(plain_network, 2))]
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0, msg=name)
 
 
@@ -178,8 +183,8 @@ def parallel_forward(block: Block, x: Any, rotation: Any = None, cache: Any = No
 @pytest.mark.parametrize("name", ["GPT-2", "NanoChat"])
 def test_changes_of_the_forward_pass_apply_to_shards(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    whole = network(attrs.evolve(FEW[name], drop_rate=0.0)).double()
-    models, (inputs, targets) = (NextTokenLoss(whole), in_shards(whole, 2)), batch(whole.config)
+    plain_network = network(attrs.evolve(FEW[name], drop_rate=0.0)).double()
+    models, (inputs, targets) = (NextTokenLoss(plain_network), in_shards(plain_network, 2)), batch(plain_network.config)
     before = models[0](inputs, targets)
     monkeypatch.setattr(Block, "forward", parallel_forward)
     losses = [model(inputs, targets) for model in models]
@@ -237,11 +242,11 @@ def test_shard_cuts_cover_every_parameter(
     assume(not any("heads" in name for name in indivisible_sizes(config, shards)))
     for name, _ in meta_network(config).named_parameters():
         axes = axes_of(name, config)
-        whole = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
-        copies, expected_copies = torch.zeros_like(whole), torch.zeros_like(whole)
+        parameter = torch.arange(torch.Size(axes.shape).numel()).view(axes.shape)
+        copies, expected_copies = torch.zeros_like(parameter), torch.zeros_like(parameter)
         for shard in range(shards if "vocab" not in axes.row_names or 256 % shards == 0 else 0):
             cut = shard_cut(axes, shards, shard)
-            part = part_of(whole, cut)
+            part = part_of(parameter, cut)
             assert cut.shape == part.shape
             for run in cut.rows:
                 region = within(copies, run.rows, cut.columns)
@@ -251,7 +256,7 @@ def test_shard_cuts_cover_every_parameter(
             runs = list(cut.whole_rows(first, min(count, len(part) - first)))
             assert sum(len(run.rows) for _, run in runs) == max(0, min(count, len(part) - first))
             for place, run in runs:
-                assert torch.equal(part[first:][place], within(whole, run.rows, cut.columns))
+                assert torch.equal(part[first:][place], within(parameter, run.rows, cut.columns))
         assert torch.equal(copies, expected_copies), name
         assert copies.min() > 0 or "vocab" in axes.row_names, name
 

@@ -19,8 +19,8 @@ from evaluation.command_line import CoreCommand
 from evaluation.comparison.compare import compare
 from evaluation.core import bundle
 from evaluation.core.bundle import LABELS, CoreTask, read_bundle
-from evaluation.core.core import _read, answers, measure, run
-from evaluation.core.core_scores import is_published_data, other_data, task_score
+from evaluation.core.core import _read, answer_questions, measure, run
+from evaluation.core.core_scores import is_published_data, reason_not_comparable, task_score
 from evaluation.loss.held_out_loss import byte_lengths
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
@@ -102,7 +102,7 @@ def test_items_are_scored_as_in_nanochat(tmp_path: Path) -> None:
     for label, kind, shots, delimiter in TASKS:
         task, data = tasks[label], [*rows[kind]]
         random.Random(1337).shuffle(data)
-        measured = answers(trained, task, lengths, list(range(len(data))))
+        measured = answer_questions(trained, task, lengths, list(range(len(data))))
         for number, row in enumerate(data):
             indices = [index for index in range(len(data)) if index != number]
             chosen = random.Random(1234 + number).sample(indices, shots)
@@ -126,7 +126,9 @@ def test_greedy_continuation_is_a_hit(tmp_path: Path) -> None:
         spelled = trained.decode(ids[:size])
         rows += [{"context": text, "continuation": spelled + more} for more in ("", "\x00") if spelled]
     task = tasks_of(write_bundle(tmp_path / "bundle", language=rows), "language_0")["language_0"]
-    hits = [hit for hit, _, _ in answers(trained, task, byte_lengths(trained.tokenizer), list(range(len(rows))))]
+    hits = [
+        hit for hit, _, _ in answer_questions(trained, task, byte_lengths(trained.tokenizer), list(range(len(rows))))
+    ]
     assert rows and hits == [not question.continuations[0].endswith("\x00") for question in task.questions]
 
 
@@ -236,7 +238,7 @@ def test_nanochat_archive_is_recognized_by_its_hash(tmp_path: Path, monkeypatch:
     downloaded.parent.mkdir()
     shutil.copy(archive, downloaded)
     assert not is_known(None) and not is_known(downloaded)  # the user has put it there
-    assert "move it away" in other_data(read_bundle(None, None, None)[1], LABELS)
+    assert "move it away" in reason_not_comparable(read_bundle(None, None, None)[1], LABELS)
     downloaded.unlink()
     with serve_files(tmp_path) as server:
         monkeypatch.setattr(bundle, "URL", f"{server.url}/eval_bundle.zip")

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from common.errors import BadInput
 from common.text import printable
-from evaluation.generation.chat import Conversation, obey, wrapped
+from evaluation.generation.chat import Conversation, run_chat_command, wrap_words
 from evaluation.shared.load import Trained
 from evaluation.shared.model_location import ModelLocation
 from model.config import ModelConfig
@@ -156,10 +156,10 @@ def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     for name, problem in (("", "no name"), ("model.pt", "wanted a .jsonl file"), ("x/y.jsonl", "create it")):
         with pytest.raises(BadInput, match=problem):
-            obey(talk, "/save", name and str(tmp_path / name))
+            run_chat_command(talk, "/save", name and str(tmp_path / name))
     for name, problem in ((str(tmp_path / "folder.jsonl"), "folder has this name"), ("~no.such.user/x.jsonl", "home")):
         with pytest.raises(BadInput, match=problem):
-            obey(talk, "/save", name)
+            run_chat_command(talk, "/save", name)
 
 
 def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +173,21 @@ def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             yield DrawnToken(256, torch.zeros(1), "stop")
 
     monkeypatch.setattr("evaluation.generation.generated_text.draw", draw)
-    assert [*talk.answer("1", GREEDY)] and "NOTE" not in obey(talk, "/save", path)
-    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in obey(
+    assert [*talk.answer("1", GREEDY)] and "NOTE" not in run_chat_command(talk, "/save", path)
+    assert [*talk.answer("2", GREEDY)] and "\nNOTE: 1 answer in it was cut; a model trained" in run_chat_command(
         talk, "/save", path
     )
-    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in obey(talk, "/save", path)
-    obey(talk, "/reset")
+    assert [*talk.answer("3", GREEDY)] and "\nNOTE: 2 answers in it were cut; a model" in run_chat_command(
+        talk, "/save", path
+    )
+    run_chat_command(talk, "/reset")
     assert talk.cut == 0
 
 
 def test_prose_is_wrapped_and_code_keeps_its_indentation() -> None:
-    assert "".join(wrapped(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
-    assert "".join(wrapped(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
-    assert "".join(wrapped(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
+    assert "".join(wrap_words(["The quick br", "own fox jumps"], 10)) == "The quick\nbrown fox\njumps"
+    assert "".join(wrap_words(["if x:\n    return", " 1\n"], 12)) == "if x:\n    return 1\n"
+    assert "".join(wrap_words(["日本", "語", "  x"], 4)) == "日本\n語 \nx"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_stopped_and_interrupted_answers_are_kept() -> None:
     talk.interrupt()
     assert [*parts] == []
     assert talk.turns == [Message(USER, "Hi"), Message(ASSISTANT, beginning)] and beginning == full_answer[:2]
-    assert obey(talk, "/reset") == "A new conversation begins."
+    assert run_chat_command(talk, "/reset") == "A new conversation begins."
     assert "".join(talk.answer("Hi", GREEDY)) == full_answer
 
 

@@ -12,7 +12,7 @@ import torch
 
 from common.errors import BadInput
 from evaluation.instruct.fine_tuning import answer_losses, make_example
-from evaluation.instruct.instruct import IDENTITY, _agrees, _refuse_other_folder, _write, read_questions
+from evaluation.instruct.instruct import IDENTITY, _refuse_other_folder, _settings_agree, _write, read_questions
 from evaluation.shared.load import load
 from evaluation.shared.model_location import locate
 from evaluation.shared.records import Answer, Answers, read_answers, read_records, write_answers
@@ -168,15 +168,15 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
     _write(file, first)
     assert not (tmp_path / "archive").exists()  # answers of the same fine-tuning are replaced
     later = {"tokenizer_fingerprint": "f", "ordinary_added_tokens": ["<a>"], "given_tokenizer": None}
-    assert _agrees(settings, settings | later)  # an older version did not record these settings
-    assert _agrees(settings | later, settings | later)
+    assert _settings_agree(settings, settings | later)  # an older version did not record these settings
+    assert _settings_agree(settings | later, settings | later)
     for key, value in (
         ("tokenizer_fingerprint", "g"),
         ("ordinary_added_tokens", []),
         ("given_tokenizer", {"name": "x"}),
     ):
-        assert not _agrees(settings | later, settings | later | {key: value})
-        assert not _agrees(settings | later | {key: value}, settings | later)
+        assert not _settings_agree(settings | later, settings | later | {key: value})
+        assert not _settings_agree(settings | later | {key: value}, settings | later)
     _write(file, attrs.evolve(first, settings=settings | {"weights_sha256": "c" * 64}))
     assert read_answers(file).settings["weights_sha256"] == "c" * 64
     assert [path.read_bytes() for path in tmp_path.glob("archive/*/run-seed-0.json")] == [before]

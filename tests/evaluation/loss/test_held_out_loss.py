@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from evaluation.loss.held_out_loss import _training_note, byte_lengths, summary
-from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference, read_results
-from evaluation.loss.token_range import Range, check_unseen, documents_shared, is_known_apart
+from evaluation.loss.loss_measures import LossSample, group_sums, loss_difference, read_results
+from evaluation.loss.token_range import Range, check_unseen, is_certainly_unread, shared_documents
 from evaluation.shared.load import load
 from evaluation.shared.model_location import locate
 from evaluation.shared.significance import mean_and_error
@@ -264,7 +264,7 @@ def test_equal_models_differ_once_in_twenty() -> None:
         hardness = draw.normal(3.5, 0.6, 300)
         samples = []
         for _ in range(2):
-            groups = in_groups((hardness + draw.normal(0, 0.1, 300)) * tokens, tokens, tokens)
+            groups = group_sums((hardness + draw.normal(0, 0.1, 300)) * tokens, tokens, tokens)
             sample = LossSample(
                 nats=np.array(groups["nats"]), tokens=np.array(groups["tokens"], float), is_gpjt_range=False
             )
@@ -294,7 +294,7 @@ def test_document_cut_by_validation_is_noted(tmp_path: Path) -> None:
 
     def lines(validated: tuple[int, int], start: int, count: int, end_of_text_id: int | None = end) -> list[str]:
         span = Range(directory=tmp_path, split="validation", start=start, count=count)
-        return documents_shared(streams, validated, span, end_of_text_id)
+        return shared_documents(streams, validated, span, end_of_text_id)
 
     begins, ends = (
         f"They {words} document of that validation." for words in ("begin inside the last", "end inside the first")
@@ -316,7 +316,7 @@ def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_f
     span = Range(directory=tmp_path, split="train", start=0, count=100)
     with pytest.raises(BadInput, match="was trained on tokens 0 to"):
         check_unseen(location, span)
-    assert is_known_apart(location, Range(directory=token_files, split="validation", start=1000, count=100))
+    assert is_certainly_unread(location, Range(directory=token_files, split="validation", start=1000, count=100))
 
     folder = tmp_path / "other"
     folder.mkdir()

@@ -119,7 +119,7 @@ def test_unsupported_bias_is_refused_unless_zero(tmp_path: Path) -> None:
     values = stock_class(model.config).config
     assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
     weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
-    message = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
+    message = r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros, because a Qwen3ForCausalLM"
     with pytest.raises(BadInput, match=message):
         load_foreign(write(tmp_path / "other", weights, **values), None)
 

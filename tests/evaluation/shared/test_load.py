@@ -24,7 +24,7 @@ def test_template_that_changes_the_trained_prompt_is_refused() -> None:
     good = "{# mine #}" + TEMPLATES["turns"].text
     for text, problem in (
         (good, None),
-        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "its prompt"),
+        (good.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"), "the prompt"),
     ):
         record = SimpleNamespace(template=text)
         location: Any = SimpleNamespace(tokenizer=record, run=Path("run"), path=Path("run"))
@@ -32,7 +32,7 @@ def test_template_that_changes_the_trained_prompt_is_refused() -> None:
         if problem is None:
             assert trained.template == Template(text)
             continue
-        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* its prompt: .*; prepare the tokens with"):
+        with pytest.raises(BadInput, match=r"^run/resolved\.json: .* prompt that asks for it: .*; prepare the tokens"):
             _ = trained.template
 
 

@@ -78,5 +78,7 @@ def test_invalid_record_values_count_as_missing(tmp_path: Path, record: dict[str
 @pytest.mark.parametrize("structure", ["{}", "x", "[]", '{"added_tokens": [1]}'])
 def test_a_damaged_tokenizer_structure_is_an_error(tmp_path: Path, structure: str) -> None:
     tokenizer = {**RECORD["tokenizer"], "structure": structure}
-    with pytest.raises(BadInput, match=r"resolved\.json: tokenizer: structure: got .*, wanted JSON text of an object"):
+    with pytest.raises(
+        BadInput, match=r"resolved\.json: tokenizer: structure: got .*, wanted the JSON text of an object"
+    ):
         recorded(tmp_path / "run", RECORD | {"tokenizer": tokenizer})

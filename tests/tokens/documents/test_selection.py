@@ -98,7 +98,7 @@ def test_files_without_a_split_are_reported(tmp_path: Path) -> None:
 def test_copies_in_several_formats_are_reported(tmp_path: Path) -> None:
     _, notes = resolve(fill(tmp_path, "a.jsonl", "a.jsonl.gz", "b.jsonl"))
     assert len(notes) == 1 and f"that differ only in format are all read: {tmp_path}/a.jsonl and 1 more; if" in notes[0]
-    assert resolve(fill(tmp_path / "name", "a.jsonl", "b.jsonl.gz", "c/a.jsonl"))[1] == []
+    assert resolve(fill(tmp_path / "other", "a.jsonl", "b.jsonl.gz", "c/a.jsonl"))[1] == []
 
 
 def test_a_mixture_of_records_and_texts_is_reported(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_disk_contains_only_unfinished_shards(
     write(tmp_path, source, split="hash", bucket="s3://runs/held", **options)
     assert len(shard_counts) >= 10
     assert max(shard_counts) <= 2 + 2  # one unfinished shard of each split, and those that a unit has filled
-    assert bucket_server.contents("shard_counts")["tokenizer.tiktoken"] == ranks.read_bytes()
+    assert bucket_server.contents("held")["tokenizer.tiktoken"] == ranks.read_bytes()
 
 
 def test_the_original_survives_an_incomplete_copy(

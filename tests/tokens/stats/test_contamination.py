@@ -90,7 +90,7 @@ def test_unusable_sources_are_one_error_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"unknown\.jsonl: item 2: tokenizer chars"):
         read_items(unknown, load_tokenizer("chars: a"))
     with pytest.raises(BadInput, match="no train tokens"):
-        contamination(save(tmp_path / "held_out", validation=[[1]]), BYTES, (tmp_path / "out",))
+        contamination(save(tmp_path / "held", validation=[[1]]), BYTES, (tmp_path / "out",))
 
 
 def test_a_filled_in_template_is_a_near_duplicate(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def with_added(*ordinary: str, special: tuple[str, ...] = ()) -> Tokenizer:
     }
     structure = json.dumps({"normalizer": None, "pre_tokenizer": BYTE_LEVEL, "added_tokens": tokens})
     named = {token["content"]: token["id"] for token in tokens if token["special"]}
-    return Tokenizer(name="first", coder=LibraryCoder(ranks, structure), special_tokens=named)
+    return Tokenizer(name="own", coder=LibraryCoder(ranks, structure), special_tokens=named)
 
 
 def test_ordinary_added_tokens_are_part_of_the_identity(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_unsupported_recorded_structure_is_refused(tmp_path: Path) -> None:
     sound = json.loads(record.structure)
     for change in (
         {"pre_tokenizer": {"type": "x"}},
-        {"second": 1},
+        {"other": 1},
         {"added_tokens": [{**added(256, "a"), "lstrip": 5}]},
     ):
         forged = attrs.evolve(record, structure=json.dumps(sound | change))

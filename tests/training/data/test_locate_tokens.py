@@ -51,5 +51,5 @@ def test_missing_datasets_have_unknown_lengths(make_run: MakeRun, tmp_path: Path
     save_file({"tokens": np.zeros(99, np.uint16)}, tmp_path / "train.safetensors")
     assert lengths_of(streams_at_hand(run.train, tmp_path)) == {str(tmp_path): 99}
     all_tokens = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
-    with pytest.raises(BadInput, match="the number of steps needs all token files of someone/dataset"):
+    with pytest.raises(BadInput, match="the number of steps is not known without all token files of someone/dataset"):
         make_plan(all_tokens.train, 32, 1, lengths_at_hand(all_tokens.train))

@@ -126,7 +126,7 @@ def test_a_changed_mixture_is_refused_at_resume(
         ([parts[0], parts[1] | {"weight": [[0, 1], [3, 0.7]]}], "dataset: got shares [[0, [1, 1]], [3, [5, 14]]]"),
         ([parts[0], parts[1] | {"weight": [[0, 1], [4, 0.75]]}], "dataset: got shares [[0, [1, 1]], [3, [1, 4]]"),
         (str(token_files), "dataset: got shares [[0, [1]]] ([first step"),
-        ([parts[0] | {"dataset": str(few)}, parts[1] | {"dataset": str(token_files)}], f"{few}: its "),
+        ([parts[0] | {"dataset": str(few)}, parts[1] | {"dataset": str(token_files)}], f"{few}: there are "),
     ):
         (run / "train.json").write_text(json.dumps(keys | {"dataset": change}))
         line = one_line(train(run))

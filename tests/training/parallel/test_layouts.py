@@ -97,7 +97,19 @@ VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
 # Number of nodes x ranks per node, the value of `parallel`, and that of tensor_parallel if it is not 1
-EVEN = ("1x2 ddp", "1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x4 hsdp", "2x1 hsdp", "2x2 ddp", "2x2 fsdp", "2x2 hsdp")
+EVEN = (
+    "1x2 ddp",
+    "1x2 fsdp",
+    "1x4 ddp",
+    "1x4 fsdp",
+    "1x4 hsdp",
+    "1x8 ddp",
+    "1x8 fsdp",
+    "2x1 hsdp",
+    "2x2 ddp",
+    "2x2 fsdp",
+    "2x2 hsdp",
+)
 UNEVEN = ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "1x5 fsdp", "1x6 ddp", "1x6 fsdp", "1x7 ddp", "1x7 fsdp")
 UNEVEN_NODES = ("3x2 ddp", "3x2 hsdp", "2x3 ddp", "2x3 hsdp")
 LAYOUTS = {

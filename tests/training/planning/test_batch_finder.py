@@ -113,11 +113,11 @@ def test_search_requires_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch:
     with pytest.raises(BadInput, match=r"--world-size: got 2, but torchrun sets the world size"):
         search(2)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "gone")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ended")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")  # no process listens there
     monkeypatch.setattr("training.parallel.process_group.CONNECT_TIMEOUT", timedelta(milliseconds=100))
-    with pytest.raises(BadInput, match=r"torchrun is gone"):
+    with pytest.raises(BadInput, match=r"torchrun has ended or does not answer"):
         finder.report_largest(load_run(make_run("last"), []), [], "cpu", None, write=False)
 
 

@@ -126,12 +126,12 @@ def test_start_up_is_measured_by_earlier_jobs(tmp_path: Path) -> None:
 
 def test_two_nodes_are_less_than_twice_as_fast() -> None:
     run, prices = load_run(RUN, []), read_machines(MACHINES, ["8xh100-80gb"])
-    [one] = make_estimate(run, prices, LENGTHS).offers
+    [single] = make_estimate(run, prices, LENGTHS).offers
     [two] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=50.0)).offers
     [slow] = make_estimate(run, prices, LENGTHS, Network(nodes=2, link=1.0)).offers
     assert two.machine.name == "2 x 8xh100-80gb"
-    assert (two.machine.gpus, two.machine.usd_per_hour) == (16, 2 * one.machine.usd_per_hour)
-    speeds = [offer.throughputs[0].tokens_per_second for offer in (slow, one, two)]
+    assert (two.machine.gpus, two.machine.usd_per_hour) == (16, 2 * single.machine.usd_per_hour)
+    speeds = [offer.throughputs[0].tokens_per_second for offer in (slow, single, two)]
     assert speeds[0] < speeds[1] < speeds[2] < 2 * speeds[1]
     assert {throughput.kind for throughput in two.throughputs} == {"simulation"}
 

@@ -111,7 +111,7 @@ def test_wrong_keys_and_missing_tokens_are_reported_together(make_run: MakeRun, 
     words = ("--set", "dataset=token_files/absent", "--set", "max_epochs=0")
     for command in ((make_run(),), (tmp_path / "new", "--like", str(make_run("other")))):
         [keys, dataset] = train(*command, *words).stderr.splitlines()
-        assert "--set: max_epochs: got 0" in keys and "dataset: token_files/absent is no directory" in dataset
+        assert "--set: max_epochs: got 0" in keys and "dataset: token_files/absent is not a directory" in dataset
 
 
 def test_network_of_a_model_is_not_changed(tmp_path: Path) -> None:
