@@ -310,7 +310,8 @@ class PlainHelp(PlainFormatter):
         for argument in self._app.assemble_argument_collection() if self._app.default_command else ():
             metavar = (argument.parameter.help or "").partition("\n")[0]
             line = re.sub(rf"{re.escape(argument.name)} [A-Z]+", f"{argument.name} {metavar}", line)
-        print(f"Usage: {line}\n")
+        wrapped = textwrap.fill(f"Usage: {line}", WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
+        print(f"{wrapped}\n")
 
     def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
         """Print the commands, positional arguments or options."""
