@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Set up a blank Ubuntu GPU machine (Lambda, RunPod, ...): virtual environment, requirements, and a report of its
-# hardware and credentials. Idempotent.
+# Set up a new Ubuntu GPU machine (Lambda, RunPod, ...): create a virtual environment, install the requirements, and
+# print the machine's hardware and credentials. Running this again does no harm.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 python=${PYTHON:-python3}
-say() { printf '%-14s %s\n' "$1" "$2"; }
+print_fact() { printf '%-14s %s\n' "$1" "$2"; }
 fail() { echo "setup_lambda.sh: $1" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
@@ -16,13 +16,13 @@ can_compile() {
   printf '#include <stdlib.h>\n#include <Python.h>\n' | "${CC:-gcc}" -fsyntax-only "-I$headers" -xc - 2>/dev/null
 }
 
-# An interpreter that the user has chosen must run as it is: no package of the system would change it.
+# An interpreter that the user has chosen must run already: installing packages of the system would not repair it.
 venv_package=python3-venv
 if [ -n "${PYTHON:-}" ]; then
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2], int(sys.version_info >= (3, 10)))' 2>/dev/null) ||
-    fail "PYTHON=$python: does not run; pass the path of Python 3.10 or newer, or leave PYTHON out to use python3"
+    fail "PYTHON=$python: does not run; pass the path of Python 3.10 or newer, or omit PYTHON to use python3"
   [ "${version#* }" = 1 ] ||
-    fail "PYTHON=$python: got Python ${version% *}, wanted 3.10 or newer; pass another, or leave PYTHON out to use python3"
+    fail "PYTHON=$python: got Python ${version% *}, expected 3.10 or newer; pass another, or omit PYTHON to use python3"
   venv_package="python${version% *}-venv"
 fi
 
@@ -31,7 +31,7 @@ command -v make >/dev/null || packages+=(make)
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=("$venv_package")
 if command -v nvidia-smi >/dev/null && ! can_compile; then packages+=(build-essential python3-dev); fi
 if [ ${#packages[@]} -gt 0 ]; then
-  command -v apt-get >/dev/null || fail "there is no apt-get to install ${packages[*]}; install them"
+  command -v apt-get >/dev/null || fail "there is no apt-get; install ${packages[*]}"
   as_root apt-get update -qq
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null
 fi
@@ -42,15 +42,15 @@ make --no-print-directory install PYTHON="$python"
 
 echo
 .venv/bin/python -m training.hardware.preflight || fail "this machine cannot train yet: see the problem above"
-say memory "$(free -h | awk '/^Mem:/ {print $2}')"
+print_fact memory "$(free -h | awk '/^Mem:/ {print $2}')"
 saved_token=${HF_HOME:-$HOME/.cache/huggingface}/token
 for name in HF_TOKEN OPENAI_API_KEY; do
-  if [ -n "${!name:-}" ]; then say "$name" set
-  elif [ "$name" = HF_TOKEN ] && [ -s "$saved_token" ]; then say "$name" "saved by hf auth login"
-  else say "$name" "not set"; fi
+  if [ -n "${!name:-}" ]; then print_fact "$name" set
+  elif [ "$name" = HF_TOKEN ] && [ -s "$saved_token" ]; then print_fact "$name" "saved by hf auth login"
+  else print_fact "$name" "not set"; fi
 done
 cat <<'COMMANDS'
-ready. In every new shell, first:
+ready. In every new shell, first run:
   source .venv/bin/activate
 then, for example:
   python train.py runs/8xa100 --plan

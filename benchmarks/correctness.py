@@ -41,7 +41,7 @@ COLUMNS = ["comparison", "found", "limit", "outcome"]
 
 @attrs.frozen
 class MachineComparison:
-    """One line of the table. `holds` is None on the emulated driver, where the values mean nothing."""
+    """One line of the table. `holds` is None on the emulated driver, where the values are meaningless."""
 
     subject: str
     measured: str

@@ -337,7 +337,9 @@ def described(label: str, text: str, default: str | None) -> str:
     """Return the help of an option, or of a key, in two columns."""
     text += "" if default is None else f" (default: {default})"
     first = f"  {label:<{NAME_WIDTH}}  "
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4))
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4), break_on_hyphens=False
+    )
 
 
 def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:

@@ -107,7 +107,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 
 
 def check_replaceable(
-    path: Path, sign: bytes | Callable[[bytes], bool], what: str, option: str | None = None
+    path: Path, sign: bytes | Callable[[bytes], bool], description: str, option: str | None = None
 ) -> int | None:
     """Raise BadInput unless a path is free, an empty file, or a file that this program wrote and may replace.
 
@@ -115,7 +115,7 @@ def check_replaceable(
 
     Arguments:
         sign: bytes that each of our files contains, or a function that recognizes their content
-        what: what the message calls our files
+        description: the name of our files in the message, such as "a chart of train.py"
         option: the option with which the user can choose another path; None if there is no such option
     """
     try:
@@ -130,7 +130,7 @@ def check_replaceable(
     if content and not (sign(content) if callable(sign) else sign in content):
         advice = "move it away, or give it another name" if option is None else f"pass another {option}"
         size = f"{len(content):,} bytes"
-        raise BadInput(f"{path}: is not {what}, so it was not overwritten ({size}); {advice}")
+        raise BadInput(f"{path}: is not {description}, so it was not overwritten ({size}); {advice}")
     return len(content)
 
 

@@ -156,7 +156,7 @@ class Output(io.FileIO):
     def _wait_for_room(self) -> None:
         """Wait until a pipe or terminal has room for PIPE_BUF bytes.
 
-        If its reader has stopped, raise OSError after the patience, and without waiting from then on.
+        If its reader has stopped, raise OSError when the patience is over. Later calls do not wait for this reader.
         """
         # If somebody has closed our descriptor, its number may now belong to a file of ours, such as a checkpoint.
         if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:

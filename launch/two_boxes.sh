@@ -1,84 +1,91 @@
 #!/usr/bin/env bash
-# Train on nodes reached by ssh; when one is lost, start again with those that answer:
+# Train on nodes that are reachable by ssh. If one is lost, start again with those that still respond:
 #   launch/two_boxes.sh runs/8xa100 10.0.0.1 10.0.0.2 [-- options of train.py]
-# Nodes: addresses by which they reach each other and ssh, with a key, reaches them from here; each has a clone at this
-# path (or CLONE=path). Ctrl-C saves and stops all of them. A lost connection or a closed terminal stops nothing: the
-# same command follows the run again. RANKS=8: ranks per node, by default one per GPU.
-# shellcheck disable=SC2016  # variables of the nodes
+# The nodes must reach each other by these addresses, ssh must reach them from here with a key, and each needs a clone
+# at the path of this one (or at CLONE=path). Ctrl-C saves and stops all nodes. If the connection is lost or the terminal
+# is closed, the nodes continue; the same command shows the output again. RANKS=8 sets the ranks per node; the default is
+# one per GPU.
+# shellcheck disable=SC2016  # the nodes expand the variables
 set -uo pipefail
-trap '' PIPE # whoever reads the output may go
+trap '' PIPE # continue if the reader of the output ends
 
 run=${1-} nodes=()
 shift
 while [ $# -gt 0 ] && [ "$1" != -- ]; do nodes+=("$1"); shift; done
-if [ ${#nodes[@]} = 0 ]; then echo "two_boxes.sh: wanted a run directory and nodes: see $0" >&2; exit 78; fi
-twice=$(printf '%s\n' "${nodes[@]#*@}" | sort | uniq -d | head -n 1)
-if [ -n "$twice" ]; then echo "two_boxes.sh: $twice is given twice; give each node once" >&2; exit 78; fi
+if [ ${#nodes[@]} = 0 ]; then
+  echo "two_boxes.sh: expected a run directory and nodes; see the comment in $0" >&2
+  exit 78
+fi
+repeated=$(printf '%s\n' "${nodes[@]#*@}" | sort | uniq -d | head -n 1)
+if [ -n "$repeated" ]; then echo "two_boxes.sh: $repeated is given twice; give each node once" >&2; exit 78; fi
 
-quoted() { # WORD...: for any shell
-  local word quote="'\\''"
-  for word in "$@"; do printf "'%s' " "${word//\'/$quote}"; done
+quote() { # WORD...: quote the words for any shell
+  local word escaped_quote="'\\''"
+  for word in "$@"; do printf "'%s' " "${word//\'/$escaped_quote}"; done
 }
-options=$(quoted "$run" "${@:2}")
-on() { # NODE COMMAND: in its clone; status 255 without an answer, 78 without a clone or run directory
+options=$(quote "$run" "${@:2}")
+# NODE COMMAND: run it in the node's clone. The status is 255 without a response, 78 without a clone or run directory.
+run_on() {
   local job
-  job=$(quoted "$run/.node-${1#*@}")
+  job=$(quote "$run/.node-${1#*@}")
   ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -- "$1" \
-    "cd -- $(quoted "${CLONE:-$PWD}") && ls -d -- $(quoted "$run")launch/node.sh > /dev/null || exit 78
+    "cd -- $(quote "${CLONE:-$PWD}") && ls -d -- $(quote "$run")launch/node.sh > /dev/null || exit 78
     job=$job; exec 2> /dev/null
-    for end in pid status log; do [ ! -p \"\$job.\$end\" ] || rm \"\$job.\$end\"; done # it would hang
+    for suffix in pid status log; do [ ! -p \"\$job.\$suffix\" ] || rm \"\$job.\$suffix\"; done # a pipe would hang
     $2"
 }
-alive='grep -qs node.sh /proc/$(cat "$job.pid")/cmdline'
-start() { # NODE RANK: in the background there, where it outlives this connection
-  on "$1" "rm -f \"\$job.status\"
-    export PET_NNODES=${#gang[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=$(quoted "${gang[0]#*@}") PET_MASTER_PORT=29500
-    export PET_NPROC_PER_NODE=$(quoted "${RANKS:-gpu}")
+is_running='grep -qs node.sh /proc/$(cat "$job.pid")/cmdline'
+start() { # NODE RANK: start the node in the background, so that it continues if this connection ends
+  run_on "$1" "rm -f \"\$job.status\"
+    export PET_NNODES=${#active[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=$(quote "${active[0]#*@}") PET_MASTER_PORT=29500
+    export PET_NPROC_PER_NODE=$(quote "${RANKS:-gpu}")
     { launch/node.sh $options & echo \$! > \"\$job.pid\"; wait \$!; echo \$? > \"\$job.status\"; } > \"\$job.log\" 2>&1 &"
 }
-state() { # NODE: "running", the status of its last attempt, "killed", "silent", or "absent" without a run directory
-  on "$1" "if $alive; then echo running; else cat \"\$job.status\" || echo killed; fi"
-  case $? in 0) ;; 78) echo absent ;; *) echo silent ;; esac
+# NODE: print "running", the exit status of its last attempt, "killed", "unreachable", or "absent" if the clone or the run
+# directory is missing.
+state() {
+  run_on "$1" "if $is_running; then echo running; else cat \"\$job.status\" || echo killed; fi"
+  case $? in 0) ;; 78) echo absent ;; *) echo unreachable ;; esac
 }
-stop() { for node in "${gang[@]}"; do on "$node" "$alive && kill \$(cat \"\$job.pid\")"; done; }
+stop() { for node in "${active[@]}"; do run_on "$node" "$is_running && kill \$(cat \"\$job.pid\")"; done; }
 
-follow() { # until no node runs
+follow() { # show the output of the first node and wait until no node runs
   local seconds=0
-  on "${gang[0]}" 'sleep 1; tail -n +1 -f --pid=$(cat "$job.pid") "$job.log"' &
+  run_on "${active[0]}" 'sleep 1; tail -n +1 -f --pid=$(cat "$job.pid") "$job.log"' &
   while sleep 5; do
-    states=$(for node in "${gang[@]}"; do state "$node"; done)
+    states=$(for node in "${active[@]}"; do state "$node"; done)
     case $states in
       *running*) if [[ ${states//running/} =~ [0-9]|killed ]]; then ((seconds += 5)); else seconds=0; fi ;;
-      *[0-9]* | *killed*) return ;; # else all are silent: this connection is lost
+      *[0-9]* | *killed*) return ;; # if all nodes are unreachable, this machine's connection is lost: wait
     esac
-    if [ $seconds = 120 ]; then stop; fi # one waits for another that has ended
+    if [ $seconds = 120 ]; then stop; fi # a node still waits for another one that has ended
   done
 }
 
-asked='' gang=()
-trap 'trap "" INT TERM; asked=yes; stop' INT TERM
+stop_requested='' active=()
+trap 'trap "" INT TERM; stop_requested=yes; stop' INT TERM
 for attempt in {1..20}; do
-  gang=() idle=()
+  active=() idle=()
   for node in "${nodes[@]}"; do
     case $(state "$node") in
-      silent) ;;
-      running) gang+=("$node") ;;
-      absent) echo "two_boxes.sh: $node: no such clone, or no run directory in it" >&2; exit 78 ;;
+      unreachable) ;;
+      running) active+=("$node") ;;
+      absent) echo "two_boxes.sh: $node: there is no such clone, or no run directory in it" >&2; exit 78 ;;
       *) idle+=("$node") ;;
     esac
   done
-  if [ -n "$asked" ]; then exit 75; fi
-  echo "two_boxes.sh: attempt $attempt; running: ${gang[*]:-none}, ready: ${idle[*]:-none} of ${nodes[*]}"
-  if [ ${#gang[@]} = 0 ]; then
-    gang=("${idle[@]}")
-    for rank in "${!gang[@]}"; do start "${gang[rank]}" "$rank"; done
+  if [ -n "$stop_requested" ]; then exit 75; fi
+  echo "two_boxes.sh: attempt $attempt; running: ${active[*]:-none}, ready: ${idle[*]:-none} of ${nodes[*]}"
+  if [ ${#active[@]} = 0 ]; then
+    active=("${idle[@]}")
+    for rank in "${!active[@]}"; do start "${active[rank]}" "$rank"; done
   fi
-  if [ ${#gang[@]} -gt 0 ]; then
+  if [ ${#active[@]} -gt 0 ]; then
     follow
-    echo "two_boxes.sh: ended:" "${states//$'\n'/ }"
+    echo "two_boxes.sh: ended with:" "${states//$'\n'/ }"
     case $states in *78*) exit 78 ;; *[1-9]* | *[a-z]*) ;; *) exit 0 ;; esac
   fi
-  if [ -n "$asked" ]; then exit 75; fi
+  if [ -n "$stop_requested" ]; then exit 75; fi
   sleep 10
 done
 exit 75

@@ -54,7 +54,7 @@ def test_imports_run_one_way(room: str) -> None:
 
 @pytest.mark.parametrize("room", ["tokens", "training", "evaluation", "reporting", "experiments"])
 def test_folders_and_modules_of_a_room_import_one_way(room: str) -> None:
-    """Each folder of a room, and each module that is not in a folder, is a node of a graph without circles."""
+    """Each folder of a room, and each module that is not in a folder, is a node of a graph without cycles."""
     graph: dict[str, set[str]] = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         node = path.relative_to(ROOT / room).parts[0].removesuffix(".py")

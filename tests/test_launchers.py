@@ -141,7 +141,7 @@ def test_permanent_errors_do_not_ask_to_restart(make_run: MakeRun, tmp_path: Pat
         ([NODE, "--set", "learning_rate=-1", str(run)], {}, "learning_rate"),
         ([NODE, str(run), "--max-steps", "x"], {}, "--max-steps"),
         ([NODE, str(run), "--max-usd", "1"], {}, "--max-usd needs --price-per-hour"),
-        ([NODE, str(run), "--resume=never"], {}, "each start would obey --resume"),
+        ([NODE, str(run), "--resume=never"], {}, "every start would use --resume"),
         ([NODE], {}, "RUN"),
         ([NODE, str(tmp_path / "absent")], {}, "absent"),
         ([NODE, str(run / "train.json")], {}, "train.json"),
@@ -194,7 +194,10 @@ def test_two_boxes_never_executes_parts_of_paths(make_run: MakeRun, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("program", "problem"),
-    [("exit 1", "does not run; pass the path of Python 3.10 or newer"), ("echo 3.9 0", "got Python 3.9, wanted 3.10")],
+    [
+        ("exit 1", "does not run; pass the path of Python 3.10 or newer"),
+        ("echo 3.9 0", "got Python 3.9, expected 3.10"),
+    ],
 )
 def test_a_wrong_interpreter_is_reported_first(tmp_path: Path, program: str, problem: str) -> None:
     for name, text in (

@@ -1,4 +1,4 @@
-"""`make train` with a stand-in for the Python of .venv, which prints its arguments instead of running anything."""
+"""`make train` with a fake Python in .venv, which prints its arguments instead of running anything."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-STAND_IN = f"""#!/bin/sh
+FAKE_PYTHON = f"""#!/bin/sh
 if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
 echo "python $* next=$LOCKSTEP_NEXT"
 """
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "token_files" / "quickstart").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(STAND_IN)
+    python.write_text(FAKE_PYTHON)
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     for name in ("book.txt", "requirements.txt", ".venv/installed", "token_files/quickstart/manifest.json"):
         (tmp_path / name).touch()

@@ -49,7 +49,7 @@ def test_pinned_versions_are_within_the_declared_ranges() -> None:
 def test_the_dockerfile_runs_the_makefiles_commands_in_order(tmp_path: Path) -> None:
     for name in copied_before_installation():
         shutil.copy(ROOT / name, tmp_path)
-    # What `make install` alone would do in this folder is what the image's commands do, one after the other.
+    # Together, the image's commands do the same in this folder as `make install` alone.
     expected = recipe_lines(tmp_path, "install")
     performed: list[str] = []
     for command in installation_commands():
@@ -127,5 +127,5 @@ def recipe_lines(folder: Path, *targets: str) -> list[str]:
 
 
 def base_python() -> str:
-    """Return the interpreter from which this environment was made: an image has no environment yet."""
+    """Return the interpreter from which this environment was created: an image has no environment yet."""
     return str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))

@@ -1,4 +1,4 @@
-"""The loop in docs/trials.md is run as the page prints it, and must delete nothing that it did not make."""
+"""The loop in docs/trials.md is run exactly as the page prints it, and must delete only files that it created."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from tests.experiments.trial.test_checkout import git
 from tests.launch import ROOT
 
-# Exit statuses of the stand-in's trials, in order: kept, refused for every reason, and the end of the budget
+# Exit statuses of the fake experiment.py, in order: kept, refused for every reason, and the end of the budget.
 STATUSES = (0, 1, 10, 0, 11, 12, 75)
 UNTRACKED = ("runs/mine/model.json", "runs/mine/train.json", "runs/mine/checkpoints/latest/model.safetensors")
 IGNORED = ("sweeps/mine.json", "export/model.safetensors", "conversation.txt", "token_files/own/train.safetensors")
@@ -31,7 +31,7 @@ echo new > "new-$count.py"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Return a repository with a stand-in for experiment.py, and with files of the user that git does not track."""
+    """Return a repository with a fake experiment.py, and with files of the user that git does not track."""
     project = tmp_path / "project"
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / "bin" / "activate").write_text("")

@@ -123,7 +123,7 @@ class TrialRule:
             return None
         detectable_difference = detectable(level, pairs) * deviation
         text = (
-            f"no difference found: {difference.text(LOSS_DIGITS, '+')}; one of "
+            f"no difference found: {difference.text(LOSS_DIGITS, '+')}; a difference of "
             f"{detectable_difference:.{LOSS_DIGITS}f} would have been found with a probability of {POWER:.0%}"
         )
         return TrialVerdict("no difference found", text, difference)

@@ -300,6 +300,6 @@ def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
 def _describe_source(source: SourcePlan) -> str:
     """Return how much of a dataset the run reads, for the description of the run."""
     if source.windows is None:
-        return f"{source.sequences:,} windows of {source.dataset}, some of whose token files are not on this disk yet"
+        return f"{source.sequences:,} windows of {source.dataset}; its token files are not complete on this disk yet"
     epochs = source.epochs(source.sequences)
     return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"

@@ -3,8 +3,8 @@
 If no fused kernel supports the inputs, torch by default uses unfused attention, with T x T matrices and without a
 warning. The fastest fused kernel depends on the GPU: at training shapes, cuDNN's kernel is the fastest on Hopper (1.7
 to 2.3 times as fast as flash-attention 2) and slower on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull
-request 48163). There are also public reports of its wrong results (pytorch/pytorch, issues 193893, 196678). Flash
-attention is therefore preferred.
+request 48163). There are also public reports of wrong results from cuDNN's kernel (pytorch/pytorch, issues 193893,
+196678). Flash attention is therefore preferred.
 """
 
 import math
@@ -42,9 +42,9 @@ FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this sha
 # value counts as at least 1, and that of the gradients of queries and keys as at least the deviation of the scores.
 # Smaller values occur only in a few saturated rows, which consist mostly of rounding errors.
 TOLERANCE = 0.05
-COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but those of at least two heads
+COMPARED_SCORES = 1 << 30  # number of scores that a test compares; it always compares at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
-SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # if these fields of the numerics are equal, kernels are as fast
+SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # fields of the numerics on which the speed of kernels depends
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from training.parallel.step_clock import StepClock
 from training.precision import AUTOCAST_DTYPES
 
 # Small blocks are gathered and reduced together, in fewer and larger collectives.
-GROUP_PARAMETERS = 25_000_000  # smallest number of parameters in a group
-SMALLEST_GROUPS = 4  # at least this many groups of blocks, so that one is transferred while another computes
+GROUP_PARAMETERS = 25_000_000  # a group has at least this many parameters if that leaves enough groups:
+SMALLEST_GROUPS = 4  # at least this many groups, so that one group is transferred while another one computes
 
 
 def wrap_in_fsdp(

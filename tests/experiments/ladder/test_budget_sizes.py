@@ -79,7 +79,7 @@ def test_machines_are_sorted_by_loss_with_speed_sources() -> None:
     assert losses == sorted(losses)
     lines = describe_best_sizes(fit(), family, RUN, 10, list_)
     assert lines[0].startswith("$10.00 ") and "(estimate)" in lines[0]
-    assert lines[-1].startswith("estimate: ") and lines[-1].endswith("; expect less")
+    assert lines[-1].startswith("estimate: ") and lines[-1].endswith("; expect fewer tokens/s")
     [line] = describe_best_sizes(fit(), LADDER, RUN, 0.01, list_)
     assert line.startswith("$0.01: not enough for the start-up")
 

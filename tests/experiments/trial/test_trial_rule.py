@@ -54,7 +54,7 @@ def test_a_medium_difference_needs_the_last_look(rule: TrialRule) -> None:
     judged = rule.judge(differences(-0.3, last))
     assert judged is not None and judged.verdict == "no difference found"
     assert (
-        f"one of {detectable(rule.spent(last), last):.4f} would have been found with a probability of 90%"
+        f"a difference of {detectable(rule.spent(last), last):.4f} would have been found with a probability of 90%"
         in judged.text
     )
 

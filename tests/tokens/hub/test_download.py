@@ -121,7 +121,7 @@ def test_a_run_downloads_only_the_shards_it_reads(make_run: MakeRun, shards: Pat
             environment = own(server.url, tmp_path / "cache")
             trained(short, "--max-steps", "2")
             assert fetched() == ["tiny_train_000000.bin", "tiny_train_000001.bin", "tiny_val_000000.bin"]
-            assert "some of whose token files are not on this disk yet" in trained(longer, "--dry-run")
+            assert "its token files are not complete on this disk yet" in trained(longer, "--dry-run")
             server.requests.clear()
             trained(longer)
             assert fetched() == ["tiny_train_000002.bin", "tiny_train_000003.bin"]

@@ -172,6 +172,6 @@ def test_invalid_mixtures_are_refused_in_one_line(
 
 def test_dry_runs_plan_with_missing_datasets(make_run: MakeRun, few: Path) -> None:
     process = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
-    line = "data         22 windows of someone/dataset, some of whose token files are not on this disk yet"
+    line = "data         22 windows of someone/dataset; its token files are not complete on this disk yet"
     assert line in process.stdout
     assert "data         1.27 epochs of 33 windows" in process.stdout
