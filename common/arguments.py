@@ -310,7 +310,8 @@ class PlainHelp(PlainFormatter):
         for argument in self._app.assemble_argument_collection() if self._app.default_command else ():
             metavar = (argument.parameter.help or "").partition("\n")[0]
             line = re.sub(rf"{re.escape(argument.name)} [A-Z]+", f"{argument.name} {metavar}", line)
-        print(f"Usage: {line}\n")
+        wrapped = textwrap.fill(f"Usage: {line}", WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
+        print(f"{wrapped}\n")
 
     def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
         """Print the commands, positional arguments or options."""
@@ -337,7 +338,9 @@ def described(label: str, text: str, default: str | None) -> str:
     """Return the help of an option, or of a key, in two columns."""
     text += "" if default is None else f" (default: {default})"
     first = f"  {label:<{NAME_WIDTH}}  "
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4))
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4), break_on_hyphens=False
+    )
 
 
 def _app(name: str, help_text: str, groups: Mapping[str, str]) -> App:

@@ -15,7 +15,8 @@ from common.option_rules import OptionRules
 from training.telemetry.budget import USD, Budget
 
 TRAIN_EPILOG = """examples:
-  torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
+  torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 \\
+    --price-per-hour 14.32 --max-usd 60
   python train.py runs/mine --like runs/quickstart --set learning_rate=0.002
   python train.py runs/own --like runs/quickstart --set dataset=token_files/own
   python train.py runs/8xa100 --dry-run --world-size 8
@@ -23,7 +24,8 @@ TRAIN_EPILOG = """examples:
   python train.py runs/8xa100 --plan --nodes 2 --node-link 50
   python train.py runs/gpt2 --like hf:gpt2 --init-from gpt2
   python train.py runs/8xa100 --preflight
-  torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --find-max-microbatch
+  torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 \\
+    --find-max-microbatch
   python train.py runs/mine --look 500
 
 To continue a run that was stopped or killed, repeat the same command line.
@@ -35,7 +37,8 @@ killed leaves no exit.json.
 """
 FIND_EPILOG = """examples:
   python find_batch_size.py runs/8xa100 --write
-  python find_batch_size.py runs/8xa100 --predict a100-40gb,h100-80gb --world-size 8
+  python find_batch_size.py runs/8xa100 --world-size 8 \\
+    --predict a100-40gb,h100-80gb
   torchrun --standalone --nproc_per_node=8 find_batch_size.py runs/8xa100
   python find_batch_size.py runs/8xa100 --predict mine --machines prices.json
       docs/money.md describes the price list that adds your own GPU

@@ -13,7 +13,7 @@ from common.json_files import read_json
 from common.output import note, show
 from common.text import LARGEST_INTEGER, quoted
 from training.checkpoints.directory import CHECKPOINTS
-from training.config.train_config import SET_OPTION, Run, TrainConfig, load_run, one_form
+from training.config.train_config import SET_OPTION, Run, TrainConfig, load_run, normalized_values
 from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import LADDER, METRICS, SWEEP, TRIAL, result_files
 
@@ -184,7 +184,7 @@ def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, s
     for section, values in sections.items():
         path = directory / f"{section}.json"
         run_values = read_json(path)
-        forms = [one_form(section, settings) for settings in (run_values, values)]
+        forms = [normalized_values(section, settings) for settings in (run_values, values)]
         for key in sorted({*run_values, *values}):
             if forms[0].get(key) != forms[1].get(key):
                 run_value, new_value = (

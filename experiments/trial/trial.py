@@ -15,7 +15,7 @@ from common.text import quoted
 from experiments.shared.experiment_files import BUCKET, FIXED, Sections, with_count
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.checkout import Snapshots, describe_left_out, uncommitted_size
-from training.config.train_config import KEYS, load_run, one_form
+from training.config.train_config import KEYS, load_run, normalized_values
 
 FOLDER = ROOT / "trials"
 CODE = FOLDER / "code"  # checked-out files of each tree, shared by all trials
@@ -126,7 +126,7 @@ def form_of(section: str, sections: Sections) -> dict[str, Any]:
 
     Settings that only the commit's own code can read are returned unchanged.
     """
-    return {key: field.default for key, field in KEYS[section].items()} | one_form(section, sections[section])
+    return {key: field.default for key, field in KEYS[section].items()} | normalized_values(section, sections[section])
 
 
 def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:

@@ -215,8 +215,8 @@ def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys
     foreign_name = next(
         (
             name
-            for other, kind in SCRIPTS[script].items()
-            if other != command
+            for sibling, kind in SCRIPTS[script].items()
+            if sibling != command
             for name in sorted(option_names(kind))
             if name not in option_names(SCRIPTS[script][command])
         ),
@@ -263,17 +263,17 @@ def test_option_rules_cover_all_options(script: str, command: str) -> None:
         SCRIPTS[script][command].option_rules,
         {argument.name for argument in options_of(SCRIPTS[script][command])},
     )
-    placed = {name for uses in (rules.uses, *rules.modes.values()) for name in uses.split()} | {*rules.modes}
+    mode_options = {name for uses in (rules.uses, *rules.modes.values()) for name in uses.split()} | {*rules.modes}
     conditions = " ".join([*rules.needs.values(), *rules.excludes.values()]).split()
-    named = {
-        *placed,
+    table_options = {
+        *mode_options,
         *rules.needs,
         *rules.excludes,
         *rules.reasons_needed,
         *rules.reasons_excluded,
         *(argument.partition("=")[0] for argument in conditions),
     }
-    assert named <= names and (not rules.modes or placed == names)
+    assert table_options <= names and (not rules.modes or mode_options == names)
     assert {*rules.reasons_unused} <= {rules.work, *rules.modes}
     assert {*rules.reasons_needed} <= {*rules.needs} and {*rules.reasons_excluded} <= {*rules.excludes}
     for mode, reasons in rules.reasons_unused.items():  # reasons only for options that the mode does not use
@@ -313,8 +313,8 @@ def test_each_mode_of_train_accepts_its_options(mode: str) -> None:
             assert line is None, line
         else:
             assert line is not None and line.startswith(f"{name} goes with ") and f", not with {mode}" in line
-    for other in modes - {mode} if words_before else ():
-        assert "exclude each other" in str(rules.problem(words_before | {other: ["1"]}))
+    for second_mode in modes - {mode} if words_before else ():
+        assert "exclude each other" in str(rules.problem(words_before | {second_mode: ["1"]}))
 
 
 @pytest.mark.parametrize(("script", "command"), RULES)
@@ -337,8 +337,8 @@ def test_a_sweep_limits_only_its_own_machine() -> None:
     assert problem("--max-usd") == "--max-usd needs --price-per-hour: the price of the machine"
     for name in ("--max-hours", "--max-usd"):
         refused_with = f"{name} goes with training or --dry-run, not with"
-        others = "it limits training on this machine, not on others"
-        assert problem("--print-commands", name) == f"{refused_with} --print-commands: {others}"
+        reason = "it limits training on this machine, not on others"
+        assert problem("--print-commands", name) == f"{refused_with} --print-commands: {reason}"
         assert problem("--collect", name) == f"{refused_with} --collect"
 
 

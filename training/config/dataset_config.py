@@ -52,7 +52,7 @@ def _read_weight(value: Any) -> Stages:
     return tuple((first_step, weight) for first_step, weight in value)
 
 
-def one_form_of_dataset(value: Any) -> Any:
+def normalize_dataset(value: Any) -> Any:
     """Return a value of `dataset` in the form in which runs record it.
 
     Weights are floats, and a single stage is replaced by its weight. An invalid value is returned unchanged.

@@ -13,7 +13,7 @@ import attrs
 from common.checks import OlderSpelling, ValueCheck, boolean, integer, key_field, number, one_of, optional, set_one_form
 from common.files import BUCKET_SCHEMES, is_bucket
 from common.text import either, quoted
-from training.config.dataset_config import DATASET_VALUES, DatasetPart, one_form_of_dataset, read_parts
+from training.config.dataset_config import DATASET_VALUES, DatasetPart, normalize_dataset, read_parts
 from training.schedule import DECAYS
 
 # Schedules that gpjt's run directories state as booleans. A run records the boolean.
@@ -77,7 +77,7 @@ class DataOptions:
     dataset: str | Sequence[Mapping[str, Any]] = key_field(
         _check_dataset,
         accepted_values=DATASET_VALUES,
-        converter=one_form_of_dataset,
+        converter=normalize_dataset,
         meaning="a directory of token files, a dataset on the Hugging Face Hub (OWNER/NAME or hf:OWNER/NAME), token "
         "files in a bucket (s3://BUCKET/PREFIX), or a weighted list of these; OWNER/NAME without hf: means a local "
         "folder if one of that name exists, and a NOTE warns if prepare_data.py did not make it",

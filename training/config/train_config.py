@@ -139,7 +139,7 @@ _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].ite
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
 
-def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of `section`, "model" or "train", in the form in which they are read, defaults included.
 
     Unknown keys are kept. If a value is wrong, all values are returned unchanged.
@@ -161,13 +161,13 @@ def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
     The seed and plumbing keys are left out. A key that has no effect next to the other values has its default.
     """
     values: dict[str, dict[str, Any]] = {"model": attrs.asdict(model), "train": train.flat()}
-    for section, key in list(_without_effect(**values)):
+    for section, key in list(_ineffective_keys(**values)):
         values[section][key] = KEYS[section][key].default
     not_recipe = PLUMBING_KEYS | {"random_seed"}
     return values | {"train": {key: value for key, value in values["train"].items() if key not in not_recipe}}
 
 
-def _without_effect(model: Mapping[str, Any], train: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _ineffective_keys(model: Mapping[str, Any], train: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the section and key of each value that has no effect, given the other values."""
     if model["positions"] != "rope":
         yield "model", "rope_base"

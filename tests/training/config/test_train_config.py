@@ -14,7 +14,7 @@ from common.text import either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN, MakeRun, write_run
 from training.config.batch_plan import derive_layout, describe, make_plan
 from training.config.key_groups import OPTIMIZERS, MemoryOptions
-from training.config.train_config import GOOD_RECIPE, KEYS, TrainConfig, load_run, one_form, resolve_key
+from training.config.train_config import GOOD_RECIPE, KEYS, TrainConfig, load_run, normalized_values, resolve_key
 
 GPT2_124M = {
     "vocab_size": 50257,
@@ -307,7 +307,7 @@ def test_unusual_values_are_refused_or_normalized(tmp_path: Path, section: str, 
         sections = {"model": attrs.asdict(run.model), "train": run.train.flat()}
         parsed = sections[section][key]
         assert key == "dataset" or type(parsed) in (get_args(kind) if isinstance(kind, UnionType) else (kind,)), value
-        assert json.dumps(one_form(section, sections[section])) == json.dumps(sections[section]), value
+        assert json.dumps(normalized_values(section, sections[section])) == json.dumps(sections[section]), value
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,9 @@ def test_unusual_values_are_refused_or_normalized(tmp_path: Path, section: str, 
 )
 def test_equivalent_values_have_one_form(section: str, spelling: dict[str, Any], equivalent: dict[str, Any]) -> None:
     base = TINY_MODEL if section == "model" else {"dataset": "x"} | TINY_TRAIN
-    assert json.dumps(one_form(section, base | spelling)) == json.dumps(one_form(section, base | equivalent))
+    assert json.dumps(normalized_values(section, base | spelling)) == json.dumps(
+        normalized_values(section, base | equivalent)
+    )
 
 
 CONTRADICTIONS = [

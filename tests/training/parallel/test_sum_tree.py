@@ -48,8 +48,8 @@ def test_all_layouts_add_like_one_process(determinism: str, nodes: int) -> None:
             sums: list[Sum] = []
             for node in range(nodes):
                 parts = [sum_of_share(tree, share) for share in shares[node * size : (node + 1) * size]]
-                ranges = [part for own, _ in parts for part in own]
-                sums += finish(tree, ranges, [value for _, own in parts for value in own])
+                ranges = [part for rank_ranges, _ in parts for part in rank_ranges]
+                sums += finish(tree, ranges, [value for _, rank_sums in parts for value in rank_sums])
                 node_ranges += tree.partial_sums(ranges)
             expected = tree_sum(list(range(leaves)), tree.run, lambda *pair: pair)
             assert finish(tree, node_ranges, sums) == [expected], (leaves, size)

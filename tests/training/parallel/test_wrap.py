@@ -49,9 +49,9 @@ def test_step_gradients_are_those_of_the_global_batch(determinism: str) -> None:
     for number, row in enumerate(batch.split(1)):
         with parallel.gradient_sync(enabled=number == 5):
             parallel.model(row[:, :-1], row[:, 1:]).backward()
-    for found, parameter in zip(parallel.gradients(), reference.parameters(), strict=True):
+    for gradient, parameter in zip(parallel.gradients(), reference.parameters(), strict=True):
         assert parameter.grad is not None
-        assert torch.allclose(found / 6, parameter.grad, rtol=1e-4, atol=1e-7)
+        assert torch.allclose(gradient / 6, parameter.grad, rtol=1e-4, atol=1e-7)
     parallel.zero_grad()
     assert parallel.gradients() == []
 
@@ -83,12 +83,12 @@ def test_only_the_last_micro_batch_is_reduced(alone: Ranks, monkeypatch: pytest.
             buckets = {gradient.untyped_storage().data_ptr() for gradient in parallel.gradients()}
             assert len(buckets) < len(parallel.gradients()) / 2
         assert sum(reduced) == sum(parameter.numel() for parameter in parallel.named_parameters().values())
-        found = [gradient.clone() for gradient in parallel.gradients()]
+        reduced_gradients = [gradient.clone() for gradient in parallel.gradients()]
         parallel.zero_grad()
     bare = NextTokenLoss(network)
     for row in batch.split(1):
         bare(row[:, :-1], row[:, 1:]).backward()
-    for reduced_gradient, reference_gradient in zip(found, parallel.gradients(), strict=True):
+    for reduced_gradient, reference_gradient in zip(reduced_gradients, parallel.gradients(), strict=True):
         assert torch.equal(reduced_gradient, reference_gradient)
 
 
