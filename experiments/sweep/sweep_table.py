@@ -150,7 +150,7 @@ class SweepTable:
                 run_name(variant["name"], seed)
                 for variant in variants
                 # A variant that the rule stopped has no final losses, but it had runs.
-                for seed in variant["losses"] or (self.sweep.seeds if "stopped at step" in variant["verdict"] else ())
+                for seed in variant["losses"] or (self.sweep.seeds if variant["stopped_at"] is not None else ())
             }
         except (BadInput, LookupError, TypeError):  # there is no earlier table, or it is damaged
             return []
@@ -208,6 +208,7 @@ class SweepTable:
                 "changes": variant.changes,
                 "losses": {str(seed): result.losses[seed] for seed in self.sweep.seeds if seed in result.losses},
                 "mean": result.mean(),
+                "stopped_at": result.stopped_at,
                 "verdict": verdict.text,
                 "difference": None if verdict.difference is None else attrs.astuple(verdict.difference),
             }

@@ -215,6 +215,7 @@ def test_halving_only_stops_losers(make_sweep: MakeSweep) -> None:
     finish(file, "--output", without_rule)
     halved, full = (read_json(directory / "sweep.json")["variants"] for directory in (output, without_rule))
     assert [variant["losses"] for variant in halved[:2]] == [variant["losses"] for variant in full[:2]]
+    assert [variant["stopped_at"] for variant in halved].count(15) == 2
 
 
 @pytest.mark.slow
