@@ -1,4 +1,7 @@
-"""Input files of documents, local or remote, which must not change after the plan was made, and their problems."""
+"""Input files of documents, local or remote, and the problems in them.
+
+The files must not change after the plan has been made.
+"""
 
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -16,7 +19,7 @@ LINE_SUFFIXES = (".jsonl", ".json")  # each line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 RECORD_SUFFIXES = (*LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")  # each record is a document
 SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-EXAMPLES = 100  # examples of each kind in a unit; a few megabytes of compressed lines may have millions of problems
+EXAMPLES = 100  # most examples of each kind of problem in a unit; a few compressed megabytes may have millions
 PROBLEM_CHARACTERS = 300
 
 
@@ -88,7 +91,7 @@ class Problems:
             examples.append(f"{redacted_name(where)}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Count something that causes no loss, and that its kind describes completely."""
+        """Count a problem that causes no loss and needs no example, because its kind describes it completely."""
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
@@ -114,5 +117,5 @@ def remote_input(file: RemoteFile) -> Input:
 
 
 def readable(path: str) -> AbstractContextManager[None]:
-    """Turn an OSError of the block, which reads `path`, into BadInput."""
+    """Turn an OSError raised in the block, which reads `path`, into BadInput."""
     return refusing(f"{path}: cannot be read", "restore it, then rerun the same command", (OSError,))

@@ -405,7 +405,7 @@ def test_conflicting_options_are_refused_before_writing(tmp_path: Path) -> None:
     lines(tmp_path / "c.jsonl", TALKS[:1])
     for name, message in {
         "a.md": r"a\.md: is text, but conversations are in .*name these, or use",
-        "b.parquet": r"b\.parquet: none of the columns messages, conversations, instruction, .*; it has text",
+        "b.parquet": r"b\.parquet: has none of the columns messages, conversations, instruction, .*; it has text",
         "c.jsonl": "1 rows of 64 tokens are too few to hold out 1 for validation",
     }.items():
         with pytest.raises(BadInput, match=message):
