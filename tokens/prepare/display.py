@@ -31,9 +31,10 @@ class UnitProgress:
     LINE_SECONDS = 10.0
 
     def __init__(self, plan: UnitPlan, totals: Totals) -> None:
-        """`totals` are those of earlier commands."""
+        """`totals` are the sums over the units that earlier commands have committed."""
         self._started_at = self._shown = time.monotonic()
-        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]  # bytes of input before each unit, and in all
+        # Bytes of input before each unit, and after the last one
+        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]
         self._first_tokens = sum(totals.tokens.values())
         scale: dict[str, Any] = {"total": self._edges[-1], "initial": self._edges[totals.units], "unit": "B"}
         self._line = functools.partial(tqdm.format_meter, **scale, unit_scale=True)

@@ -98,7 +98,7 @@ def verify(where: str) -> list[str]:
 
 @contextmanager
 def _described_directory(where: str) -> Iterator[Path]:
-    """Provide a folder with plan, commit log and manifest: the token directory, or a copy of a bucket's files."""
+    """Provide a folder with plan, commit log and manifest: the token directory, or copies of a bucket's files."""
     if REMOTE not in where:
         yield Path(where)
         return
