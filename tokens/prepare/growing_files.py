@@ -52,7 +52,7 @@ class GrowingStream:
         self._file: BinaryIO | None = None  # the last file, while it has room
 
     def resume(self, length: int, log_path: Path) -> None:
-        """Continue after the first `length` tokens, which is the number in the commit log.
+        """Continue after the first `length` tokens, the number that the commit log states.
 
         Files that already have their final names get their hidden names again, and later tokens are deleted. Raises
         BadInput if a file is too short, or if a full shard has the wrong size.

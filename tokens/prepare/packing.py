@@ -53,7 +53,10 @@ class Packer:
         self._tokens = 0  # number of these words
 
     def add(self, pieces: list[Piece]) -> list[Piece]:
-        """Add conversations, each with its end of text. Return those that the template accepts and that fit a row."""
+        """Add conversations, each with its end of text.
+
+        Returns the conversations that the template accepts and that fit into a row.
+        """
         added = []
         end = self._tokenizer.end_of_text_id
         for piece in pieces:

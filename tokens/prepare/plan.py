@@ -39,7 +39,7 @@ COUNTED = 31  # the bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are settings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
-LARGEST_FACTOR = 2  # most times by which a split's share of the tokens may miss its requested share
+LARGEST_FACTOR = 2  # a split's share of the tokens must be within this factor of its requested share
 # Version of the rules. Since version 2, empty documents are not assigned to splits, and numbers in file names are
 # compared as numbers.
 VERSION = 2

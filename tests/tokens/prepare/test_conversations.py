@@ -166,7 +166,7 @@ BAD = [
     (talk([], "b"), "empty message: message 1: got ''"),
     (
         talk("a", "b") | {"prompt": "c", "completion": "d"},
-        "no conversation: got it both as 'messages' and as 'prompt' and",
+        "no conversation: got a conversation both as 'messages' and as 'prompt' and",
     ),
     (
         {"prompt": "a", "completion": [ANSWER]},
