@@ -49,7 +49,7 @@ def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[
         fractions = {f"{name}_fraction": share for name, share in shares.items()}
         try:
             manifest = write(out, source, split=split, split_seed=seed, unit_bytes=2000, **fractions)
-        except BadInput as error:  # documents whose hashes cannot be used are refused, with advice
+        except BadInput as error:  # if the hash selects unusable splits, the error gives advice
             assert split == "hash" and len(lengths) == 2 and "pass --split tail" in str(error)
             continue
         for name, share in shares.items():

@@ -1,4 +1,4 @@
-"""Character vocabularies are read from pickles and JSON; no pickle is executed, and damage is one error line."""
+"""Character vocabularies are read from pickles and JSON; no pickle is executed, and damage causes a one-line error."""
 
 import json
 import os

@@ -21,7 +21,7 @@ LLAMA_2 = (
 
 
 def spelled(template: Template, messages: list[Message]) -> str:
-    """Return a conversation as text, with everything that counts in braces."""
+    """Return a conversation as text, with braces around the tokens that count in the loss."""
     tokenizer = load_tokenizer("bytes").with_special_tokens(template.turn_tokens)
     ids, weights = template.encode(tokenizer, messages)
     text, before = "", 0
