@@ -14,7 +14,7 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # longest table; it takes one second to compute, and 8 MiB of memory
+MOST_ENTRIES = 1 << 20  # maximum length of a table, which then takes one second to compute and 8 MiB
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import Line, read_line
 
-PACKED_BYTES = 1 << 17  # most compressed bytes read at a time; lost bytes are counted with this accuracy
+PACKED_BYTES = 1 << 17  # maximum number of compressed bytes read at a time; lost bytes are counted this exactly
 ZSTANDARD_BYTES = 1 << 9  # bytes decompressed at a time; 3 bytes can become 128 KiB, so the result is at most 22 MiB
 LINES_BYTES = 1 << 20  # size of the buffer for decompressed bytes
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # words in the libraries' error messages

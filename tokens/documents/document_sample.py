@@ -7,7 +7,7 @@ import attrs
 from tokens.documents.inputs import Extent
 from tokens.documents.reader import Reader
 
-PLACES = 256  # most places from which a sample is read
+PLACES = 256  # maximum number of places from which a sample is read
 
 
 @attrs.define

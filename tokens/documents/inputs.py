@@ -19,7 +19,8 @@ LINE_SUFFIXES = (".jsonl", ".json")  # each line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 RECORD_SUFFIXES = (*LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")  # each record is a document
 SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-EXAMPLES = 100  # most examples of each kind of problem in a unit; a few compressed megabytes may have millions
+# Maximum number of examples of each kind of problem in a unit. A few megabytes of compressed lines may have millions.
+EXAMPLES = 100
 PROBLEM_CHARACTERS = 300
 
 

@@ -87,7 +87,7 @@ def excluded_by(record: Mapping[str, Any]) -> str | None:
 
 
 def _check_loss_field(name: str, value: Any, role: str, where: str) -> None:
-    """Raise ValueError if a field contradicts the rule for whether a message of this role counts in the loss."""
+    """Raise ValueError if a field contradicts our rule: answers count in the loss, and no other message does."""
     if type(value) not in (bool, int, float) or value not in (0, 1) or bool(value) != (role == ASSISTANT):
         rule = "every answer counts in the loss, and no other message does"
         raise ValueError("no message", f"{where}: got {quoted(name)}: {quoted(value)} for {role}, but {rule}")

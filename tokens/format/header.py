@@ -21,7 +21,8 @@ from common.files import naming
 from common.json_files import FILE_BYTES, open_regular, parse_json
 from common.text import quoted
 
-HEADER_BYTES = 4096  # in files that we write; room for any token count, and tokens start on a page boundary
+# Length of the header in files that we write. It has room for any token count, and the tokens start on a page boundary.
+HEADER_BYTES = 4096
 
 WEIGHT = np.dtype("u1")  # type of a token's weight
 

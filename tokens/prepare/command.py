@@ -163,7 +163,9 @@ class TokenizerCommand:
     ] = "cl100k"
     sample_bytes: Annotated[
         int,
-        option("most bytes of text to read; larger sources are sampled evenly", "N", check=integer(1, LARGEST_SAMPLE)),
+        option(
+            "maximum bytes of text to read; larger sources are sampled evenly", "N", check=integer(1, LARGEST_SAMPLE)
+        ),
     ] = 200_000_000
     text_field: Annotated[str, option("field of a record that contains its text", "NAME")] = TEXT_FIELD
     separator: Annotated[str | None, option("text that separates documents", "TEXT", check=_separator)] = None

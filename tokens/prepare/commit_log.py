@@ -22,7 +22,7 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # most examples that the totals keep for each kind of problem
+SHOWN = 5  # maximum number of examples that the totals keep for each kind of problem
 FORMAT = 1
 
 

@@ -33,7 +33,7 @@ class UnitProgress:
     def __init__(self, plan: UnitPlan, totals: Totals) -> None:
         """`totals` are the sums over the units that earlier commands have committed."""
         self._started_at = self._shown = time.monotonic()
-        # Bytes of input before each unit, and after the last one
+        # Bytes of input before each unit, followed by the total
         self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]
         self._first_tokens = sum(totals.tokens.values())
         scale: dict[str, Any] = {"total": self._edges[-1], "initial": self._edges[totals.units], "unit": "B"}

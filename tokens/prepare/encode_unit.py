@@ -209,7 +209,8 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
     for encoder in encoders(record, ranks, recipe):
         if fingerprint(encoder) == record.fingerprint:
             return encoder
-    problem = f"{os.uname().nodename}: tokenizer {record.name} gives other tokens than where the plan was made"
+    got = f"{os.uname().nodename}: tokenizer {record.name} gives different tokens here"
+    problem = f"{got} than on the machine that made the plan"
     raise BadInput(f"{problem}; install the same version of tiktoken on all machines")
 
 

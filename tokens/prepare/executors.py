@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # most restarts of all workers without a finished unit between them
+RESTARTS = 5  # maximum number of restarts of all workers in a row without a finished unit
 CONNECT_SECONDS = 10.0
 
 

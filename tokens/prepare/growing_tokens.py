@@ -35,7 +35,7 @@ class GrowingTokens:
         settings = plan.settings
         if settings.template is not None:
             raise BadInput(
-                f"{directory}: conversations get their weights at the end; wait for the end, and train without --follow"
+                f"{directory}: conversations get their weights at the end; wait until then, and train without --follow"
             )
         if settings.split != HASH:
             raise BadInput(

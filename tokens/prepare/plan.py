@@ -31,7 +31,7 @@ from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 
 FORMAT = 1
-LARGEST_PLAN_BYTES = 1 << 40  # bytes of a plan file; it is large because it names every input
+LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it names every input
 HASH, TAIL = "hash", "tail"
 WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # files of conversations that cannot be divided into units
 GROWING_WORD = np.dtype("<u4")  # a word of packed conversations until they are finished: an id and its weight

@@ -277,8 +277,9 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
         text_end = end
     if requested_lengths and sum(requested_lengths.values()) >= text_end:
         held_out = " and ".join(f"{count // size} for {split}" for split, count in requested_lengths.items())
-        rows = f"{text_end // size:,} rows of {size:,} tokens are" if size > 1 else f"text of {text_end:,} tokens is"
-        raise TooFewDocuments(f"{rows} too few to hold out {held_out}")
+        rows = f"{text_end // size:,} rows of {size:,} tokens are too few"
+        text = rows if size > 1 else f"a text of {text_end:,} tokens is too short"
+        raise TooFewDocuments(f"{text} to hold out {held_out}")
     for split in reversed(requested_lengths):  # the test split is at the very end
         begin = text_end - requested_lengths[split]
         lengths[split], end, text_end = end - begin, begin, begin

@@ -24,7 +24,7 @@ from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
-PART_CHARACTERS = 50_000  # most characters of a text's parts; texts are cut because the trainer buffers 256 of them
+PART_CHARACTERS = 50_000  # longest part of a text; texts are cut because the trainer buffers 256 of them
 LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # cut here, because the trainer's time is quadratic in a match's length
 
 

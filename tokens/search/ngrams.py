@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-STRIDED_TOKENS = 8  # most tokens that are hashed at a multiple of the stride; few texts share 8 tokens by chance
+STRIDED_TOKENS = 8  # maximum number of tokens that are hashed together; few texts share 8 tokens by chance
 WORD_BYTES = 8
-BITS_PER_HASH = 16  # fewest bits of a filter per hash, so that each of two probes accepts at most 1 in 8 other hashes
+BITS_PER_HASH = 16  # minimum number of bits per hash, so that each of two probes accepts at most 1 in 8 other hashes
 LEAST_BITS = 1 << 20  # a filter of this size stays in the cache of a core
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, 2^64 / golden ratio
 
@@ -103,7 +103,7 @@ class NgramFinder:
 
 
 class BitFilter:
-    """A set of uint64 hashes as bits, two for each hash. It seems to contain a few other hashes, too."""
+    """A set of uint64 hashes as bits, two for each hash. It contains all of them, and seems to contain a few others."""
 
     def __init__(self, hashes: np.ndarray):
         self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())
@@ -144,7 +144,7 @@ def hash_columns(columns: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
 
 
 def mixed(hashes: np.ndarray) -> np.ndarray:
-    """Return a uint64 hash for each hash, so that the high bits of the new one depend on all bits of the old one."""
+    """Return new uint64 hashes whose high bits depend on all bits of the given hashes."""
     return (hashes ^ (hashes >> np.uint64(32))) * MIXER
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tokens.format.token_file import TokenStream
 
 SEARCHED_TOKENS = 1 << 20  # tokens of a block; blocks are large because threads wait for each other between numpy calls
-AHEAD = 2  # most blocks per thread that are queued, being processed, or finished
+AHEAD = 2  # maximum number of blocks per thread that are queued, being processed, or finished
 Result = TypeVar("Result")
 
 

@@ -29,7 +29,7 @@ PERCENTS = (5, 25, 50, 75, 95, 99)
 BAR = 30  # characters of the longest bar
 CHART = "document-lengths.png"
 BINS_PER_DOUBLING = 2
-SAMPLE_BLOCKS = 16  # most blocks of a sample; they are spread evenly over a stream
+SAMPLE_BLOCKS = 16  # maximum number of sampled blocks, which are spread evenly over a stream
 SAMPLE_BLOCK_TOKENS = 1 << 16
 
 

@@ -37,8 +37,8 @@ SECONDS = 2  # processor time for one text
 MEMORY_BYTES = 1 << 30  # memory of the process that renders
 TEMPLATE_CHARACTERS = 1 << 20  # longest template
 ADDED_CHARACTERS = 1 << 20  # characters that a template may add to the contents of one conversation
-REFUSAL_CHARACTERS = 300  # most characters that an error shows of a template's own message
-SHOWN_CHARACTERS = 60  # most characters that an error shows of each of two texts that should be the same
+REFUSAL_CHARACTERS = 300  # longest part of a template's own message that an error shows
+SHOWN_CHARACTERS = 60  # longest excerpt that an error shows of each of two texts that should be the same
 WHERE = "the conversation template"
 OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
 

@@ -373,7 +373,7 @@ def test_other_commands_understand_conversations(tmp_path: Path) -> None:
     printed = "\n".join(stats(out))
     assert re.search(r"conversations +100 in rows of 64 tokens: \d+\.\d\d% count in the loss, \d+\.\d\d% are", printed)
     assert re.search(r"train .* 100 texts", printed)
-    with pytest.raises(BadInput, match="conversations get their weights at the end; wait for the end"):
+    with pytest.raises(BadInput, match="conversations get their weights at the end; wait until then"):
         GrowingTokens(out)
     for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):
         with pytest.raises(BadInput, match=r"another command started these tokens: (vocab|template|context|special)"):
