@@ -27,7 +27,7 @@ ENDLESS = 1 << 62  # number of windows of a stream whose length is not known yet
 
 @attrs.frozen
 class MicroBatch:
-    """Network inputs and next-token targets, with a weight for each target if they do not all count the same."""
+    """Network inputs and next-token targets, with a weight for each target if not all targets count the same."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64

@@ -108,7 +108,7 @@ def assign(shares: Sequence[int]) -> list[int]:
     def next_sample(source: int, count: int) -> tuple[int, int, int]:
         """Return the first sample that may come next from the source, its due date, and the source, to break ties."""
         earliest = -(-(unit * count + 1) * size // (unit * shares[source]))
-        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two different ones.
+        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two that differ.
         due_date = (unit * (count + 1) - 1 << 40) // shares[source]
         return earliest, due_date, source
 

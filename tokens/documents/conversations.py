@@ -200,7 +200,7 @@ def _check_unique(where: str, value: Any) -> None:
 
 
 def _check_loss_field(fields: dict[str, Any]) -> None:
-    """Raise ValueError if a record excludes itself from the loss, because all answers count."""
+    """Raise ValueError if a field excludes the record from the loss, because every answer counts."""
     if (name := excluded_by(fields)) is not None:
         got = f"got {quoted(name)}: {quoted(fields[name])}"
         raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")

@@ -47,7 +47,7 @@ class Input:
             return Path(self.path).open("rb")
 
     def check(self) -> None:
-        """Raise BadInput if the file that exists now differs from this one."""
+        """Raise BadInput if the file has changed since the plan was made."""
         self.compare(look_up(self.path))
 
     def compare(self, now: "Input") -> None:
@@ -105,7 +105,7 @@ class Problems:
 
 
 def look_up(path: str) -> Input:
-    """Return a file as it is now. Raises BadInput if it does not exist."""
+    """Return the `Input` of a file as it is now. Raises BadInput if the file does not exist."""
     if REMOTE in path:
         return remote_input(look_up_remote(path))
     with readable(path):

@@ -80,7 +80,7 @@ def read_content(content: Any, where: str) -> str:
 
 
 def excluded_by(record: Mapping[str, Any]) -> str | None:
-    """Return the field by which a record excludes itself as a whole from the loss, or None."""
+    """Return the name of a field that excludes the whole record from the loss, or None."""
     return next(
         (name for name in LOSS_FIELDS if type(record.get(name)) in (bool, int, float) and not record[name]), None
     )

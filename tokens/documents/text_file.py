@@ -1,6 +1,6 @@
 """Text files in pieces: cut positions that change no token, damage that is left out, and lines of bounded length.
 
-`pattern` is the tokenizer's splitting pattern; None means GPT-2's pattern, or that there is none. If only the
+`pattern` is the tokenizer's splitting pattern; None means GPT-2's pattern, or no pattern. If only the
 `tokenizers` library understands a tokenizer, `pattern` is the description of its structure, and a text is cut only at
 lone white space. Text that is left out reaches from one cut position to the next, so it does not depend on how the file
 is divided into units.
@@ -26,7 +26,7 @@ LONE_SPACES = " \n\t"
 NUL = "NUL bytes: not text, or not in UTF-8; convert the file to UTF-8, or leave it out"
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
-HEAD_BYTES = 1 << 18  # bytes at the start of a file by which text is distinguished from other data
+HEAD_BYTES = 1 << 18  # bytes at the start of a file that tell text from other data
 BAD_SHARE, BAD_BYTES = 0.01, 16  # share and number of bad bytes; a head that exceeds both is not text
 EDGE_BYTES = 1 << 16  # bytes that are searched for a cut position at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")

@@ -61,7 +61,7 @@ def parse_name(name: str) -> ForeignName | None:
 def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
     """Return the names of token files by split, in order.
 
-    Raises BadInput that names the folder `where` if the files are not one complete set.
+    Raises BadInput, which names the folder `where`, if the files are not one complete set.
     """
     parsed_names = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
     by_split: dict[str, list[ForeignName]] = {}

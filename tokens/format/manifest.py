@@ -89,7 +89,7 @@ class TokenizerRecord:
         return None if self.fingerprint is None else identity_of(self.fingerprint, self.structure)
 
     def extends(self, base: "TokenizerRecord") -> bool:
-        """Return whether every id of a base tokenizer means the same in this one.
+        """Return whether every id of a base tokenizer means the same in this tokenizer.
 
         This tokenizer may have more special tokens, whose ids follow the ids of the base.
         """
@@ -206,7 +206,7 @@ def _is_added_token(token: Any) -> bool:
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a token directory.
 
-    Returns None if there is no manifest, or only one of another program. Raises BadInput if it is damaged.
+    Returns None if there is no manifest, or if another program wrote it. Raises BadInput if it is damaged.
     """
     path = directory / MANIFEST
     with readable_tokens(path):
@@ -262,7 +262,7 @@ def advice(path: Path) -> str:
 def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
     """Open a split and check that its files have the names and sizes in the manifest; their content is not read.
 
-    Raises BadInput that names the first file that differs.
+    Raises BadInput, which names the first file that differs.
     """
     if manifest is None:
         return open_split(directory, split)

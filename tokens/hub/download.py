@@ -197,7 +197,7 @@ def _came_from_hub(directory: Path, name: str) -> bool:
 
 
 def _is_downloaded(path: Path, stored: StoredObject) -> bool:
-    """Return whether a file is this object, and not one of another preparation, judging by size and time.
+    """Return whether a local file is a copy of this object, and not from another preparation, by its size and time.
 
     `aws s3 sync` also compares size and time.
     """

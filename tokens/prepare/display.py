@@ -71,7 +71,10 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
 
 
 def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> None:
-    """Print the documents left out, by kind, with examples. `more_examples` is the line to print if there are more."""
+    """Print the number of documents left out, by kind, with examples.
+
+    `more_examples` is the line to print if not all examples are shown.
+    """
     if not outcome.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.problems.items()))

@@ -93,7 +93,7 @@ class RayCluster(Executor):
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # Ray's workers use the sys.path of this process.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Ray or Python has another version there
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: other version of Ray or Python
             raise BadInput(
                 f"--ray-address {address}: no cluster answers there: {error}; start one with ray start"
             ) from error
@@ -132,7 +132,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
     pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this until they set their own handler
     try:
-        for _ in range(count):  # each submission starts a process and its imports before there is work
+        for _ in range(count):  # each submission starts a process, whose imports then run before there is work
             pool.submit(os.getpid)
     except BrokenExecutor:
         pass  # a worker has already been killed, so the first task will raise the error

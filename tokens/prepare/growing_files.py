@@ -48,7 +48,7 @@ class GrowingStream:
         self._settings = settings
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
-        self._moved = 0  # number of shards that are in a bucket and no longer here; these are the first ones
+        self._moved = 0  # number of first shards that are in a bucket and no longer on this disk
         self._file: BinaryIO | None = None  # the last file, while it has room
 
     def resume(self, length: int, log_path: Path) -> None:

@@ -94,7 +94,7 @@ class GrowingTokens:
         return f"{units}, last commit at {utc_time(ledger.stat().st_mtime)} by the disk's clock"
 
     def abandoned(self) -> str | None:
-        """Return a message if no process prepares these tokens any more, or None if one does or may be restarting."""
+        """Return a message if no process prepares these tokens any more; None if one does, or may be restarting."""
         now, sizes = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
         if self.finished or sizes != self._written_sizes:
             self._written_sizes, self._quiet_since = sizes, now

@@ -29,7 +29,7 @@ EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 class NearDuplicates:
     """The documents of streams, except empty ones, and the first document in the group of each.
 
-    Documents are in one group if they are near-duplicates, directly or through other documents.
+    Documents are in the same group if they are near-duplicates, directly or through other documents.
     """
 
     starts: np.ndarray  # first token, counted through all streams, int64 (documents,), ascending

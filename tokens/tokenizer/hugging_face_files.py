@@ -116,7 +116,10 @@ def _splitting(pattern: str | None) -> dict[str, Any]:
 def write_tokenizer_files(
     tokenizer: Tokenizer, directory: Path, context_length: int, template: "Template | None" = None
 ) -> None:
-    """Write the files that AutoTokenizer reads and, for GPT-2's pattern, those of older loaders. Raises BadInput."""
+    """Write the files that AutoTokenizer reads and, for GPT-2's pattern, the files that older loaders read.
+
+    Raises BadInput like `tokenizer_text`.
+    """
     text = tokenizer_text(tokenizer)
     model = json.loads(text)["model"]
     # GPT2Tokenizer and vocab.json support neither other patterns nor tokens that merges do not form.
@@ -233,7 +236,7 @@ def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 def _coder(
     path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int], added: list[dict[str, Any]]
 ) -> Coder:
-    """Return the coder of a tokenizer.json: one with a splitting pattern, or the library's for any other structure.
+    """Return the coder of a tokenizer.json: tiktoken's if a splitting pattern is enough, otherwise the library's.
 
     `added` is the list of added tokens with all their keys, as `_added_tokens` returns it.
     """
@@ -289,7 +292,7 @@ def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
 
 
 def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
-    """Return the special tokens that a post-processor puts around a text. Raises BadInput for an unsupported one."""
+    """Return the special tokens that the post-processor puts around a text. Raises BadInput if it is not supported."""
     surrounding = []
     for step in _steps(values.get("post_processor"), "processors"):
         is_template = step.get("type") in KNOWN_TEMPLATE["type"]

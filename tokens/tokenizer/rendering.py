@@ -1,9 +1,9 @@
 """Rendering of conversation templates. A template is a program that somebody else wrote, so it runs within limits.
 
 Jinja's sandbox keeps a template away from files and from Python's internals, but it cannot stop a loop or a huge text.
-So a template of others is rendered in a separate process, which the operating system ends when one text takes more
+So other people's templates are rendered in a separate process, which the operating system ends when a text takes more
 than SECONDS of processor time. Memory and the size of a text have limits as well. Our own templates need no such
-process. One function, `conversation_text`, does the work in both cases.
+process. The same function, `conversation_text`, does the work in both cases.
 """
 
 import atexit
@@ -179,7 +179,7 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process for a process id, because a forked process must not use the one of its parent."""
+    """Return the rendering process for a process id, because a forked process must not use that of its parent."""
     return TemplateProcess()
 
 
