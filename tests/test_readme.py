@@ -23,7 +23,7 @@ from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.launch import ROOT, execute
 
-HANG_SECONDS = 1200  # ten times the duration on two idle cores
+HANG_SECONDS = 2400  # ten times the duration on two idle cores
 FINEWEB_CARD = """---
 configs:
 - config_name: sample-10BT

@@ -16,7 +16,7 @@ from training.telemetry.budget import USD, Budget
 
 TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 \\
-    --price-per-hour 14.32 --max-usd 60
+    --price-per-hour 22.32 --max-usd 60
   python train.py runs/mine --like runs/quickstart --set learning_rate=0.002
   python train.py runs/own --like runs/quickstart --set dataset=token_files/own
   python train.py runs/8xa100 --dry-run --world-size 8
