@@ -27,7 +27,7 @@ def main() -> int:
 
 @contextmanager
 def full_disks(options: Any) -> Iterator[None]:
-    """Turn an OSError of the block, usually a full disk, into BadInput with advice on how to continue."""
+    """Turn an OSError raised in the block, usually by a full disk, into BadInput with advice on how to continue."""
     try:
         yield
     except OSError as error:

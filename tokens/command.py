@@ -91,7 +91,7 @@ class StatsCommand:
     against: Annotated[
         tuple[Path, ...],
         option(
-            "JSON Lines, or a token directory with held-out splits: check whether it occurs in the training tokens",
+            "JSON Lines, or token directory with held-out splits, whose texts are searched for in the training tokens",
             "FILE|DIR",
         ),
     ] = attrs.field(default=(), kw_only=True)
@@ -127,7 +127,7 @@ COMMANDS = {
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
     """Return the command of a command line and its options, as `read_command` does.
 
-    The first word selects one of COMMANDS. If it is any other word, the command line prepares tokens.
+    The first word selects one of COMMANDS. If it is not the name of a command, the command line prepares tokens.
     """
     script = "prepare_data.py"
     reads_only = bool(words) and words[0] in COMMANDS and words[0] not in ("", "tokenizer")

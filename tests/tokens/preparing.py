@@ -40,7 +40,7 @@ def jsonl(path: Path, texts: list[str]) -> Path:
 
 
 def tokens_of(directory: Path, split: str) -> list[int]:
-    tensors = load_file(directory / f"{split}.safetensors")  # the stock reader
+    tensors = load_file(directory / f"{split}.safetensors")  # safetensors' own reader
     assert list(tensors) == ["tokens"]
     assert tensors["tokens"].dtype == np.uint16
     return tensors["tokens"].tolist()
@@ -60,9 +60,10 @@ def files_of(directory: Path) -> dict[str, str]:
 def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end. prepare_data.py and its variants are run by tests/launch.py.
 
-    A preparation has no workers unless the options ask for some, because their imports would take longer than the rest.
+    A preparation has no workers unless the options ask for some, because the imports of workers would take longer than
+    everything else.
     """
-    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # then packages are already imported
+    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # that process has imported the packages
         if "--output" in options and not {"--workers", "--executor", "tokenizer", "download"} & {*options}:
             options = (*options, "--executor", "inline")
         return launch.run(ROOT / command[1], *map(str, options), environment=environment)
@@ -97,7 +98,7 @@ def kill_again_and_again(
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
             return
-        wait_for_lines(process, out, before + draw.randint(0, 12))  # 0 means: while it starts
+        wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: kill it while it starts
         time.sleep(draw.uniform(0, 0.1))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
         workers_now = children(process)
@@ -108,7 +109,7 @@ def kill_again_and_again(
             time.sleep(draw.uniform(0, 1))
             kill(process.pid)
         process.communicate(timeout=60)  # its workers, which share its pipes, end on their own
-        if process.returncode == 0:  # it finished before the kill
+        if process.returncode == 0:  # the preparation finished before the kill
             assert files_of(out) == expected_files
             shutil.rmtree(out)
             continue
@@ -123,7 +124,7 @@ def ledger_lines(directory: Path) -> int:
 
 def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, line_count: int) -> None:
     """Wait until a ledger has `line_count` lines, or its process ends."""
-    deadline = time.monotonic() + 230  # longer than this means that it hangs
+    deadline = time.monotonic() + 230  # after this time, the process must be hanging
     while ledger_lines(directory) < line_count and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)

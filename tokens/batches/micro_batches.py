@@ -1,4 +1,4 @@
-"""Micro-batches of one data-parallel rank, in order, from any step on: token ids as inputs and targets.
+"""Micro-batches of one data-parallel rank, in order, starting at any step: token ids as inputs and targets.
 
 tokens/batches/sampling.py decides which samples a rank takes, and tokens/batches/mixture.py decides from which streams
 they come. While token files still grow, a window can be read as soon as everything that determines its position has
@@ -27,7 +27,7 @@ ENDLESS = 1 << 62  # number of windows of a stream whose length is not known yet
 
 @attrs.frozen
 class MicroBatch:
-    """Network inputs and next-token targets, with a weight for each target if they do not all count the same."""
+    """Network inputs and next-token targets, with a weight for each target if not all targets count the same."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64
@@ -42,7 +42,7 @@ class MicroBatch:
         return cls(inputs, targets, factors, mean_weight)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        """Return the micro-batch with each tensor replaced by `move` of it, for example a copy on a GPU."""
+        """Return the micro-batch with `move` applied to each tensor, for example to copy it to a GPU."""
         weights = None if self.weights is None else move(self.weights)
         return MicroBatch(move(self.inputs), move(self.targets), weights, self.mean_weight)
 
@@ -62,7 +62,7 @@ class TokenSource:
         return self.start_token + self._order(context_length).windows(order_positions) * context_length
 
     def ready(self, order_position: int, context_length: int) -> bool:
-        """Return whether the window at a position of the order, and all before it, can be read.
+        """Return whether the window at a position of the order, and all windows before it, can be read.
 
         Raises BadInput if the window will never exist because the preparation has ended.
         """
@@ -107,10 +107,10 @@ class Reading:
 def micro_batches(
     reading: Reading, rank: int, steps: range, wait_for: Callable[[int], bool] | None = None
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of a data-parallel rank in some steps.
+    """Yield the micro-batches of a data-parallel rank for the given steps.
 
-    Before a step of growing tokens is read, `wait_for` is called with that step. It returns True as soon as the step is
-    `ready`, or False to end the iteration. Raises BadInput for an id outside the vocabulary.
+    If the token files still grow, `wait_for` is called with each step before the step is read. It returns True as soon
+    as the step is `ready`, or False to end the iteration. Raises BadInput for an id outside the vocabulary.
     """
     layout, size = reading.layout, reading.layout.microbatch_size
     ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps
@@ -137,7 +137,7 @@ def micro_batches(
 def mean_target_weight(reading: Reading, step: int) -> float:
     """Return the mean weight of all targets of a step on all ranks, or 1.0 if no target counts.
 
-    Every rank computes it from the files, without a collective.
+    Every rank computes this mean from the files, without a collective.
     """
     batch = reading.layout.global_batch_size
     windows = locate(reading, np.arange(step * batch, (step + 1) * batch))
@@ -146,7 +146,7 @@ def mean_target_weight(reading: Reading, step: int) -> float:
 
 
 def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int]]:
-    """Return the stream of each sample of the run, and the first token of its window."""
+    """Return the stream of each sample, and the first token of the sample's window."""
     numbers, order_positions = reading.mixture.find(samples)  # a single stream is a mixture with one source
     tokens = np.empty_like(order_positions)
     for number, source in enumerate(reading.sources):

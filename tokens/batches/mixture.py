@@ -1,9 +1,10 @@
 """Data mixture: the source of each sample of a run, computed with integer arithmetic and without state.
 
 The weights of a stage become shares, which are whole numbers without a common divisor. Their sum D is the length of
-the stage's table. Sample n of the stage comes from the source of entry n mod D, so no source is ever a whole sample
-ahead of its weight or behind it. The position of a sample among the samples of its source needs one division, one
-remainder and a number that is stored with the entry.
+the stage's table. Sample n of the stage comes from the source in entry n mod D. The entries are arranged so that, after
+any number of samples, the count of each source is less than one sample away from the count that its weight requires.
+The position of a sample among the samples of its source is computed from one division, its remainder and a number that
+is stored with the entry.
 """
 
 import math
@@ -13,7 +14,7 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # entries of a table, which take one second to compute and 8 MiB
+MOST_ENTRIES = 1 << 20  # maximum length of a table, which then takes one second to compute and 8 MiB
 
 
 @attrs.frozen
@@ -21,7 +22,7 @@ class Stage:
     """A part of a run in which the mixture weights are constant."""
 
     first: int  # first sample of the stage, counted from the beginning of the run
-    shares: tuple[int, ...]  # for each source, its samples among every D = sum(shares) samples
+    shares: tuple[int, ...]  # number of samples of each source among every D = sum(shares) samples
 
 
 class Mixture:
@@ -96,8 +97,8 @@ def assign(shares: Sequence[int]) -> list[int]:
     R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980): with k sources, the counts in a prefix
     are off by at most 1 - 1 / (2k - 2) samples. Sample n, counted from 1, may go to a source of weight w that has
     received j samples if n w - j >= 1 / (2k - 2). Among these sources it goes to the one with the least
-    (1 - 1 / (2k - 2) - (n w - j)) / w. That is the source with the least (j + 1 - 1 / (2k - 2)) / w, whatever n is: a
-    due date of the source's next sample.
+    (1 - 1 / (2k - 2) - (n w - j)) / w. For every n, that is the source with the least (j + 1 - 1 / (2k - 2)) / w. This
+    quantity is therefore the due date of the source's next sample.
     """
     size, sources = sum(shares), [source for source, share in enumerate(shares) if share > 0]
     if len(sources) == 1:
@@ -107,7 +108,7 @@ def assign(shares: Sequence[int]) -> list[int]:
     def next_sample(source: int, count: int) -> tuple[int, int, int]:
         """Return the first sample that may come next from the source, its due date, and the source, to break ties."""
         earliest = -(-(unit * count + 1) * size // (unit * shares[source]))
-        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two different ones.
+        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two that differ.
         due_date = (unit * (count + 1) - 1 << 40) // shares[source]
         return earliest, due_date, source
 

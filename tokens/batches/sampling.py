@@ -1,4 +1,4 @@
-"""Sampling: which tokens a step, micro-step and data-parallel rank read, by integer arithmetic and without state.
+"""Sampling: which tokens each rank reads in each micro-step, computed with integer arithmetic and without state.
 
 A token stream is cut into windows of T + 1 tokens that begin every T tokens. The first T tokens of a window are inputs,
 and the last T are targets. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, where G is
@@ -28,7 +28,7 @@ class Layout:
 
     context_length: int  # T, tokens
     microbatch_size: int  # B, sequences
-    microbatches: int  # of one step, on all ranks together
+    microbatches: int  # micro-batches of one step, on all ranks together
     data_parallel_size: int
 
     @property
@@ -67,7 +67,7 @@ def rank_shares(microbatches: int, ranks: int) -> tuple[range, ...]:
 
 
 def longest_share(microbatches: int, ranks: int) -> int:
-    """Return the number of micro-batches of the rank that has most of them."""
+    """Return the number of micro-batches of the rank that has the most."""
     return -(-microbatches // ranks)
 
 
@@ -77,7 +77,7 @@ def balance(microbatches: int, ranks: int) -> float:
 
 
 def odd_factor(count: int) -> int:
-    """Return the largest odd divisor: the number of leaves that are added in order before the pairwise tree begins."""
+    """Return the largest odd divisor of `count`: how many leaves are added in order before the pairwise tree begins."""
     return count // (count & -count)
 
 
@@ -87,13 +87,16 @@ def idle_micro_steps(layout: Layout, rank: int) -> int:
 
 
 def microbatch_index(layout: Layout, micro_step: int, rank: int) -> int:
-    """Return the index of a micro-batch in its step, 0 .. microbatches - 1. Idle micro-steps repeat a rank's first."""
+    """Return the index of a micro-batch in its step, 0 .. microbatches - 1.
+
+    In its idle micro-steps, a rank repeats its first micro-batch.
+    """
     share = rank_shares(layout.microbatches, layout.data_parallel_size)[rank]
     return share[max(0, micro_step - idle_micro_steps(layout, rank))]
 
 
 def rank_samples(layout: Layout, first_step: int, steps: int, rank: int) -> np.ndarray:
-    """Return the samples of the run that a data-parallel rank takes in some steps, int64 (steps, accumulation, B)."""
+    """Return the samples that a data-parallel rank takes in the given steps, int64 (steps, accumulation, B)."""
     indexes = [microbatch_index(layout, micro_step, rank) for micro_step in range(layout.accumulation)]
     firsts = np.arange(first_step, first_step + steps)[:, None] * layout.microbatches + indexes
     return firsts[..., None] * layout.microbatch_size + np.arange(layout.microbatch_size)
@@ -127,8 +130,8 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 class WindowOrder:
     """The order in which a stream's windows are read: their order in the stream, or a new permutation in each epoch.
 
-    With eras, only the windows within an era of `era` windows are permuted, so that reading one needs the stream only
-    up to the end of its era.
+    With eras, windows are permuted only within each era of `era` windows, so that reading a window needs the stream
+    only up to the end of the window's era.
     """
 
     count: int  # windows of one epoch
@@ -138,7 +141,7 @@ class WindowOrder:
     source: int = 0  # index of the stream in a mixture; every stream has different permutations
 
     def windows(self, positions: np.ndarray) -> np.ndarray:
-        """Return the windows that are read at some positions 0, 1, 2 ..., int64.
+        """Return the window that is read at each of the given positions of the order, int64; positions count from 0.
 
         This is a bijection within each epoch, and takes constant time for each position.
         """
@@ -164,7 +167,7 @@ class WindowOrder:
         return self.count if self.era is None else min(self.count, (position // self.era + 1) * self.era)
 
     def _keys(self, epochs: np.ndarray) -> np.ndarray:
-        """Return the key of each epoch's permutation. For the first epoch of a run's first stream, it is the seed."""
+        """Return the key of each epoch's permutation. In the first epoch of the first stream, it is the seed."""
         seed = np.array([self.seed % WORD], np.uint64)
         keys = mix(epochs.astype(np.uint64), mix(seed, np.array([self.source], np.uint64)))
         return np.where(epochs + self.source == 0, seed, keys)
@@ -173,8 +176,8 @@ class WindowOrder:
 def permute(positions: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
     """Return the image of each position 0 .. count - 1 under the pseudo-random permutation of its key, int64.
 
-    The permutation is a Feistel network with a key of 64 bits. Keys are passed as arrays because uint64 arrays wrap
-    around silently, whereas scalars would cause warnings.
+    The permutation is a Feistel network with a key of 64 bits. Keys are passed as arrays because arithmetic with uint64
+    arrays wraps around silently, whereas scalars would cause overflow warnings.
     """
     # Cycle walking: the network permutes 0 .. 4^k - 1, so a result outside 0 .. count - 1 is permuted again.
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)

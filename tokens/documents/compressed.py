@@ -9,17 +9,17 @@ from typing import Any, BinaryIO
 from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import Line, read_line
 
-PACKED_BYTES = 1 << 17  # compressed bytes read at a time, at most; lost bytes are counted with this accuracy
+PACKED_BYTES = 1 << 17  # maximum number of compressed bytes read at a time; lost bytes are counted this exactly
 ZSTANDARD_BYTES = 1 << 9  # bytes decompressed at a time; 3 bytes can become 128 KiB, so the result is at most 22 MiB
-LINES_BYTES = 1 << 20  # buffer size, at most
+LINES_BYTES = 1 << 20  # size of the buffer for decompressed bytes
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # words in the libraries' error messages
 
 
 def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> Iterator[Line]:
     """Yield the lines of a gzip or Zstandard file, as `read_line` returns them.
 
-    Each comes with a position in the compressed file before the line's end, and with 0, because its compressed length
-    is unknown. Raises Damaged.
+    Each line comes with a position in the compressed file that is before the line's end, and with 0 instead of a
+    length, because its compressed length is unknown. Raises Damaged.
     """
     from zstandard import ZstdError
 

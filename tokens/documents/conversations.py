@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
 UNREAD = "with a field {} that is not read"  # kind of a problem that causes no loss
 NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # unread fields that are counted by name, and the most characters of a name
-# This key of an object states which of the object's keys was given twice. No file has such a key.
+# Under this key, an object stores the name of a key that it has twice. No file contains such a key.
 REPEATED = "a key given twice\0"
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. If it has a key twice, add that key as REPEATED; `json.loads` keeps only the last value."""
+    """Return a JSON object. If it has a key twice, store the name of that key under REPEATED.
+
+    Otherwise the duplicate would not be noticed, because `json.loads` keeps only the last value.
+    """
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -115,7 +118,8 @@ def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversati
         raise ValueError("no conversation", f"got '{refused_fields[0]}', which is not supported")
     if len(complete := [form for form in FORMS if {*form} <= filled]) > 1:
         alternatives = " and as ".join(" and ".join(map(repr, form)) for form in complete)
-        raise ValueError("no conversation", f"got it both as {alternatives}, wanted only one; remove the others")
+        got = f"got a conversation both as {alternatives}"
+        raise ValueError("no conversation", f"{got}, wanted only one; remove the others")
     forms = complete or [form for form in FORMS if {*form} <= fields.keys()]
     if not forms or (len(forms[0]) == 1 and not isinstance(fields[forms[0][0]], list)):
         field_names = ", ".join(itertools.islice(fields, SHOWN_FIELDS)) or quoted(record)
@@ -129,7 +133,7 @@ def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversati
 
 
 def _elements(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the elements of a JSON array as lines. Raises Damaged if it is not one, or too large."""
+    """Yield the elements of a JSON array as lines. Raises Damaged if the text is not an array, or is too large."""
     data = bytearray()
     for line, _, _ in lines:
         if line is None or len(data) + len(line) > LARGEST_ARRAY:
@@ -162,7 +166,7 @@ def _alpaca(fields: dict[str, Any]) -> ReadConversation:
 
 
 def _prompt_and_completion(fields: dict[str, Any]) -> ReadConversation:
-    """Return two texts as question and answer, or join two lists of messages, the second of which is the answer."""
+    """Return two texts as question and answer, or join two lists of messages; the second list is the answer."""
     prompt, completion = fields["prompt"], fields["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return ReadConversation([Message(USER, prompt), Message(ASSISTANT, completion)], frozenset())
@@ -196,7 +200,7 @@ def _check_unique(where: str, value: Any) -> None:
 
 
 def _check_loss_field(fields: dict[str, Any]) -> None:
-    """Raise ValueError if a record excludes itself from the loss, because all answers count."""
+    """Raise ValueError if a field excludes the record from the loss, because every answer counts."""
     if (name := excluded_by(fields)) is not None:
         got = f"got {quoted(name)}: {quoted(fields[name])}"
         raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")

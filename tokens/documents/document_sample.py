@@ -7,15 +7,15 @@ import attrs
 from tokens.documents.inputs import Extent
 from tokens.documents.reader import Reader
 
-PLACES = 256  # places from which a sample is read, at most
+PLACES = 256  # maximum number of places from which a sample is read
 
 
 @attrs.define
 class DocumentSample:
     """Text that depends only on the units, their sizes and `most_bytes`.
 
-    Each place is the beginning of a unit, and all places contribute equal shares. Small units are read first, and what
-    they leave of their shares goes to the other places, so sources with less than `most_bytes` are read completely.
+    Each place is the beginning of a unit, and all places contribute equal shares. Small units are read first, and the
+    unused parts of their shares go to the other places, so sources with less than `most_bytes` are read completely.
     """
 
     reader: Reader

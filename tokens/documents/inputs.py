@@ -1,4 +1,7 @@
-"""Input files of documents, local or remote, which must not change after the plan was made, and their problems."""
+"""Input files of documents, local or remote, and the problems in them.
+
+The files must not change after the plan has been made.
+"""
 
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -16,7 +19,8 @@ LINE_SUFFIXES = (".jsonl", ".json")  # each line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 RECORD_SUFFIXES = (*LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")  # each record is a document
 SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-EXAMPLES = 100  # examples of each kind in a unit; a few megabytes of compressed lines may have millions of problems
+# Maximum number of examples of each kind of problem in a unit. A few megabytes of compressed lines may have millions.
+EXAMPLES = 100
 PROBLEM_CHARACTERS = 300
 
 
@@ -43,7 +47,7 @@ class Input:
             return Path(self.path).open("rb")
 
     def check(self) -> None:
-        """Raise BadInput if the file that exists now differs from this one."""
+        """Raise BadInput if the file has changed since the plan was made."""
         self.compare(look_up(self.path))
 
     def compare(self, now: "Input") -> None:
@@ -88,7 +92,7 @@ class Problems:
             examples.append(f"{redacted_name(where)}: {kind}: {first_line[:PROBLEM_CHARACTERS]}")
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Count something that causes no loss, and that its kind describes completely."""
+        """Count a problem that causes no loss and needs no example, because its kind describes it completely."""
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
@@ -101,7 +105,7 @@ class Problems:
 
 
 def look_up(path: str) -> Input:
-    """Return a file as it is now. Raises BadInput if it does not exist."""
+    """Return the `Input` of a file as it is now. Raises BadInput if the file does not exist."""
     if REMOTE in path:
         return remote_input(look_up_remote(path))
     with readable(path):
@@ -114,5 +118,5 @@ def remote_input(file: RemoteFile) -> Input:
 
 
 def readable(path: str) -> AbstractContextManager[None]:
-    """Turn an OSError of the block, which reads `path`, into BadInput."""
+    """Turn an OSError raised in the block, which reads `path`, into BadInput."""
     return refusing(f"{path}: cannot be read", "restore it, then rerun the same command", (OSError,))

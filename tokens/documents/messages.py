@@ -1,7 +1,8 @@
 """Chat messages in the forms of other programs: which fields and values are accepted in training data and requests.
 
-Every field is either read, or listed here because it changes nothing, or its message is refused. So an unknown field,
-such as the reasoning behind an answer or a flag that excludes it from the loss, is never silently dropped.
+A field of a message is either read, or listed here because it changes nothing. A message with any other field is
+refused. So an unknown field, such as the reasoning behind an answer or a flag that excludes the answer from the loss,
+is never silently dropped.
 """
 
 from collections.abc import Mapping
@@ -79,14 +80,14 @@ def read_content(content: Any, where: str) -> str:
 
 
 def excluded_by(record: Mapping[str, Any]) -> str | None:
-    """Return the field by which a record excludes itself as a whole from the loss, or None."""
+    """Return the name of a field that excludes the whole record from the loss, or None."""
     return next(
         (name for name in LOSS_FIELDS if type(record.get(name)) in (bool, int, float) and not record[name]), None
     )
 
 
 def _check_loss_field(name: str, value: Any, role: str, where: str) -> None:
-    """Raise ValueError if a field says that a message counts in the loss and it does not, or the other way round."""
+    """Raise ValueError if a field contradicts our rule: answers count in the loss, and no other message does."""
     if type(value) not in (bool, int, float) or value not in (0, 1) or bool(value) != (role == ASSISTANT):
         rule = "every answer counts in the loss, and no other message does"
         raise ValueError("no message", f"{where}: got {quoted(name)}: {quoted(value)} for {role}, but {rule}")

@@ -20,12 +20,12 @@ FORMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("instruction", "output"): ("input",),  # Alpaca's
     ("prompt", "completion"): (),
 }
-# Fields that change what a conversation means. It is refused if they have a value.
+# Fields that change what a conversation means. A record in which one of them has a value is refused.
 REFUSED_FIELDS = (
     *("tools", "system", "history", "system_prompt", "functions", "documents"),
     *("image", "images", "audio", "audios", "video", "videos", "chosen", "rejected"),
 )
-ROWS_BYTES = 1 << 20  # approximate size of the rows of a column that are decoded at a time
+ROWS_BYTES = 1 << 20  # approximate size of the values that are decoded at a time
 
 
 def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
@@ -40,13 +40,13 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
     """Return the column of this name or, without a name, the columns that a file's conversations are read from.
 
-    The latter are all fields whose values also decide how a record of JSON Lines is read.
+    The latter are all fields whose values would also decide how a record in JSON Lines is read.
     """
     names = table.schema_arrow.names
     if name is not None:
         return [name]
     complete = [form for form in FORMS if {*form} <= {*names}]
-    # If no form is complete, read all fields that the file has, so that each record is reported with what it lacks.
+    # If no form is complete, read the fields of all forms, so that each record is reported with the fields it lacks.
     fields = [field for form in complete or FORMS for field in (*form, *FORMS[form])]
     return [field for field in (*fields, *REFUSED_FIELDS, *LOSS_FIELDS) if field in names]
 
@@ -64,7 +64,7 @@ def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: s
         raise BadInput(f"{path}: has two columns '{duplicates[0]}'; write the file again with only one of them")
     required_fields = [field for form in FORMS for field in form]
     if name is None and not fields.keys() & {*required_fields}:
-        raise BadInput(f"{path}: none of the columns {', '.join(required_fields)}; it has {', '.join(fields)}")
+        raise BadInput(f"{path}: has none of the columns {', '.join(required_fields)}; it has {', '.join(fields)}")
     if name is not None and not (name in fields and _is_text(fields[name])):
         columns_text = ", ".join(f"{column} ({kind})" for column, kind in fields.items())
         raise BadInput(f"{path}: no text column '{name}'; it has {columns_text}: pass --text-field")
@@ -96,7 +96,7 @@ def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -
 
 @contextmanager
 def _damage(problem: str) -> Iterator[None]:
-    """Turn pyarrow's errors for a damaged file into Damaged. Errors of the system, which have an errno, pass."""
+    """Turn pyarrow's errors for a damaged file into Damaged. System errors, which have an errno, pass through."""
     import pyarrow
 
     try:

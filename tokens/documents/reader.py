@@ -1,9 +1,10 @@
 """Document reader: read the documents of a unit of work, in any input format, in pieces of bounded size.
 
-A unit consists of ranges of files. A line or row belongs to the range in which it begins. A long text file, which is
-one document, is cut at the first position after each edge of a range that no token of the tokenizer's pattern can span.
-Both neighbors of an edge find the same position, so units of any size give the same documents and tokens. With a
-separator, a text contains several documents, and each belongs to the range in which it begins.
+A unit consists of ranges of files. A line or row belongs to the range in which it begins. A text file is one document.
+If it is long, it is not cut exactly at the edges of the ranges, but after each edge at the first position where a cut
+changes no token. The units on both sides of an edge find the same position, so units of any size give the same
+documents and tokens. With a separator, a text contains several documents, and each belongs to the range in which it
+begins.
 """
 
 import json
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 TOO_LONG = "more than {:,} bytes without a line end; wanted one record per line"
 SHOWN_FIELDS = 20  # fields shown in an error about a record without the text field
 HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed to choose a document's split; a character has at most four bytes
-WRONG_ENCODING = "wrong encoding"  # kind of the problem by which such documents are lost
+WRONG_ENCODING = "wrong encoding"  # kind of problem of a document that is lost because it is not UTF-8
 SEPARATES = f"it is read as ordinary text; if it separates documents, start over with --separator '{END_OF_TEXT}'"
 
 
 class Piece(NamedTuple):
-    """A document, the part of one between two cut positions, or a conversation."""
+    """A document, a part of a document between two cut positions, or a conversation."""
 
     text: str  # for a conversation, the text of all messages
     ends_document: bool
@@ -69,9 +70,9 @@ class Reader:
     _inputs: tuple[Input, ...]
     _text_field: str | None
     _separator: str | None = None
-    _pattern: str | None = None  # of the tokenizer; cuts do not change its tokens
+    _pattern: str | None = None  # the tokenizer's splitting pattern; cuts do not change its tokens
     problems: Problems = attrs.field(init=False, factory=Problems)
-    _quoted_field: bytes = attrs.field(init=False)  # the text field as a record spells it
+    _quoted_field: bytes = attrs.field(init=False)  # name of the text field, as it is written in JSON
     longest_line: ClassVar[int] = text_file.LONGEST_LINE  # bytes
 
     def __attrs_post_init__(self) -> None:
@@ -210,7 +211,10 @@ class Reader:
         yield from self._value(text, where)
 
     def _decode(self, data: bytes, where: str) -> str | None:
-        """Return a text in UTF-8 with damaged bytes replaced by U+FFFD, or add a problem and return None."""
+        """Decode a text from UTF-8, and replace damaged bytes by U+FFFD.
+
+        If the bytes are not text in UTF-8 at all, add a problem and return None.
+        """
         try:
             return data.decode("utf-8-sig", "surrogatepass")
         except UnicodeDecodeError:
@@ -224,7 +228,7 @@ class Reader:
         return text
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
-        """Return the text as tiktoken reads it: surrogate pairs are one character, and lone ones become U+FFFD."""
+        """Return the text as tiktoken reads it: a surrogate pair is one character, and a lone one becomes U+FFFD."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -265,7 +269,7 @@ class Reader:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
     def _note_columns(self, table: "ParquetFile", extent: Extent) -> None:
-        """Count columns that are not read; does nothing for texts, of which only one column is meant to be read."""
+        """Count columns that are not read. This does nothing for texts, because only the text column is to be read."""
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""

@@ -17,7 +17,7 @@ from tokens.documents.inputs import RECORD_SUFFIXES, SUFFIXES, TEXT_SUFFIXES
 
 TRAIN = "train"
 OTHER_KINDS = "files of other kinds"
-# Words that name the split of a file, on the Hugging Face hub and in file names that people use.
+# Words that name the split of a file, on the Hugging Face hub and in ordinary file names.
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training", "trainset", "trainingset", "traindata"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev", "validate", "valset", "devset"), "validation"),
@@ -31,7 +31,7 @@ SPLIT_FOLDERS = ("train", "validation", "valid", "val", "dev", "test")
 CARDS = ("readme", "license", "licence", "citation", "changelog", "notice", "contributing", "code_of_conduct")
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "croissant.json", "state.json")
 TOKEN_SUFFIXES = (".bin", ".npy", ".safetensors")  # files of token ids
-# Files of data that cannot be read. A README next to them is a card, too.
+# Data formats that cannot be read. A README next to such files is a card, too.
 DATA_SUFFIXES = (
     *(".csv", ".tsv", ".arrow", ".xml", ".html", ".warc", ".xlsx", ".feather", ".avro", ".orc", ".h5", ".tfrecord"),
     *(".zip", ".tar", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".tgz", *TOKEN_SUFFIXES),
@@ -68,7 +68,7 @@ class Selection:
         if splits.keys() == {TRAIN, None}:
             train_names, other_names = (list_briefly(map(full_name, splits[split])) for split in (TRAIN, None))
             mixture = f"files without a split in their names are read along with train files: {other_names}"
-            advice = "if the former are held out, name only the train files"
+            advice = "if files without a split are held out, name only the train files"
             notices.append(note(f"{where}: {mixture} (train: {train_names}); {advice}"))
         if copies := _same_stems(records):
             names = [list_briefly(map(full_name, group)) for group in copies]
@@ -78,7 +78,7 @@ class Selection:
 
 
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:
-    """Return which files below the folder `where`, given by their relative names, are documents.
+    """Decide which of the files `names`, relative to the folder `where`, are documents.
 
     `is_card` returns whether a README describes a dataset of the hub, judging by its content. Raises BadInput if the
     files are several splits of a dataset.
@@ -150,7 +150,7 @@ def by_split(names: Iterable[str]) -> dict[str | None, list[str]]:
 def are_mixed(splits: dict[str | None, list[str]]) -> bool:
     """Return whether the names belong to a held-out split and to another split as well.
 
-    If texts have no training split, a name such as test.txt says little, so they do not count as mixed.
+    Texts without a training split do not count as mixed, because a name such as test.txt says little.
     """
     if len(splits) < 2 or splits.keys() <= {None, TRAIN}:
         return False
@@ -173,7 +173,7 @@ def list_briefly(names: Iterable[str]) -> str:
 def _pattern(where: str, split_names: list[str], names: list[str]) -> str:
     """Return a folder or a quoted glob that matches exactly `split_names` among the `names` below `where`.
 
-    Without such a pattern, return the first of them.
+    If there is no such pattern, return the first of `split_names`.
     """
     top = where.rstrip("/")
     other_names = [name for name in names if name not in set(split_names)]
@@ -197,7 +197,7 @@ def _pattern(where: str, split_names: list[str], names: list[str]) -> str:
 
 
 def _stem(file: str) -> str:
-    """Return a file's name without the suffix that says its kind."""
+    """Return a file's name without the suffix that shows its kind."""
     return next(
         (file.removesuffix(suffix) for suffix in sorted(SUFFIXES, key=len, reverse=True) if file.endswith(suffix)), file
     )

@@ -59,9 +59,10 @@ class Source:
 
     @property
     def record(self) -> SourceRecord:
-        """The source's entry in the manifest. The name of a dataset of the hub always begins with hf: there.
+        """The source's entry in the manifest.
 
-        This distinguishes OWNER/NAME on the hub from a local folder of that name.
+        In the manifest, the name of a dataset of the hub always begins with hf:, which distinguishes OWNER/NAME on the
+        hub from a local folder of that name.
         """
         size = sum(item.size_bytes for item in self.inputs)
         is_remote = any(REMOTE in item.path for item in self.inputs)
@@ -82,9 +83,9 @@ class Source:
 def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = ()) -> list[Source]:
     """Return the files of each SOURCE, in the order of their names.
 
-    A dataset of the hub is resolved to the commit in `recorded_sources`, if it is one of these. Prints a note about
-    files that are left out or named twice, and about sources of several splits. Raises BadInput if there are no files,
-    if a file is unreadable or of an unknown kind, and if a folder or glob contains several splits.
+    A dataset of the hub that is among `recorded_sources` is resolved to the commit that is recorded there. Prints a
+    note about files that are left out or named twice, and about sources that contain several splits. Raises BadInput if
+    there are no files, if a file is unreadable or of an unknown kind, and if a folder or glob contains several splits.
     """
     sources = [Source(name, tuple(_resolve(name, recorded_sources))) for name in names]
     paths = [item.path for source in sources for item in source.inputs]
@@ -121,7 +122,7 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Return whether OWNER/NAME[:CONFIG][@REVISION] is a dataset of the hub, because there is no such local file.
+    """Return whether a source is a dataset of the hub, OWNER/NAME[:CONFIG][@REVISION], and not a local file.
 
     Raises BadInput if the name is similar to a local one.
     """
@@ -254,7 +255,8 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         }
         urls = files.pop(TRAIN, [])
         if foreign_urls := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
-            # The card of a dataset names its files. A stranger must not choose a bucket that the user's keys can read.
+            # The card of a dataset names its files. A stranger who wrote the card must not be able to name a bucket
+            # that only the user's keys can open.
             raise BadInput(f"{name}: refers to {foreign_urls[0]}; wanted only files of the hub or of https://")
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
@@ -277,6 +279,9 @@ def _check_kind(path: str) -> None:
     if path.endswith(SUFFIXES):
         return
     if path.endswith(TOKEN_SUFFIXES):
-        advice = 'name their text, or train on their folder: "dataset" in train.json, or train.py RUN --token-files DIR'
+        advice = (
+            'name the text from which they were made, or train on their folder: "dataset" in train.json, or train.py '
+            "RUN --token-files DIR"
+        )
         raise BadInput(f"{path}: contains token ids, not documents; {advice}")
     raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")

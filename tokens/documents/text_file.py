@@ -1,8 +1,9 @@
 """Text files in pieces: cut positions that change no token, damage that is left out, and lines of bounded length.
 
-`pattern` is the tokenizer's splitting pattern, or None for GPT-2's or no pattern. If only the `tokenizers` library
-understands a tokenizer, `pattern` is the description of its structure, and a text is cut only at lone white space.
-Text that is left out reaches from one cut position to the next, so it does not depend on the units.
+`pattern` is the tokenizer's splitting pattern; None means GPT-2's pattern, or no pattern. If only the
+`tokenizers` library understands a tokenizer, `pattern` is the description of its structure, and a text is cut only at
+lone white space. Text that is left out reaches from one cut position to the next, so it does not depend on how the file
+is divided into units.
 """
 
 import codecs
@@ -16,25 +17,28 @@ from typing import IO, BinaryIO, NamedTuple
 from tokens.tokenizer.known import GPT2, PATTERNS
 
 TEXT_PIECE_BYTES = 1 << 20  # bytes of a text file that are read at a time
-LINE_BLOCK_BYTES = 1 << 20  # bytes that are read at a time of a line that is skipped
+LINE_BLOCK_BYTES = 1 << 20  # bytes that are read at a time to skip a line
 LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not be read into memory completely
 LONGEST_PIECE = 1 << 26  # characters without a cut position; real text does not look like that
-LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine fails at more, fastokens does not
+LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine fails if there are more, but fastokens does not
 GAP = f"{LONGEST_GAP:,} or more characters of white space"
 LONE_SPACES = " \n\t"
 NUL = "NUL bytes: not text, or not in UTF-8; convert the file to UTF-8, or leave it out"
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
-HEAD_BYTES = 1 << 18  # bytes at the start of a file by which text is distinguished from other data
-BAD_SHARE, BAD_BYTES = 0.01, 16  # most bad bytes in a text's head; a head that exceeds both is not damaged text
+HEAD_BYTES = 1 << 18  # bytes at the start of a file that tell text from other data
+BAD_SHARE, BAD_BYTES = 0.01, 16  # share and number of bad bytes; a head that exceeds both is not text
 EDGE_BYTES = 1 << 16  # bytes that are searched for a cut position at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
-Line = tuple[bytes | None, int, int]  # what `read_line` returns, with the line's position in the middle
+Line = tuple[bytes | None, int, int]  # line, position and length; `read_line` describes the first and the last
 
 
 def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
-    """Return the next line and its length in bytes. The line is None if it is longer than `longest`; b"" is the end."""
+    """Return the next line and its length in bytes.
+
+    The line is None if it is longer than `longest`, and b"" at the end of the file.
+    """
     line = stream.readline(longest + 1)
     if len(line) <= longest:
         return line, len(line)
@@ -101,8 +105,8 @@ def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator:
 
 
 def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> Iterator[int]:
-    """Yield the positions of a separator from `begin` on. The stream's position may be changed between them."""
-    carried = b""  # the end of what was searched, which is too short for a separator
+    """Yield the positions of a separator from `begin` on. The caller may change the stream's position meanwhile."""
+    carried = b""  # the last bytes that were searched, too few to contain a separator
     while begin < size:
         stream.seek(begin)
         data = stream.read(TEXT_PIECE_BYTES)
@@ -121,7 +125,7 @@ def why_no_text(head: bytes) -> str | None:
     if _too_many(head.count(b"\0"), len(head)):
         return NUL
     replaced = Replaced()
-    is_complete = len(head) < HEAD_BYTES  # otherwise its last character may be cut
+    is_complete = len(head) < HEAD_BYTES  # otherwise its last character may be incomplete
     codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head, final=is_complete)
     if _too_many(replaced.bytes, len(head)):
         return f"{replaced.bytes:,} of its first {len(head):,} bytes are not UTF-8: convert it to UTF-8"
@@ -136,7 +140,7 @@ def _too_many(bad: int, length: int) -> bool:
 def text_pieces(
     stream: BinaryIO, begin: int, end: int, replaced: Replaced, pattern: str | None = None
 ) -> Iterator[str | NoText]:
-    """Yield a range from edge to edge in pieces of about TEXT_PIECE_BYTES. Raises EOFError if the file is shorter."""
+    """Yield the text between two edges in pieces of about TEXT_PIECE_BYTES. Raises EOFError if the file is shorter."""
     stream.seek(begin)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
     text, start, position = "", begin, begin  # the text begins at byte `start`
@@ -192,7 +196,7 @@ def cut_position(text: str, first: int = 1, pattern: str | None = None) -> int:
     Patterns match letters, digits, other characters and white space in separate runs. So no match spans the position
     before a lone white space, or the position before a symbol that follows a letter (except the apostrophe in "'s"),
     and no pattern looks back. In all patterns except GPT-2's, line ends belong to the symbols before them. An unknown
-    pattern or an added token may span a symbol, so then only lone white space counts.
+    pattern or an added token may span a symbol, so with one of these only lone white space counts.
     """
     return next((position for position in range(len(text) - 2, first - 1, -1) if _can_cut(text, position, pattern)), 0)
 
@@ -238,9 +242,10 @@ def _in_added_token(before: str, character: str, after: str, pattern: str) -> bo
 
 @lru_cache(maxsize=8)
 def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
-    """Return the white space in the added tokens of a structure with its neighbors, or "" if the token ends there.
+    """Return each white space in the added tokens of a structure, with the characters before and after it.
 
-    The `tokenizers` library looks for an added token such as "New York" in the whole text before the text is split.
+    The character after it is "" if the token ends there. The `tokenizers` library looks for an added token such as
+    "New York" in the whole text before the text is split.
     """
     if not pattern.startswith("{"):  # it is a splitting pattern
         return frozenset()
@@ -254,7 +259,10 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
 
 
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
-    """Yield a text that begins and ends at cut positions without its gaps and NULs, and yield these as NoText."""
+    """Yield the parts of a text without gaps and NULs as strings, and the parts that contain these as NoText.
+
+    The text must begin and end at cut positions, and every part does, too.
+    """
     done, gap, nul = 0, gap_position(text), text.find("\0")
     while gap is not None or nul >= 0:
         is_gap = gap is not None and not 0 <= nul < gap

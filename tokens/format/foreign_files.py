@@ -41,7 +41,7 @@ class ForeignName:
     number: int | None  # shard number
 
     def renumbered(self, number: int) -> str:
-        """Return the name of another shard, its number padded to the same count of digits."""
+        """Return the name of another shard, with its number padded to the same length."""
         return re.sub(r"\d+(?=\.\w+$)", lambda digits: f"{number:0{len(digits[0])}d}", self.name, flags=re.ASCII)
 
 
@@ -61,7 +61,7 @@ def parse_name(name: str) -> ForeignName | None:
 def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
     """Return the names of token files by split, in order.
 
-    Raises BadInput that names the folder `where` if the files are not one complete set.
+    Raises BadInput, which names the folder `where`, if the files are not one complete set.
     """
     parsed_names = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
     by_split: dict[str, list[ForeignName]] = {}
@@ -97,8 +97,8 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[Notice]:
     """Return a note if the first shards of a split seem to be missing from its folder, judging by their numbers.
 
-    Numbers start at 0 or 1, or after the numbers of another split: llm.c uses its first shard for validation. A folder
-    may contain only later shards on purpose, so this is a note and not an error.
+    The numbers of a split start at 0 or 1, or after the numbers of another split: llm.c uses its first shard for
+    validation. A folder may contain only later shards on purpose, so this is a note and not an error.
     """
     parsed = parse_name(stream[0].path.name) if stream else None
     if parsed is None or parsed.number is None or parsed.number < 2:
@@ -150,7 +150,7 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
 
 def _read_npy(path: Path, size: int) -> TokenFile:
     try:
-        array = npy.open_memmap(path, mode="r")  # does not unpickle, so a malicious file is harmless
+        array = npy.open_memmap(path, mode="r")  # this never unpickles, so a malicious file is harmless
     except (ValueError, SyntaxError, TokenError, MemoryError, RecursionError, OverflowError) as error:
         numpy_message = " ".join(str(error).split())[:QUOTED_CHARACTERS]
         raise BadInput(

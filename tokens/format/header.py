@@ -21,7 +21,8 @@ from common.files import naming
 from common.json_files import FILE_BYTES, open_regular, parse_json
 from common.text import quoted
 
-HEADER_BYTES = 4096  # in files that we write: has room for any token count, and the tokens start on a page boundary
+# Length of the header in files that we write. It has room for any token count, and the tokens start on a page boundary.
+HEADER_BYTES = 4096
 
 WEIGHT = np.dtype("u1")  # type of a token's weight
 
@@ -103,9 +104,9 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which reads `path`, into BadInput.
+    """Turn an OSError raised in the block, which reads `path`, into BadInput.
 
-    A FileNotFoundError passes through, because a file that is still being written may get its name at this moment.
+    A FileNotFoundError passes through, because a file that is being prepared may be getting its final name just now.
     """
     try:
         yield

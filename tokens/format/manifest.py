@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks, next to the token files
 PLAN = "plan.json"  # plan of the preparation, which exists from its start
 FORMAT = 1
-# What a tokenizer and an extension of it have in common.
+# Fields of a record that a tokenizer and an extension of it must have in common
 SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")
 
 
@@ -64,18 +64,18 @@ class TokenizerRecord:
     name: str
     vocabulary_size: int
     end_of_text_id: int
-    fingerprint: str | None = None  # as tokens.tokenizer.tokenizer.fingerprint; None in older manifests
+    fingerprint: str | None = None  # see tokens.tokenizer.tokenizer.fingerprint; None in older manifests
     ranks_file: str | None  # file of byte-pair ranks, next to the manifest
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # characters of a character tokenizer, in the order of their ids
     pattern: str | None = None  # regular expression that splits text before byte pairs; None for GPT-2's ranks
-    # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if a pattern cannot say how to split a text
+    # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if no pattern can say how to split a text
     structure: str | None = attrs.field(default=None, validator=_check_structure)
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: only the end of text
     template: str | None = None  # Jinja template of conversations; None for plain text
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON, without the fields that are None because they are unknown."""
+        """Return the record as JSON, without optional fields that are None."""
         return attrs.asdict(self, filter=lambda field, value: value is not None or field.default is attrs.NOTHING)
 
     @property
@@ -89,7 +89,7 @@ class TokenizerRecord:
         return None if self.fingerprint is None else identity_of(self.fingerprint, self.structure)
 
     def extends(self, base: "TokenizerRecord") -> bool:
-        """Return whether every id of a base tokenizer means the same in this one.
+        """Return whether every id of a base tokenizer means the same in this tokenizer.
 
         This tokenizer may have more special tokens, whose ids follow the ids of the base.
         """
@@ -206,7 +206,7 @@ def _is_added_token(token: Any) -> bool:
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a token directory.
 
-    Returns None if there is no manifest, or only one of another program. Raises BadInput if it is damaged.
+    Returns None if there is no manifest, or if another program wrote it. Raises BadInput if it is damaged.
     """
     path = directory / MANIFEST
     with readable_tokens(path):
@@ -220,14 +220,14 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def parse_manifest(data: bytes) -> Manifest | None:
-    """Return the manifest that a file's content states, or None if another program wrote it.
+    """Parse the content of a manifest file. Return None if another program wrote the file.
 
     Raises ValueError if it is damaged.
     """
     values = parse_json(data, None)
     if not isinstance(values, dict):
         return None
-    # A flipped bit spoils only one key, so a file that still has the other keys is one of ours, and damaged.
+    # A flipped bit spoils only one key, so a file that still has the other keys is ours, but damaged.
     if values.get("format") != FORMAT and not {"files", "tokenizer"} <= values.keys():
         return None
     if values.get("format") != FORMAT:
@@ -249,7 +249,7 @@ def still_grows(directory: Path) -> bool:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split to which a file belongs, alone or as a shard, judging by its name; None for any other file."""
+    """Return the split that a file contains completely or as a shard, judging by its name; None for any other file."""
     match = re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name)
     return match and match[1]
 
@@ -262,7 +262,7 @@ def advice(path: Path) -> str:
 def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
     """Open a split and check that its files have the names and sizes in the manifest; their content is not read.
 
-    Raises BadInput that names the first file that differs.
+    Raises BadInput, which names the first file that differs.
     """
     if manifest is None:
         return open_split(directory, split)
@@ -319,7 +319,7 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Return the contents of complete files by name. Raises BadInput if a file differs from its manifest entry."""
+    """Read complete files and return the `Content` of each by name. Raises BadInput if one differs from its entry."""
     with ThreadPoolExecutor() as threads:  # reading and hashing release Python's global lock
         contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
     if manifest is None:
@@ -333,7 +333,7 @@ def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str
 
 
 def read_content(file: TokenFile) -> Content:
-    """Read a complete token file and return its content.
+    """Read a complete token file and return its `Content`.
 
     Raises BadInput if the file cannot be read, or if one of its weights is neither 0 nor 1.
     """
@@ -365,7 +365,7 @@ def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
     name, expected_sha256 = tokenizer.ranks_file, tokenizer.ranks_sha256
     if name is None:
         return
-    if name != RANKS_FILE:  # every reader opens the file of this name
+    if name != RANKS_FILE:  # every reader opens the file by this name
         raise BadInput(f"{path}: tokenizer: ranks_file: got {quoted(name)}, wanted '{RANKS_FILE}'; {advice(path)}")
     ranks = path.parent / name
     if not ranks.is_file():

@@ -19,7 +19,7 @@ from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 OPEN_FILES = 256  # files of a stream that are open at the same time; a process may have 1,024
 SCAN_TOKENS = 1 << 24  # tokens that are read at a time to check their ids
 
-Version = tuple[int, int]  # of a file: its size in bytes, and the time of its last change in ns
+Version = tuple[int, int]  # size of a file in bytes, and the time of its last change in ns
 
 
 class TokenStream:
@@ -54,7 +54,10 @@ class TokenStream:
         return tokens
 
     def read_weights_into(self, weights: np.ndarray, start: int) -> None:
-        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on, or 1 without weights."""
+        """Fill a contiguous 1-D uint8 array with the weights of the tokens from `start` on.
+
+        If the files have no weights, all weights are 1.
+        """
         if self.weighted:
             self.read_into(weights, start, weights=True)
         else:
@@ -205,7 +208,7 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
 
 
 def _check_same_type(files: list[TokenFile]) -> None:
-    """Raise BadInput unless all files agree in their type of ids, length of weighted rows, and use of headers."""
+    """Raise BadInput if files differ in their type of ids, in their length of weighted rows, or in having a header."""
     for file in files:
         for got, expected in zip(_kinds(file), _kinds(files[0]), strict=True):
             if got != expected:
@@ -214,4 +217,5 @@ def _check_same_type(files: list[TokenFile]) -> None:
 
 def _kinds(file: TokenFile) -> tuple[str, str, str]:
     header = "no header" if file.offset_bytes == 0 else "a header"
-    return str(file.dtype), f"rows of {file.context_length or 'no'} weights", header
+    rows = "no weights" if file.context_length is None else f"rows of {file.context_length} weights"
+    return str(file.dtype), rows, header

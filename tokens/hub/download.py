@@ -21,7 +21,7 @@ from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, rea
 from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last, so a download without it is incomplete
-INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket, whose files are ours
+INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket, whose files may be replaced
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # files of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # endings of the names of token files
@@ -29,11 +29,11 @@ CLOCK_TICK = 2.0  # seconds; resolution of the coarsest file system
 
 
 def download_dataset(dataset: str, directory: Path, train_tokens: int | None = None) -> None:
-    """Download the token files of a hub dataset or below a bucket's URL, unless the directory already has them.
+    """Download the token files of a hub dataset, or those below a bucket's URL, unless the directory already has them.
 
-    `train_tokens` is the number of train tokens needed, or None for all. A dataset in our own format is downloaded with
-    all of them, or none for 0. Raises BadInput if the server cannot be reached or refuses, if there are no token files,
-    or if the disk is too small.
+    `train_tokens` is the number of train tokens that are needed, or None for all. A dataset in our own format is
+    downloaded with all of its train tokens, or with none if `train_tokens` is 0. Raises BadInput if the server cannot
+    be reached or refuses, if there are no token files, or if the disk is too small.
     """
     if is_bucket(dataset):
         _download_bucket(dataset, directory)
@@ -190,16 +190,16 @@ def _refuse_replacing(path: Path, source: str) -> None:
 
 
 def _came_from_hub(directory: Path, name: str) -> bool:
-    """Return whether the hub's client wrote a file, and nothing has changed it since."""
+    """Return whether the hub's client wrote a file and the file has not changed since."""
     record = directory / ".cache" / "huggingface" / "download" / f"{name}.metadata"
     path = directory / name
     return path.exists() and record.exists() and path.stat().st_mtime <= record.stat().st_mtime + CLOCK_TICK
 
 
 def _is_downloaded(path: Path, stored: StoredObject) -> bool:
-    """Return whether a file is this object, and not one of another preparation, judging by size and time.
+    """Return whether a local file is a copy of this object, and not from another preparation, by its size and time.
 
-    `aws s3 sync` does the same.
+    `aws s3 sync` also compares size and time.
     """
     status = path.stat() if path.is_file() else None
     return (

@@ -129,6 +129,6 @@ def _held_out(manifest: Manifest) -> str:
     if rule.from_tail:
         return f"the last documents ({' and '.join(rule.from_tail)})"
     if rule.shortened:
-        excess = f"in {' and '.join(rule.shortened)} only the first of these"
+        excess = f"except the last ones of {' and '.join(rule.shortened)}, which were moved to train"
         return f"those selected by {rule_text}, {excess}; copies may be in several splits"
     return f"those selected by {rule_text}, so copies of a document are in one split"

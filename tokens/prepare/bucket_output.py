@@ -1,10 +1,10 @@
-"""Bucket output: token files that grow in a bucket, where any machine can resume a preparation without its first disk.
+"""Bucket output: token files that grow in a bucket, so any machine can resume a preparation without its first disk.
 
 These objects are below the prefix while the files grow. Each exists completely or not at all:
 
     plan.json                           as in a token directory
     .partial-train-00000.safetensors    full shards, whose upload was verified
-    .checkpoint-00000000.safetensors    a commit: new lines of the log, and the tokens of each split after full shards
+    .checkpoint-00000000.safetensors    a commit: new lines of the log, and new tokens that follow the full shards
 
 Only the bucket's content counts: the scratch folder is emptied at the start and filled from the bucket, on any machine.
 At the end, the server copies each shard to its final name. A finished prefix is a token directory like any other.
@@ -114,7 +114,10 @@ class BucketOutput:
         return content
 
     def checkpoint(self, streams: dict[str, GrowingStream]) -> None:
-        """Commit the new lines of the log, whose full shards are in the bucket, and the new tokens after these."""
+        """Commit the new lines of the log, and the new tokens that follow the full shards.
+
+        The full shards must be in the bucket already.
+        """
         with (self._scratch / COMMITS).open("rb") as file:
             file.seek(self._log_bytes)
             lines = file.read()
@@ -152,14 +155,17 @@ class BucketOutput:
         self.delete_leftovers()
 
     def delete_leftovers(self) -> None:
-        """Delete what is left of a finished preparation, in the bucket and in the scratch folder."""
+        """Delete the temporary files of a finished preparation, in the bucket and in the scratch folder."""
         for name in [name for name in self._objects() if name.startswith((CHECKPOINT, PARTIAL))]:
             self._bucket.delete([name])
             reached("leftover deleted")
         self._empty_scratch()
 
     def discard(self) -> None:
-        """Delete a preparation without tokens, its plan last, unless another command has started one meanwhile."""
+        """Delete a preparation that has no tokens. Its plan is deleted last.
+
+        Nothing is deleted if another command has started a preparation in the meantime.
+        """
         if self._read(PLAN) == (self._scratch / PLAN).read_bytes():
             self.delete_leftovers()
             self._bucket.delete([PLAN])

@@ -75,9 +75,9 @@ class PrepareCommand:
         float, option("share of the documents to hold out for validation", "F", check=FRACTION)
     ] = 0.01
     test_fraction: Annotated[float, option("share of the documents to hold out for test", "F", check=FRACTION)] = 0.0
-    split: Annotated[Literal["hash", "tail"], option("hold out documents by a hash of the text, or the last ones")] = (
-        "hash"
-    )
+    split: Annotated[
+        Literal["hash", "tail"], option("how to choose held-out documents: by a hash of the text, or the last ones")
+    ] = "hash"
     split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0
     executor: Annotated[
         Literal["process", "inline", "ray"], option("in worker processes, in this process, or on a Ray cluster")
@@ -159,10 +159,13 @@ class TokenizerCommand:
     )
     pattern: Annotated[
         Literal["cl100k", "gpt2", "o200k"],
-        option("how to split text; digits stay together up to three, with gpt2 without limit"),
+        option("how to split text; up to three digits stay together, or any number with gpt2"),
     ] = "cl100k"
     sample_bytes: Annotated[
-        int, option("most bytes of text to read; more is sampled evenly", "N", check=integer(1, LARGEST_SAMPLE))
+        int,
+        option(
+            "maximum bytes of text to read; larger sources are sampled evenly", "N", check=integer(1, LARGEST_SAMPLE)
+        ),
     ] = 200_000_000
     text_field: Annotated[str, option("field of a record that contains its text", "NAME")] = TEXT_FIELD
     separator: Annotated[str | None, option("text that separates documents", "TEXT", check=_separator)] = None

@@ -22,7 +22,7 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # examples of each kind of problem that the totals keep
+SHOWN = 5  # maximum number of examples that the totals keep for each kind of problem
 FORMAT = 1
 
 
@@ -40,9 +40,9 @@ class LogHead:
 
 @attrs.frozen
 class TailCut:
-    """The tail of the train stream has been copied to the held-out splits; `cut` is the tokens of each split now."""
+    """The tail of the train stream has been copied to the held-out splits."""
 
-    cut: dict[str, int]
+    cut: dict[str, int]  # final number of tokens of each split
 
 
 @attrs.frozen

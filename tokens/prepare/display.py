@@ -31,9 +31,10 @@ class UnitProgress:
     LINE_SECONDS = 10.0
 
     def __init__(self, plan: UnitPlan, totals: Totals) -> None:
-        """`totals` are those of earlier commands."""
+        """`totals` are the sums over the units that earlier commands have committed."""
         self._started_at = self._shown = time.monotonic()
-        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]  # bytes of input before each unit, and in all
+        # Bytes of input before each unit, followed by the total
+        self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]
         self._first_tokens = sum(totals.tokens.values())
         scale: dict[str, Any] = {"total": self._edges[-1], "initial": self._edges[totals.units], "unit": "B"}
         self._line = functools.partial(tqdm.format_meter, **scale, unit_scale=True)
@@ -70,7 +71,10 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
 
 
 def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> None:
-    """Print the documents left out, by kind, with examples. `more_examples` is the line to print if there are more."""
+    """Print the number of documents left out, by kind, with examples.
+
+    `more_examples` is the line to print if not all examples are shown.
+    """
     if not outcome.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.problems.items()))

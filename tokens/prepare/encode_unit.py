@@ -1,4 +1,4 @@
-"""Unit of work: convert documents to token files, in any process that sees the inputs, and count what was done."""
+"""Unit of work: convert documents to token files, in any process that can read the inputs, and count the tokens."""
 
 import functools
 import os
@@ -24,7 +24,7 @@ from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # characters of text that are encoded at a time
-# Names of a unit's tokens, also while a process writes them; of tasks of workers; of the fast encoder's recipe.
+# Names of files with a unit's tokens (complete or incomplete), a worker's task, or the recipe of the fast encoder.
 _OWN_NAMES = re.compile(
     rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
 )
@@ -117,7 +117,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the path of a unit's tokens of one split, which exists until they are committed."""
+    """Return the path of a unit's tokens of one split. The file exists until the tokens are committed."""
     return directory / f"{index:08d}.{split}"
 
 
@@ -134,7 +134,7 @@ def delete_own_files(units: Path) -> None:
 
 
 class _PartWriter:
-    """Writes a unit's tokens of one split. The file gets its name when it is complete."""
+    """Writes a unit's tokens of one split. The file gets its final name when it is complete."""
 
     def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash
@@ -183,7 +183,7 @@ class _PartWriter:
         self._max_id = max(self._max_id, int(plain_ids.max()))
 
     def finish(self) -> UnitPart | None:
-        """Give the file its name, and return its part, or None if nothing was written.
+        """Give the file its final name, and return its part, or None if nothing was written.
 
         The file is not synced, because only commits must survive a crash.
         """
@@ -209,7 +209,8 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
     for encoder in encoders(record, ranks, recipe):
         if fingerprint(encoder) == record.fingerprint:
             return encoder
-    problem = f"{os.uname().nodename}: tokenizer {record.name} gives other tokens here than where the plan was made"
+    got = f"{os.uname().nodename}: tokenizer {record.name} gives different tokens here"
+    problem = f"{got} than on the machine that made the plan"
     raise BadInput(f"{problem}; install the same version of tiktoken on all machines")
 
 

@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # restarts of all workers in a row without a finished unit
+RESTARTS = 5  # maximum number of restarts of all workers in a row without a finished unit
 CONNECT_SECONDS = 10.0
 
 
@@ -93,7 +93,7 @@ class RayCluster(Executor):
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # Ray's workers use the sys.path of this process.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Ray or Python has another version there
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: other version of Ray or Python
             raise BadInput(
                 f"--ray-address {address}: no cluster answers there: {error}; start one with ray start"
             ) from error
@@ -111,14 +111,14 @@ class RayCluster(Executor):
         error = inner.exception()
         if error is None:
             future.set_result(inner.result())
-        elif isinstance(error, self._ray.exceptions.RayTaskError):  # has what the task raised, with its traceback
+        elif isinstance(error, self._ray.exceptions.RayTaskError):  # contains the task's exception, with its traceback
             future.set_exception(error.cause)
         else:
             future.set_exception(BrokenExecutor(str(error)))
 
     def restart(self) -> None:
         raise BadInput(
-            "the Ray cluster lost a unit more often than units are retried; check its machines, then rerun this command"
+            f"the Ray cluster lost a unit, and {RESTARTS} retries of it; check its machines, then rerun this command"
         )
 
     def close(self) -> None:
@@ -126,13 +126,13 @@ class RayCluster(Executor):
 
 
 def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
-    """Return a pool of processes that ignore Ctrl-C, and a connection that ends them at once when it is closed."""
+    """Return a pool of processes that ignore Ctrl-C, and a connection; when it is closed, the processes end at once."""
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
     receiver, line = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this until they set their own handler
     try:
-        for _ in range(count):  # each submission starts a process and its imports before there is work
+        for _ in range(count):  # each submission starts a process, whose imports then run before there is work
             pool.submit(os.getpid)
     except BrokenExecutor:
         pass  # a worker has already been killed, so the first task will raise the error
@@ -142,9 +142,9 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
-    """Yield the results in order, in batches of those that are ready, from up to `window` units ahead.
+    """Yield the results in the order of the tasks, in batches of those that are ready.
 
-    Raises what a unit raises.
+    Up to `window` units are in flight. If a unit fails, its exception is raised.
     """
     ahead: deque[tuple[Task, Future[Result]]] = deque()
     restarts = 0

@@ -1,8 +1,8 @@
 """Growing token files of one split: they are hidden while they grow, and get their names when the split is complete.
 
 The file is `.partial-train.safetensors`, or shards of equal length, `.partial-train-00000.safetensors` and so on. The
-number of shards is known at the end. Then they become `train-00000-of-00012.safetensors` and so on, or
-`train.safetensors` if there is only one.
+number of shards is known only at the end. The shards are then renamed to `train-00000-of-00012.safetensors` and so on,
+or to `train.safetensors` if there is only one.
 """
 
 import os
@@ -40,7 +40,7 @@ class GrowingStream:
     """The files of one split, open for appending."""
 
     def __init__(self, directory: Path, split: str, settings: PrepareSettings, *, to_bucket: bool):
-        """`to_bucket` says that full shards are moved to a bucket."""
+        """`to_bucket` says whether full shards are moved to a bucket."""
         self.split = split
         self.length = 0  # tokens
         self._directory = directory
@@ -48,13 +48,14 @@ class GrowingStream:
         self._settings = settings
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
-        self._moved = 0  # number of shards that are in a bucket and no longer here; these are the first ones
+        self._moved = 0  # number of first shards that are in a bucket and no longer on this disk
         self._file: BinaryIO | None = None  # the last file, while it has room
 
     def resume(self, length: int, log_path: Path) -> None:
-        """Continue after the `length` tokens that the commit log states; hide named files, and delete the rest.
+        """Continue after the first `length` tokens, the number that the commit log states.
 
-        Raises BadInput if a file is too short, or if a full shard has the wrong size.
+        Files that already have their final names get their hidden names again, and later tokens are deleted. Raises
+        BadInput if a file is too short, or if a full shard has the wrong size.
         """
         named_files = [path for path in self._directory.glob("*.safetensors") if split_of(path.name) == self.split]
         # With a template, the named files are made from the growing ones, which still exist.
@@ -132,7 +133,10 @@ class GrowingStream:
             self.close()
 
     def shards(self) -> Iterator[Shard]:
-        """Yield the complete files. With packed conversations, they are written from the growing files, which stay."""
+        """Yield the complete files.
+
+        For packed conversations, new files are made from the growing files, and the growing files stay.
+        """
         count = -(-self.length // self._shard_tokens)
         digits = max(5, len(str(count)))
         for index in range(count):

@@ -1,4 +1,4 @@
-"""Growing tokens: read token files during their preparation, up to what is committed and will be in the final files."""
+"""Growing tokens: read token files during their preparation, as far as tokens are committed and will not be moved."""
 
 import sys
 import threading
@@ -19,23 +19,23 @@ from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, is_steady, read_plan
 
-DEAD_SECONDS = 60.0  # time without a written byte before the lock is checked, as the preparation may be restarting
-STALLED_SECONDS = 1800.0  # the same if it cannot be seen whether the file is locked
-NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # pauses between, and number of, looks for a file that was just renamed
+DEAD_SECONDS = 60.0  # time without a written byte before the lock is checked, because the preparation may be restarting
+STALLED_SECONDS = 1800.0  # the same time if nothing shows whether the file is locked
+NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # pause and number of tries to open a file that was just renamed
 
 
 class GrowingTokens:
     """A token directory that may still be in preparation."""
 
     def __init__(self, directory: Path):
-        """Open it. Raises BadInput without a plan, or if tokens move between files at the end of the preparation."""
+        """Open a directory. Raises BadInput if it has no plan, or if tokens will move between files at the end."""
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{directory}: has no {PLAN}; first run prepare_data.py SOURCE... --output {directory}")
         settings = plan.settings
         if settings.template is not None:
             raise BadInput(
-                f"{directory}: conversations get their weights at the end; wait for that, and train without --follow"
+                f"{directory}: conversations get their weights at the end; wait until then, and train without --follow"
             )
         if settings.split != HASH:
             raise BadInput(
@@ -59,7 +59,8 @@ class GrowingTokens:
     def refresh(self) -> None:
         """Read the entries that were committed since the last call. Thread-safe."""
         with self._lock:
-            finished = (self.directory / MANIFEST).exists()  # checked first: then the log has all its lines
+            # This is checked before the log is read: once the manifest exists, the log is complete.
+            finished = (self.directory / MANIFEST).exists()
             for entry, end in entries_after(self.directory / COMMITS, self._seen_bytes):
                 self._seen_bytes = end
                 self._totals.add(entry)
@@ -93,7 +94,7 @@ class GrowingTokens:
         return f"{units}, last commit at {utc_time(ledger.stat().st_mtime)} by the disk's clock"
 
     def abandoned(self) -> str | None:
-        """Return a message if no process prepares these tokens any more, or None if one does or may be restarting."""
+        """Return a message if no process prepares these tokens any more; None if one does, or may be restarting."""
         now, sizes = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
         if self.finished or sizes != self._written_sizes:
             self._written_sizes, self._quiet_since = sizes, now
@@ -139,7 +140,7 @@ class FollowedStream(TokenStream):
 
     def _find(self, length: int) -> None:
         for _ in range(NAMING_TRIES):
-            with suppress(FileNotFoundError):  # a file has just got its final name
+            with suppress(FileNotFoundError):  # a file is just getting its final name
                 super().__init__(self._files(length))
                 self.versions = {}  # the files still grow
                 for file in self.files:

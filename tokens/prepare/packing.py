@@ -13,12 +13,16 @@ from tokens.prepare.plan import COUNTED, GROWING_WORD, PrepareSettings
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer
 
-WINDOW_TOKENS = 1 << 23  # packed at a time, which takes 32 MiB; a compressed file is one unit, however large it is
+# Tokens that are packed at a time; they take 32 MiB. A unit may have more, because a compressed file is one unit.
+WINDOW_TOKENS = 1 << 23
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return rows of item indices, in order, by best fit with the longest item first. No length may exceed `room`."""
-    # The rows by the room that they have left, and the sorted list of all such rooms
+    """Pack items of the given lengths into rows by best fit, with the longest item first.
+
+    Returns the indices of the items in each row, sorted. No length may exceed `room`.
+    """
+    # The rows by the room that is left in them, and the sorted list of these rooms
     rows, rooms = defaultdict[int, list[list[int]]](list), list[int]()
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         position, room_left, row = bisect.bisect_left(rooms, lengths[index]), room, list[int]()
@@ -49,7 +53,10 @@ class Packer:
         self._tokens = 0  # number of these words
 
     def add(self, pieces: list[Piece]) -> list[Piece]:
-        """Add conversations, each with its end of text, and return those that template and row length accept."""
+        """Add conversations, each with its end of text.
+
+        Returns the conversations that the template accepts and that fit into a row.
+        """
         added = []
         end = self._tokenizer.end_of_text_id
         for piece in pieces:

@@ -1,6 +1,7 @@
 """Preparation plan: units of work of some megabytes each, which depend only on the inputs and settings.
 
-The plan is stored next to the tokens. A later command, with any number of workers, either resumes it or is refused.
+The plan is stored next to the tokens. A later command, with any number of workers, either resumes the same preparation
+or is refused.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 
 FORMAT = 1
-LARGEST_PLAN_BYTES = 1 << 40  # bytes of a plan file, which names every input
+LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it names every input
 HASH, TAIL = "hash", "tail"
 WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # files of conversations that cannot be divided into units
 GROWING_WORD = np.dtype("<u4")  # a word of packed conversations until they are finished: an id and its weight
@@ -38,7 +39,7 @@ COUNTED = 31  # the bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are settings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
-LARGEST_FACTOR = 2  # largest factor between a split's share of the tokens and its requested share
+LARGEST_FACTOR = 2  # a split's share of the tokens must be within this factor of its requested share
 # Version of the rules. Since version 2, empty documents are not assigned to splits, and numbers in file names are
 # compared as numbers.
 VERSION = 2
@@ -50,7 +51,7 @@ class PrepareSettings:
 
     text_field: str
     tokenizer: str  # as on the command line; a character tokenizer's name contains all its characters
-    fingerprint: str  # of the tokenizer's behavior, as tokens.tokenizer.tokenizer.fingerprint
+    fingerprint: str  # of the tokenizer's ids; see tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
     split: str  # HASH or TAIL
@@ -61,7 +62,7 @@ class PrepareSettings:
     shard_tokens: int | None = None  # tokens of each file except the last
     separator: str | None = None  # text between the documents of a file or record
     version: int = 1  # of the rules
-    # As in the manifest. A field that is None is not part of the plan's fingerprint.
+    # The following fields are as in the manifest. If one is None, it is not part of the plan's fingerprint.
     pattern: str | None = None
     structure: str | None = None
     special_tokens: dict[str, int] | None = None

@@ -92,7 +92,7 @@ def prepare(command: PrepareCommand) -> Manifest:
 def check_cuts(tokenizer: Tokenizer) -> None:
     """Raise BadInput for a tokenizer whose ids would depend on where a long text is cut.
 
-    A text is cut before a lone white space. Some structures of a tokenizer.json attach it to the word before.
+    A text is cut before a lone white space. The structure of some tokenizer.json files attaches it to the word before.
     """
     if not isinstance(tokenizer.coder, LibraryCoder):
         return
@@ -113,7 +113,7 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
-    """Return the tokenizer of a command, which may be downloaded; `chars` has all characters of the documents."""
+    """Return the tokenizer of a command, and download it if necessary; `chars` has all characters of the documents."""
     if command.tokenizer != "chars":
         tokenizer = load_tokenizer(command.tokenizer)
         if tokenizer.surrounding_note is not None:
@@ -168,11 +168,11 @@ def _write(
     if manifest.split is not None and manifest.split.from_tail:
         held_out = " or ".join(manifest.split.from_tail)
         reason = f"the hash selected no documents, or too few, for {held_out}"
-        show(note(f"{reason}, so the last ones are held out, and train may contain copies of them"))
+        show(note(f"{reason}, so the last documents are held out, and train may contain copies of them"))
     if manifest.split is not None and manifest.split.shortened:
         held_out = " or ".join(manifest.split.shortened)
         reason = f"the hash selected too many documents for {held_out}"
-        show(note(f"{reason}, so the last of these are at the end of train, and both may contain copies"))
+        show(note(f"{reason}, so the last of these were moved to train, which may contain copies of the others"))
     return manifest
 
 
@@ -193,7 +193,7 @@ def _compute(
         for results in in_order(executor, job, _tasks(plan, inputs, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
-                problem = "fastokens, which is several times faster, is not installed or gives other ids"
+                problem = "fastokens, which is several times faster, is not installed or gives different ids"
                 show(note(f"encoding with tiktoken, because {problem}"))
             losses = [result for result in results if result.lost_documents or result.lost_bytes]
             if losses and command.on_bad_document == "fail":

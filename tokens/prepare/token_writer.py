@@ -1,4 +1,4 @@
-"""Token writer: append units in the order of the plan, make each commit durable, and name the files when all are done.
+"""Token writer: append units in the order of the plan, make each commit durable, and name the files at the end.
 
 If the held-out splits miss their requested shares at the end, they are corrected with tokens from the end of train.
 """
@@ -46,7 +46,7 @@ def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float
 
 
 def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
-    """Return the tokens that each split will have at the end: between half and twice its requested share.
+    """Return the number of tokens that each split will have: between half and twice its requested share.
 
     Splits for which the hash selected no document get whole documents from the end of the train stream, as do all
     splits with --split tail. If whole documents would miss the share by more than a factor of LARGEST_FACTOR, the
@@ -72,8 +72,8 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
 def move_tokens(streams: dict[str, GrowingStream], totals: Totals, lengths: dict[str, int]) -> None:
     """Copy tokens from the ends of streams to other streams, so that each split can then be cut to its final length.
 
-    The excess of a held-out split goes to the end of the train stream, and tokens that another one needs are taken from
-    there.
+    The excess of a held-out split goes to the end of the train stream. If another held-out split needs tokens, they are
+    taken from that end.
     """
     train, held_out = streams["train"], SPLITS[1:]
     for split in held_out:
@@ -91,7 +91,7 @@ class TokenWriter:
     def __init__(
         self, directory: Path, plan: UnitPlan, ranks: Path | None, log: CommitLog, bucket: BucketOutput | None
     ):
-        """Continue after the commit log. Raises BadInput if a file is too short.
+        """Continue where the commit log ends. Raises BadInput if a file is too short.
 
         With a bucket, `directory` contains only scratch files.
         """
@@ -127,7 +127,7 @@ class TokenWriter:
             self._move_full_shards(self._bucket)
 
     def finish(self) -> Manifest:
-        """Fill missing splits from the tail, name the files, and write the manifest.
+        """Fill missing splits from the end of train, name the files, and write the manifest.
 
         Raises BadInput if a split would be empty.
         """
@@ -184,7 +184,7 @@ class TokenWriter:
                 raise TooFewDocuments(f"the hash selected less than half of the requested share for {splits}; {ADVICE}")
 
     def _move_full_shards(self, bucket: BucketOutput) -> None:
-        """Upload full shards with a checkpoint from which another disk can resume, and delete them here."""
+        """Upload the full shards, and a checkpoint from which any machine can resume; then delete the local shards."""
         full = [path for stream in self._streams.values() for path in stream.full_shards()]
         if not full:
             return
@@ -238,7 +238,7 @@ class TokenWriter:
 
 
 def _whole_documents(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
-    """Return the length of each split when missing splits have received documents from the tail.
+    """Return the length of each split after missing splits have received documents from the end of train.
 
     Raises TooFewDocuments.
     """
@@ -277,8 +277,9 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
         text_end = end
     if requested_lengths and sum(requested_lengths.values()) >= text_end:
         held_out = " and ".join(f"{count // size} for {split}" for split, count in requested_lengths.items())
-        rows = f"{text_end // size:,} rows of {size:,} tokens are" if size > 1 else f"text of {text_end:,} tokens is"
-        raise TooFewDocuments(f"{rows} too few to hold out {held_out}")
+        rows = f"{text_end // size:,} rows of {size:,} tokens are too few"
+        text = rows if size > 1 else f"a text of {text_end:,} tokens is too short"
+        raise TooFewDocuments(f"{text} to hold out {held_out}")
     for split in reversed(requested_lengths):  # the test split is at the very end
         begin = text_end - requested_lengths[split]
         lengths[split], end, text_end = end - begin, begin, begin
@@ -288,13 +289,13 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
 
 
 def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
-    """Raise TooFewDocuments if a text is so short that even a cut by tokens misses the requested shares by far."""
+    """Raise TooFewDocuments if a text is so short that even a cut by tokens is far from the requested shares."""
     total = sum(lengths.values())
     for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
         least = math.ceil(1000 * size / total) / 1000
         unit = f"row of {size:,} tokens" if size > 1 else "token"
         got = f"--{split}-fraction {settings.held_out[split]:g}: one {unit} of {total:,} tokens is {size / total:.1%}"
-        raise TooFewDocuments(f"{got}; pass --{split}-fraction {least:g} or more, or 0, or add documents")
+        raise TooFewDocuments(f"{got}; pass a --{split}-fraction of 0 or of at least {least:g}, or add documents")
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
@@ -339,7 +340,8 @@ def _refuse_shares(settings: PrepareSettings, totals: Totals) -> None:
     total = sum(totals.tokens.values())
     for split in missing_splits(settings, totals):
         raise BadInput(
-            f"the hash selected no document for {split}; pass another --output, and 0 or a larger --{split}-fraction"
+            f"the hash selected no document for {split}; pass another --output, and either increase --{split}-fraction "
+            "or set it to 0"
         )
     for split in [*settings.long_splits(totals.tokens), *settings.short_splits(totals.tokens)]:
         share = f"--{split}-fraction {settings.held_out[split]:g}"

@@ -1,6 +1,7 @@
 """Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write one tokenizer.json.
 
-Of equally frequent pairs, the pair with the lower ranks is merged, so neither threads nor the order of texts matter.
+Of equally frequent pairs, the one with the lower ranks is merged first, so the number of threads and the order of the
+texts do not matter.
 """
 
 import re
@@ -23,7 +24,7 @@ from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
-PART_CHARACTERS = 50_000  # parts into which a text is cut, because the trainer buffers 256 texts
+PART_CHARACTERS = 50_000  # longest part of a text; texts are cut because the trainer buffers 256 of them
 LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # cut here, because the trainer's time is quadratic in a match's length
 
 

@@ -69,7 +69,7 @@ def status(where: str) -> list[str]:
 def verify(where: str) -> list[str]:
     """Check the files of a folder or bucket against its manifest.
 
-    Raises BadInput that names the damaged files, and the sources from which the damaged tokens were made.
+    Raises BadInput, which names the damaged files and the sources from which the damaged tokens were made.
     """
     with _described_directory(where) as directory:
         manifest = read_manifest(directory)
@@ -98,7 +98,7 @@ def verify(where: str) -> list[str]:
 
 @contextmanager
 def _described_directory(where: str) -> Iterator[Path]:
-    """Provide a folder with plan, commit log and manifest: the token directory, or a copy of a bucket's files."""
+    """Provide a folder with plan, commit log and manifest: the token directory, or copies of a bucket's files."""
     if REMOTE not in where:
         yield Path(where)
         return

@@ -20,16 +20,16 @@ from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 # Tokens of an n-gram. Copies of a template share only the short runs between the words that were filled in.
 SHINGLE = 5
 BANDS, ROWS = 20, 4
-SIMILARITY = 0.6  # least similarity of near-duplicates; 94 % of the pairs at 0.6 become candidates, 99.997 % at 0.8
-KEPT_PAIRS = 5  # pairs that are kept as examples
+SIMILARITY = 0.6  # least similarity of near-duplicates; 94 % of pairs at 0.6 become candidates, and 99.997 % at 0.8
+KEPT_PAIRS = 5  # maximum number of pairs that are kept as examples
 EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 
 
 @attrs.frozen(eq=False)
 class NearDuplicates:
-    """Documents of streams without empty ones, and for each the first document of its group.
+    """The documents of streams, except empty ones, and the first document in the group of each.
 
-    Documents are in one group if they are near-duplicates, directly or through other documents.
+    Documents are in the same group if they are near-duplicates, directly or through other documents.
     """
 
     starts: np.ndarray  # first token, counted through all streams, int64 (documents,), ascending
@@ -41,8 +41,8 @@ class NearDuplicates:
 def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> NearDuplicates:
     """Compare all documents of streams. Needs about 250 bytes of memory for each document.
 
-    Among the documents that share a band, each is compared with the first and with the previous one. Raises BadInput
-    like `in_blocks`.
+    Among the documents that agree in a band, each is compared with the first one and with the previous one. Raises
+    BadInput like `in_blocks`.
     """
     parts = list(_signatures(streams, end_of_text_id))
     starts, lengths = (np.concatenate([np.zeros(0, np.int64), *(part[k] for part in parts)]) for k in (0, 1))
@@ -79,7 +79,10 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
 
 
 def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield, for the documents of each block, first tokens, lengths and keys of bands, uint64 (documents, BANDS)."""
+    """For each block, yield three arrays about the documents that end in it: first tokens, lengths, and keys of bands.
+
+    The keys are uint64 (documents, BANDS).
+    """
     draw, dtype = np.random.default_rng(0).integers, common_dtype(streams)
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
@@ -100,7 +103,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
 
     begin = done = 0  # first token of the current document; tokens of all earlier streams
     for stream in streams:
-        # the least hashes of the document that continues in the next block
+        # `rest` are the least hashes of the document that continues in the next block.
         rest, done = np.full(BANDS * ROWS, EMPTY), done + stream.length
         for at, (ends, least) in in_blocks([stream], least_hashes, SHINGLE - 1):
             least[0] = np.minimum(least[0], rest)

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-STRIDED_TOKENS = 8  # tokens hashed at a stride, at most; few texts share 8 tokens by chance
+STRIDED_TOKENS = 8  # maximum number of tokens that are hashed together; few texts share 8 tokens by chance
 WORD_BYTES = 8
-BITS_PER_HASH = 16  # bits of a filter per hash, at least, so that each of two probes passes 1 in 8 other hashes
+BITS_PER_HASH = 16  # minimum number of bits per hash, so that each of two probes accepts at most 1 in 8 other hashes
 LEAST_BITS = 1 << 20  # a filter of this size stays in the cache of a core
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, 2^64 / golden ratio
 
@@ -39,10 +39,10 @@ class Ngrams:
         words = words_of_ngrams(self.tokens, n)
         for self.seed in itertools.count():
             hashes = hash_columns(words, self.seed)[self.starts]
-            # both indexed by number
+            # `hashes` and `first` are indexed by the number of an n-gram.
             self.hashes, first, self.numbers = np.unique(hashes, return_index=True, return_inverse=True)
             self.firsts = self.starts[first]  # first n-gram with each number, in `tokens`
-            # Different n-grams with the same hash would hide each other; hashes with other factors separate them.
+            # Different n-grams with the same hash would hide each other; another seed gives them different hashes.
             if all((word[self.starts] == word[self.firsts][self.numbers]).all() for word in words):
                 break
 
@@ -82,7 +82,7 @@ class NgramFinder:
         return places[exact], numbers[exact]
 
     def _candidates(self, block: np.ndarray) -> np.ndarray:
-        """Return, ascending, the places around which a strided hash is among the hashes of the n-grams."""
+        """Return, ascending, where n-grams may begin: around the strided hashes that are also hashes of the n-grams."""
         words = block[: len(block) // self._per_word * self._per_word].view(f"u{self._per_word * block.itemsize}")
         count = (len(words) - self._words) * self._per_word // self._stride + 1
         hashes = hash_columns([words[k :: self._stride // self._per_word][:count] for k in range(self._words)])
@@ -103,7 +103,7 @@ class NgramFinder:
 
 
 class BitFilter:
-    """A set of uint64 hashes as bits, two for each hash. It contains all of them and few others."""
+    """A set of uint64 hashes as bits, two for each hash. It contains all of them, and seems to contain a few others."""
 
     def __init__(self, hashes: np.ndarray):
         self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())
@@ -144,7 +144,7 @@ def hash_columns(columns: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
 
 
 def mixed(hashes: np.ndarray) -> np.ndarray:
-    """Return uint64 hashes whose high bits depend on all bits of the given ones."""
+    """Return new uint64 hashes whose high bits depend on all bits of the given hashes."""
     return (hashes ^ (hashes >> np.uint64(32))) * MIXER
 
 

@@ -1,8 +1,8 @@
 """Items that share an n-gram with token streams: contamination of training data by evaluation items.
 
 An item is one or more sequences of tokens, such as the fields of a record, spellings of a text, or a document. The
-length n = 13 follows Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and later studies. If an
-item has no sequence of n tokens, its sequences of at least LEAST tokens are searched for as a whole.
+length n = 13 follows Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and later studies. If
+none of an item's sequences has n tokens, its sequences of at least LEAST tokens are searched for as a whole.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from tokens.tokenizer.tokenizer import Tokenizer
 
 GRAM = 13
 LEAST = 8  # tokens; shorter sequences occur in any text by chance
-PASS_TOKENS = 1 << 21  # tokens of items that are searched for in one pass; each needs about 100 bytes of memory
+PASS_TOKENS = 1 << 21  # tokens of items that are searched for in one pass; each token needs about 100 bytes of memory
 NOWHERE = np.iinfo(np.int64).max
 
 Item = Sequence[np.ndarray]  # sequences of tokens, each 1-D
@@ -51,7 +51,7 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     targets = [(number, ids) for number, item in enumerate(items) for ids in item if len(ids) >= min(n, least[number])]
     targets.sort(key=lambda target: min(n, len(target[1])))
     sizes = np.array([len(ids) for _, ids in targets], np.int64)
-    kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))  # 0 means: in the same pass
+    kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))  # 0: same pass as the one before
     for part in np.split(np.arange(len(targets)), np.flatnonzero(kinds) + 1):
         item_numbers, sequences = zip(*(targets[k] for k in part.tolist()), strict=True) if len(part) else ((), ())
         ngrams = Ngrams(sequences, min([n, *map(len, sequences)]), common_dtype(streams))

@@ -11,7 +11,7 @@ import numpy as np
 from tokens.format.token_file import TokenStream
 
 SEARCHED_TOKENS = 1 << 20  # tokens of a block; blocks are large because threads wait for each other between numpy calls
-AHEAD = 2  # blocks per thread that are queued, being processed or finished
+AHEAD = 2  # maximum number of blocks per thread that are queued, being processed, or finished
 Result = TypeVar("Result")
 
 
@@ -20,9 +20,9 @@ def in_blocks(
 ) -> Iterator[tuple[int, Result]]:
     """Yield the first token of each block and the result of `work` on it, in order; streams count as concatenated.
 
-    A block also contains the next `overlap` tokens, with which the following block begins, as far as the stream has
-    them. Memory holds up to AHEAD + 1 blocks for each core that this process may use. Raises BadInput if a file can no
-    longer be read.
+    A block also contains the first `overlap` tokens of the following block, or as many of them as the stream has.
+    Memory holds up to AHEAD + 1 blocks for each core that this process may use. Raises BadInput if a file can no longer
+    be read.
     """
 
     def read(stream: TokenStream, start: int) -> Result:

@@ -16,7 +16,7 @@ PAIRS_AT_ONCE = 1 << 22  # pairs of a place in the streams and a place in the te
 
 @attrs.frozen
 class VerbatimRun:
-    """Tokens of a text that occur in the streams, and that are not part of a longer run that occurs."""
+    """A run of a text's tokens that occurs in the streams and is not part of a longer run that occurs there."""
 
     start: int  # first token, in the text
     length: int  # tokens

@@ -42,7 +42,8 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
 def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[Item]]]:
     """Return the name, noun and items of a file of JSON Lines, or of each held-out split of a token directory.
 
-    If a directory has no held-out split, the items are the documents of its train split. Raises BadInput.
+    If a directory has no held-out split, the items are the documents of its train split. Raises BadInput if the source
+    cannot be read or has no items.
     """
     if not source.is_dir():
         items: list[Item] = []

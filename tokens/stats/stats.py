@@ -1,4 +1,7 @@
-"""Token statistics: document lengths, duplicates, contamination of held-out splits; needs 8 bytes for each document."""
+"""Token statistics: document lengths, duplicates, and contamination of held-out splits.
+
+They need 8 bytes of memory for each document.
+"""
 
 import itertools
 from array import array
@@ -26,7 +29,7 @@ PERCENTS = (5, 25, 50, 75, 95, 99)
 BAR = 30  # characters of the longest bar
 CHART = "document-lengths.png"
 BINS_PER_DOUBLING = 2
-SAMPLE_BLOCKS = 16  # blocks at most, spread evenly over a stream
+SAMPLE_BLOCKS = 16  # maximum number of sampled blocks, which are spread evenly over a stream
 SAMPLE_BLOCK_TOKENS = 1 << 16
 
 
@@ -87,7 +90,7 @@ def stats(
 def read_split(
     stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]
 ) -> tuple[np.ndarray, int]:
-    """Return a hash of each document, uint64, ascending, and the number of end-of-text ids of a split.
+    """Return the hashes of a split's documents, uint64, ascending, and the split's number of end-of-text ids.
 
     Also count the documents' lengths in `lengths`.
     """
@@ -109,7 +112,7 @@ def read_split(
         lengths.update((np.diff(ends, prepend=-1 - length) - 1).tolist())
         end_count += len(ends)
         unfinished, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
-    if length:  # a single document that was cut at a number of tokens has no end
+    if length:  # a document that is divided among splits has its end-of-text id only in the last of them
         lengths[length] += 1
         hashes.append(unfinished.intdigest())
     ascending = np.frombuffer(hashes, np.uint64)
@@ -142,7 +145,7 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
         return [f"  versus GPT-2         not compared: {error}"]
     try:
         gpt2 = load_tokenizer("gpt2")
-    except BadInput as error:  # this command has no --tokenizer
+    except BadInput as error:  # the usual advice names --tokenizer, which this command does not have
         problem = replace(error.problems[0], advice=CACHE_ADVICE)
         return [f"  versus GPT-2         not compared: {problem}"]
     text_bytes = tokens = gpt2_tokens = 0
@@ -212,8 +215,8 @@ def _histogram(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: str = "document") -> None:
     """Draw a histogram of document lengths in logarithmic bins whose edges are whole lengths.
 
-    `values` are the lengths, ascending, and `counts` the number of documents with each. Raises BadInput if a file that
-    is not such a chart has its name.
+    `values` are the lengths, ascending, and `counts` the number of documents with each length. Raises BadInput if
+    another file has the name of the chart.
     """
     check_replaceable(directory / CHART, is_own_png, "a chart of prepare_data.py stats")
     documents, longest = int(counts.sum()), int(values[-1])

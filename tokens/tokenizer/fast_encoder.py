@@ -53,7 +53,8 @@ class FastBytePairEncoder:
 def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
     """Write a tokenizer.json for workers, so that they need not load tiktoken; return None without fastokens.
 
-    fastokens can also read .tiktoken files, but splits text three times as fast by a known pattern of a tokenizer.json.
+    fastokens can also read .tiktoken files, but it splits text three times as fast if a tokenizer.json gives it a
+    pattern that it knows.
     """
     if importlib.util.find_spec("fastokens") is None:
         return None
@@ -63,7 +64,10 @@ def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
 
 
 def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Iterator[Encoder]:
-    """Yield encoders that may match a tokenizer whose ranks are in a directory: the fastest first, itself last."""
+    """Yield encoders that may give the ids of a recorded tokenizer, the fastest first, and last the tokenizer itself.
+
+    `ranks` is the directory that contains the tokenizer's byte-pair ranks.
+    """
     exact = functools.partial(recorded_tokenizer, record, ranks)
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the worker processes already run in parallel
     with suppress(ImportError, ValueError):  # fastokens is optional, and cannot read every tokenizer

@@ -1,8 +1,8 @@
 """Hugging Face tokenizer files: write a tokenizer as tokenizer.json, vocab.json and merges.txt, and read them.
 
-A tokenizer.json can be read if it is byte-level BPE. The ids are those that the `tokenizers` library gives to a text in
-which special tokens are ordinary text, and to which no tokens are added. A key that would change these ids in a way
-that is not implemented is refused, and the error names it.
+A tokenizer.json can be read if it is byte-level BPE. The ids are the same as those of the `tokenizers` library, if the
+library treats special tokens in a text as ordinary text and adds no tokens to the text. A key that would change these
+ids in a way that is not implemented is refused, and the error names the key.
 """
 
 import json
@@ -34,11 +34,11 @@ TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.js
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 RANKS_FILES = ("tokenizer.model", "tokenizer.tiktoken")  # other programs read these instead of tokenizer.json
 CHAT_TEMPLATE = "chat_template.jinja"
-# Usual spellings of the end of a text, tried if tokenizer_config.json names no eos_token
+# Usual spellings of the end of a text, which are tried if tokenizer_config.json names no eos_token
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 ADDED_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized")  # options of an added token
 # Supported keys, each with its supported values. () allows every value; a dict describes an object, or each object of
-# a list. ByteLevel adds no tokens and splits nothing: its other options move offsets, or a space of a decoded text.
+# a list. This ByteLevel adds no tokens and splits nothing: its options only change offsets, or a space in decoded text.
 KNOWN_BYTE_LEVEL = {"type": ("ByteLevel",), **dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), ())}
 KNOWN: dict[str, Any] = {  # for tokenizer.json
     **dict.fromkeys(("version", "pre_tokenizer", "post_processor", "normalizer"), ()),
@@ -78,7 +78,7 @@ KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its
         *("PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", None),
     ),
     **dict.fromkeys(("add_prefix_space", "split_special_tokens"), (False, None)),
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), (False, None, True)),  # these concern surrounding tokens
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), (False, None, True)),  # they concern surrounding tokens
 }
 
 
@@ -116,7 +116,10 @@ def _splitting(pattern: str | None) -> dict[str, Any]:
 def write_tokenizer_files(
     tokenizer: Tokenizer, directory: Path, context_length: int, template: "Template | None" = None
 ) -> None:
-    """Write the files that AutoTokenizer reads and, for GPT-2's pattern, those of older loaders. Raises BadInput."""
+    """Write the files that AutoTokenizer reads and, for GPT-2's pattern, the files that older loaders read.
+
+    Raises BadInput like `tokenizer_text`.
+    """
     text = tokenizer_text(tokenizer)
     model = json.loads(text)["model"]
     # GPT2Tokenizer and vocab.json support neither other patterns nor tokens that merges do not form.
@@ -166,7 +169,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
 
 
 def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
-    """Raise BadInput if another file of a model directory describes a different tokenizer than tokenizer.json."""
+    """Raise BadInput if another file in a model directory describes a different tokenizer than tokenizer.json does."""
     advice = f"delete the wrong one of {TOKENIZER} and this file"
     path, ranks, letters = directory / VOCABULARY, tokenizer.coder.ranks, printable_letters()
     if path.is_file():
@@ -233,7 +236,7 @@ def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 def _coder(
     path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int], added: list[dict[str, Any]]
 ) -> Coder:
-    """Return the coder of a tokenizer.json: one with a splitting pattern, or the library's for any other structure.
+    """Return the coder of a tokenizer.json: tiktoken's if a splitting pattern is enough, otherwise the library's.
 
     `added` is the list of added tokens with all their keys, as `_added_tokens` returns it.
     """
@@ -246,7 +249,10 @@ def _coder(
 
 
 def ranks_of(vocabulary: dict[str, int]) -> dict[bytes, int]:
-    """Return the ranks of a vocabulary in printable characters. Raises ValueError if a character stands for no byte."""
+    """Return the ranks of a vocabulary whose words are spelled in printable characters.
+
+    Raises ValueError if a character stands for no byte.
+    """
     letters = printable_letters()
     byte_by_letter = {chr(byte).translate(letters): byte for byte in range(256)}
     if unknown_letters := [letter for letter in sorted({*"".join(vocabulary)}) if letter not in byte_by_letter]:
@@ -286,7 +292,7 @@ def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
 
 
 def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
-    """Return the special tokens that a post-processor puts around a text. Raises BadInput for an unsupported one."""
+    """Return the special tokens that the post-processor puts around a text. Raises BadInput if it is not supported."""
     surrounding = []
     for step in _steps(values.get("post_processor"), "processors"):
         is_template = step.get("type") in KNOWN_TEMPLATE["type"]
@@ -306,14 +312,14 @@ def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
-    """Raise BadInput unless merges encode like the ranks. Additional merges are allowed: their pairs never meet."""
+    """Raise BadInput unless merges encode as the ranks do. Additional merges are allowed, because they never apply."""
     required_merges, unreached = merges(ranks)
     letters, words = printable_letters(), model["vocab"]
     pairs = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
     merged_ids = [words.get("".join(pair), -1) for pair in pairs]
     required_pairs = {tuple(part.decode("latin-1").translate(letters) for part in pair) for pair in required_merges}
     if -1 in merged_ids or merged_ids != sorted(merged_ids) or not required_pairs <= {*pairs}:
-        raise _unsupported(path, "model: merges: got others than those that the ids require, in the order of the ids")
+        raise _unsupported(path, "model: merges: got different merges than the ids require, or in a different order")
     if unreached and not model.get("ignore_merges"):
         raise _unsupported(path, f"model: ignore_merges: got false, but no merges form {unreached[0]!r}")
 

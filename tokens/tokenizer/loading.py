@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RANKS_SUFFIXES = (".tiktoken", ".model")  # Llama 3 uses the second
 SUFFIXES = (".pkl", ".json")  # files of characters, or a tokenizer.json
 NANOGPT = "meta.pkl"  # next to nanoGPT's tokens
-DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # instructions of a pickle
+DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # pickle instructions that build dicts
 CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
 CHARACTERS = "chars:"  # followed by the characters, this is the complete name of a character tokenizer
 
@@ -42,9 +42,9 @@ CHARACTERS = "chars:"  # followed by the characters, this is the complete name o
 def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or the tokenizer of a local file.
 
-    Files of ranks (.tiktoken, .model) do not state their splitting pattern and special tokens, so their content must be
-    known. Other ranks are accepted, with GPT-2's pattern, if they give `recorded`, the fingerprint recorded with their
-    tokens. Raises BadInput if there is no such tokenizer.
+    Files of ranks (.tiktoken, .model) do not state their splitting pattern and special tokens, so only known ranks are
+    accepted. There is one exception: unknown ranks are accepted with GPT-2's pattern if this tokenizer has the
+    fingerprint `recorded`, which was stored with tokens. Raises BadInput if there is no such tokenizer.
     """
     path = Path(name)
     if name == "bytes":
@@ -127,7 +127,10 @@ def identity(tokenizer: Tokenizer) -> str:
 
 
 def gives_same_ids(first: Tokenizer, second: Tokenizer) -> bool:
-    """Return whether two tokenizers give the same ids to every text. Special tokens are ignored, except the end."""
+    """Return whether two tokenizers give the same ids to every text.
+
+    Special tokens are ignored, except the end of text.
+    """
     if identity(first) != identity(second) or first.coder.ranks != second.coder.ranks:
         return False
     if not (isinstance(first.coder, LibraryCoder) and isinstance(second.coder, LibraryCoder)):
@@ -140,7 +143,7 @@ def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) 
     """Return whether a tokenizer gives every text the same ids as a record's tokenizer.
 
     The record's ranks are in a directory, and are compared if they still exist. Special tokens are ignored, except the
-    end. A record without a fingerprint is from an older version, and only its ranks are compared.
+    end of text. A record without a fingerprint is from an older version, and only its ranks are compared.
     """
     if record.identity not in (None, identity(tokenizer)):
         return False
@@ -160,7 +163,8 @@ def read_characters(path: Path) -> str:
             values = values.get(key, values)
         ids = values if isinstance(values, dict) else {character: number for number, character in enumerate(values)}
         if sorted(ids.values()) != [*range(len(values))] or {*map(len, ids)} != {1}:
-            raise ValueError(f"got {len(values):,} entries, wanted each id 0, 1, 2, ... once, for a single character")
+            expected = "the ids 0, 1, 2, ... exactly once each, and one character per id"
+            raise ValueError(f"got {len(values):,} entries, wanted {expected}")
         "".join(ids).encode()  # raises ValueError for lone surrogates
         return "".join(sorted(ids, key=ids.__getitem__))
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:

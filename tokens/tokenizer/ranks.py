@@ -12,7 +12,7 @@ from typing import Any
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
 
-LARGEST_RANK = 1 << 24  # larger than the ranks of any tokenizer
+LARGEST_RANK = 1 << 24  # larger than any rank of a real tokenizer
 
 # How the library converts the characters of a token back to bytes
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -44,10 +44,11 @@ def ranks_text(ranks: dict[bytes, int]) -> bytes:
 
 
 def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
-    """Return the pairs whose merges, in this order, encode like the ranks, and the tokens that no merges reach.
+    """Return the pairs to merge, in order, to encode as the ranks do, and the tokens that these merges do not reach.
 
-    If earlier merges do not turn a token's own bytes into two halves, all pairs that could form the token are listed,
-    because a later merge may put one of them side by side. On its own, such a token is encoded as a whole.
+    If earlier merges do not turn the bytes of a token into exactly two parts, all pairs that could form the token are
+    listed, because a later merge may put such a pair side by side. A match of the splitting pattern that is exactly
+    this token is encoded as one id all the same.
     """
     pairs: list[Pair] = []
     unreached: list[bytes] = []
@@ -65,7 +66,10 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
 
 
 def printable_letters() -> dict[int, str]:
-    """Return GPT-2's printable character for each byte: Latin-1's character, or one from U+0100 on if it has none."""
+    """Return the table that translates Latin-1 characters to GPT-2's printable character for the same byte.
+
+    It has only bytes without a printable character in Latin-1, and gives them characters from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unprintable_bytes = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(0x100 + index) for index, byte in enumerate(unprintable_bytes)}

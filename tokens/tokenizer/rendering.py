@@ -1,9 +1,9 @@
 """Rendering of conversation templates. A template is a program that somebody else wrote, so it runs within limits.
 
 Jinja's sandbox keeps a template away from files and from Python's internals, but it cannot stop a loop or a huge text.
-So a template of others is rendered in a separate process, which the operating system ends when one text takes more
+So other people's templates are rendered in a separate process, which the operating system ends when a text takes more
 than SECONDS of processor time. Memory and the size of a text have limits as well. Our own templates need no such
-process. One function, `conversation_text`, does the work in both cases.
+process. The same function, `conversation_text`, does the work in both cases.
 """
 
 import atexit
@@ -37,8 +37,8 @@ SECONDS = 2  # processor time for one text
 MEMORY_BYTES = 1 << 30  # memory of the process that renders
 TEMPLATE_CHARACTERS = 1 << 20  # longest template
 ADDED_CHARACTERS = 1 << 20  # characters that a template may add to the contents of one conversation
-REFUSAL_CHARACTERS = 300  # characters shown of the message with which a template refuses a conversation
-SHOWN_CHARACTERS = 60  # characters shown in an error of each of two texts that should be the same
+REFUSAL_CHARACTERS = 300  # longest part of a template's own message that an error shows
+SHOWN_CHARACTERS = 60  # longest excerpt that an error shows of each of two texts that should be the same
 WHERE = "the conversation template"
 OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
 
@@ -51,14 +51,14 @@ class TemplateInput:
     values: dict[str, Any]  # values of the template's variables, apart from those below
     messages: list[list[str]]  # role and content of each message
     begins_answer: bool  # whether the text ends with the beginning of an answer
-    answers: list[int]  # numbers of the messages before which the text must be the prompt that asks for them
+    answers: list[int]  # numbers of the answers for which the text before the answer must be its prompt
 
 
 @attrs.frozen
 class RenderedText:
     """A conversation as text."""
 
-    text: str  # has a PLACE for the content of each message
+    text: str  # contains a PLACE instead of the content of each message
     contents: list[str]  # contents of the messages, trimmed if the template trims them
 
 
@@ -79,8 +79,8 @@ def conversation_text(conversation: TemplateInput, seconds: float | None = None)
     """Return the text of a conversation. If it takes more than `seconds` of processor time, the process is killed.
 
     Raises BadInput unless the text shows each message once, either unchanged or trimmed, and unless the text before
-    each of `answers` is the prompt for that answer. The prompt is the text of the messages before the answer with
-    `begins_answer`. A model is asked with that prompt, so it must have been trained on the same text.
+    each of `answers` is the prompt for that answer. The prompt is the text of the messages before the answer,
+    rendered with `begins_answer`. A model will be given that prompt, so it must have been trained on the same text.
     """
     rendered = _with_places(conversation, seconds)
     for number in conversation.answers:
@@ -116,7 +116,7 @@ class TemplateProcess:
         line = json.dumps(attrs.asdict(conversation)).encode() + b"\n"
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
-                self._end()  # it was killed from outside
+                self._end()  # another process killed it
             answer = self._exchange(line)
             if not answer.endswith(b"\n"):
                 raise BadInput(f"{WHERE}: {_why_ended(self._end())}")
@@ -179,7 +179,7 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process that belongs to a process id, because a fork must not use its parent's."""
+    """Return the rendering process for a process id, because a forked process must not use that of its parent."""
     return TemplateProcess()
 
 
@@ -194,10 +194,11 @@ def _with_places(conversation: TemplateInput, seconds: float | None) -> Rendered
     counts = Counter(numbers)
     for number, (role, _) in enumerate(conversation.messages, 1):
         if (count := counts[number - 1]) != 1:
-            raise BadInput(f"{WHERE} has message {number} ({role}) {count} times, wanted each message once")
+            got = f"has message {number} ({role}) {count} times"
+            raise BadInput(f"{WHERE} {got}, but each message must appear exactly once")
     position, shown_contents = len(parts[0]), [*contents]
     for number, after in zip(numbers, parts[2::2], strict=True):
-        content = contents[number] if number < len(contents) else "\0"  # the template's own text has a place
+        content = contents[number] if number < len(contents) else "\0"  # the template itself contains a PLACE
         variants = (content, content.lstrip(), content.rstrip(), content.strip())
         matches = [variant for variant in variants if filled.startswith(variant + after, position)]
         if not matches:

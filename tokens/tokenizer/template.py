@@ -26,8 +26,8 @@ TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # of the t
 TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in the text that a file's template renders
 SUFFIX = ".jinja"  # of a template file
 ODD = ' Is "A"\n<b>& c? '  # text that a filter would change
-REASONING = "</think>"  # templates divide an answer here
-PROBE_END = "</s>"  # the end of text of these conversations
+REASONING = "</think>"  # some templates divide an answer here
+PROBE_END = "</s>"  # end of text in the conversations below
 # Questions and answers with which a template is checked when it is loaded
 PROBES = (("1", "2"), (ODD, ODD), ("/no_think 1", f"<think>\n2\n{REASONING}\n\n3"))
 
@@ -45,16 +45,17 @@ class Template:
 
     text: str  # Jinja
     turn_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer needs for this template
-    variables: Mapping[str, str] = attrs.field(factory=dict, hash=False)  # such as eos_token; default: the end of text
+    # Values of variables such as eos_token. By default, bos_token and eos_token are the tokenizer's end of text.
+    variables: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def prompt(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation followed by the beginning of an answer. Raises BadInput like `encode`."""
         return self._encode(tokenizer, messages, begins_answer=True)[0]
 
     def ends(self, tokenizer: "Tokenizer") -> list[int]:
-        """Return the special tokens that end two answers, including the last one.
+        """Return the special tokens that end the two answers of a short conversation.
 
-        Without such a token, no model learns to stop.
+        If an answer is not followed by such a token, no model learns to stop.
         """
         ids, weights = self._encode(tokenizer, [Message(USER, "a"), Message(ASSISTANT, "a")] * 2)
         special = {*tokenizer.special_tokens.values()}  # not the white space before them
@@ -135,7 +136,7 @@ class Template:
         `asks_for_answers` compares the text before each answer with the prompt for it.
         """
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
-        is_ours = self.text in OURS  # a test compares our prompts, which do not depend on contents
+        is_ours = self.text in OURS  # a test checks our prompts, which do not depend on contents
         conversation = TemplateInput(
             template=self.text,
             values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},

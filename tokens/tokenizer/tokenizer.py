@@ -29,13 +29,13 @@ PROBE = [
     "naïve cafe\u0301 Straße ΑΒΓ абв שלום مرحبا हिन्दी ไทย 한국어 中文\uff0c\u3002 ﬁ ² ½ Ⅷ ①",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\ufe0f",
     "\x00\x01\x1c\x7f\x85\xa0\u2028\u3000\u200b\ufeff\ufffd\U0010ffff",
-    # Letters of newer Unicode versions before endings of contractions in GPT-2's pattern.
+    # Letters from newer Unicode versions, followed by the endings of contractions in GPT-2's pattern
     "\U000323b0's \U00016ea0're \u1c89'll \ua7cb's \U00010d50've",
     "a" * 300 + "1" * 300 + " " * 300 + "\n" * 50 + "!?" * 100 + "é" * 100 + "中" * 100,
 ]
 
 END_OF_TEXT = "<|endoftext|>"
-REPLACEMENT = "\ufffd".encode()  # replaces an id that has no meaning
+REPLACEMENT = "\ufffd".encode()  # text of an id that has no meaning
 
 
 class Encoder(Protocol):
@@ -144,7 +144,7 @@ class LibraryCoder:
         self._library  # noqa: B018
 
     def begins(self, text: str) -> frozenset[int]:
-        """Return where the parts of a text begin that are encoded separately."""
+        """Return the positions at which the separately encoded parts of a text begin."""
         return frozenset(begin for _, (begin, _) in self._library.pre_tokenizer.pre_tokenize_str(text))
 
     def encode(self, text: str) -> np.ndarray:
@@ -165,7 +165,7 @@ class Tokenizer:
     coder: Coder
     special_tokens: dict[str, int]  # ids by spelling: the end of text, and turns of conversations
     end_of_text: str = END_OF_TEXT
-    # Whether a file of ranks is written next to token files; False if the name, or the characters, define everything.
+    # Whether a file of ranks is written next to token files; False if the name or the characters alone define all ids
     has_ranks_file: bool = True
     # Special tokens that the tokenizer.json puts before or after each text. Lockstep does not add them.
     surrounding_tokens: tuple[str, ...] = ()
@@ -231,7 +231,7 @@ class Tokenizer:
         return ids.astype(token_dtype(self.vocabulary_size), copy=False)
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of texts as `Encoder` does. Raises UnicodeEncodeError for lone surrogates in byte pairs."""
+        """Return the ids of texts as `Encoder` does. Byte-pair coders raise UnicodeEncodeError for lone surrogates."""
         parts = [self.coder.encode(text) for text in texts]
         lengths = np.array([len(part) for part in parts], np.int64)
         return np.concatenate(parts).astype(token_dtype(self.vocabulary_size), copy=False), lengths
@@ -252,7 +252,7 @@ class Tokenizer:
 
 
 def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], pattern: str = GPT2) -> Tokenizer:
-    """Return the tokenizer of ranks and a splitting pattern. The end of text has the next id.
+    """Return a tokenizer built from ranks and a splitting pattern. The end of text gets the id after the highest rank.
 
     Raises BadInput like `byte_pair_coder`.
     """
@@ -261,7 +261,10 @@ def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], pattern: str = GPT2)
 
 
 def byte_pair_coder(name: str, ranks: dict[bytes, int], pattern: str) -> BytePairCoder:
-    """Return the coder of ranks. Raises BadInput for a wrong pattern, and for a byte without rank (tiktoken panics)."""
+    """Return a coder built from ranks and a splitting pattern.
+
+    Raises BadInput for an invalid pattern, and for a byte without a rank, because tiktoken would panic.
+    """
     import tiktoken
 
     check_all_bytes(name, ranks)
@@ -278,9 +281,10 @@ def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ; ignore special tokens.
+    """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ.
 
-    Names and versions are not sufficient, because tiktoken's ids may change with its regex library's Unicode tables.
+    Of the special tokens, it depends only on the end of text. Names and versions of encoders are not sufficient,
+    because tiktoken's ids may change with the Unicode tables of its regex library.
     """
     if isinstance(encoder, Tokenizer) and encoder.characters is not None:
         return hashlib.sha256(encoder.characters.encode(errors="replace")).hexdigest()

@@ -1,6 +1,7 @@
 """Micro-batches of a mixture: all ranks together read each step, and every window the right number of times.
 
-A window of a growing stream is ready when everything it depends on is committed, and equals the finished files'.
+A window of a growing stream is ready when everything that determines it is committed, and then has the same tokens as
+in the finished files.
 """
 
 from pathlib import Path
@@ -90,7 +91,7 @@ STREAM: Any = None  # never read here
 
 @attrs.define
 class Preparation:
-    """A growing directory. Each refresh finds the next number of tokens; after the last one, it is finished."""
+    """A growing directory. Each refresh finds the next number of tokens; after the last one, the files are finished."""
 
     commits: list[int]
     directory: Path = Path("tokens")
@@ -125,7 +126,7 @@ def test_growing_and_finished_files_give_the_same_windows() -> None:
     assert source.ready(9, CONTEXT)
     assert source.first_tokens(np.arange(10), CONTEXT).tolist() == expected_tokens[:10].tolist()  # two complete eras
     assert not source.ready(11, CONTEXT)
-    assert source.ready(23, CONTEXT)  # finished, and its second epoch
+    assert source.ready(23, CONTEXT)  # the files are finished; this is the second epoch
     assert source.first_tokens(np.arange(24), CONTEXT).tolist() == expected_tokens.tolist()
 
 

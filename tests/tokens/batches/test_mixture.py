@@ -1,4 +1,4 @@
-"""Every prefix of a mixture is within one sample of its sources' shares, and any sample is located on its own."""
+"""Every prefix of a mixture is within one sample of its sources' shares; any sample is located without the others."""
 
 from fractions import Fraction
 

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
 
 class RecordedProblems(Problems):
-    """Problems, every one of which is recorded in full."""
+    """Problems that are all recorded in full."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Input files that have changed, are missing or cannot be read are refused by name."""
+"""Input files that have changed, are missing or cannot be read are refused, and the error names them."""
 
 import errno
 import gzip

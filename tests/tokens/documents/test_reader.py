@@ -138,7 +138,7 @@ def test_lone_surrogates_are_replaced_as_by_tiktoken(tmp_path: Path) -> None:
 def test_unit_size_does_not_change_separated_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # so that separators span the blocks that are searched
+    monkeypatch.setattr(text_file, "TEXT_PIECE_BYTES", 50)  # so that separators cross the edges of blocks
     draw = random.Random(unit_bytes)
     texts = ["ä\n<| é|" * draw.choice([1, 5, 100]) + str(number) for number in range(40)]
     content = separator.join(["", *texts[:20], " \n", "", *texts[20:], "\n"])
@@ -172,7 +172,7 @@ def test_records_in_another_encoding_are_reported(tmp_path: Path, kind: str, enc
     data = lines.replace("ß", "\0").encode() if encoding == "NUL" else lines.encode(encoding)
     (tmp_path / f"a.jsonl{kind}").write_bytes(COMPRESS[kind](data))
     pieces, reader = read(tmp_path / f"a.jsonl{kind}")
-    if encoding == "latin-1":  # as in a text file
+    if encoding == "latin-1":  # bytes are replaced, as in a text file
         assert [piece.text for piece in pieces] == [f"Stra\ufffde {number}" for number in range(300)]
         assert {(problem.kind, problem.lost_bytes) for problem in reader.problems.first} == {("not UTF-8", 1)}
     else:
@@ -189,7 +189,7 @@ def test_a_huge_line_takes_linear_time_and_constant_memory(tmp_path: Path, kind:
         if kind == "json":
             file.truncate(1 << 30)  # like an array, it has no line end
             file.seek(0, io.SEEK_END)
-        else:  # quadratic time, 15 s for a fifth of these bytes, would exceed the time limit of tests
+        else:  # a quadratic reader (15 s for a fifth of these bytes) would exceed the test's time limit
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
                 for _ in range(1000):
                     writer.write(b"x" * (1 << 20))
@@ -224,7 +224,7 @@ def test_damage_in_a_compressed_file_loses_its_rest(tmp_path: Path, kind: str) -
         assert len(pieces) > 1000
         damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
-        if "wrong" not in damage.detail:  # the damage was noticed where it is
+        if "wrong" not in damage.detail:  # the damage was noticed at its own position
             assert len(pieces) <= 2000
             assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1

@@ -117,7 +117,7 @@ def test_every_file_is_either_read_or_left_out() -> None:
 
 def test_token_ids_among_documents_are_recognized(tmp_path: Path) -> None:
     folder = fill(tmp_path / "mixed", "a.txt", "train.bin")
-    with pytest.raises(BadInput, match=r"train\.bin: contains token ids, not documents; name their text, or train on"):
+    with pytest.raises(BadInput, match=r"train\.bin: contains token ids, not documents; name the text from which they"):
         resolve(folder / "train.bin")
     paths, notes = resolve(folder)
     assert paths == [[f"{folder}/a.txt"]]

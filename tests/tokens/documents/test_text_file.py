@@ -27,7 +27,7 @@ def test_unit_size_does_not_change_a_text_file(tmp_path: Path, unit_bytes: int) 
     assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [text]
     pieces, _ = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
     assert len(pieces) >= 3
-    assert len({piece.head for piece in pieces}) == 1  # the head decides the split, so all pieces go to the same one
+    assert len({piece.head for piece in pieces}) == 1  # the head decides the split, so all pieces go to the same split
     ids = [token for piece in pieces for token in reference().encode_ordinary(piece.text)]
     assert ids == reference().encode_ordinary(text)
 
@@ -82,7 +82,7 @@ def test_a_non_text_file_is_one_bad_document(tmp_path: Path, reason: str, unit_b
 
 
 FOURS, MANY = " four" * 9, "some words and " * 49_999
-DAMAGED = {  # content, remaining text, lost bytes
+DAMAGED = {  # kind of damage -> content, remaining text, lost bytes
     "a short text in Latin-1": (b"Das Caf\xe9, ein kleiner Artikel", "Das Caf\ufffd, ein kleiner Artikel", 1),
     "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
     "two NULs": (f"one two one two th\0ree{FOURS} fi\0ve six".encode(), f"one two one two{FOURS} six", 13),

@@ -29,7 +29,7 @@ def save_npy_2(path: Path, tokens: np.ndarray) -> None:
         *(("train.bin", write, "<u2") for write in (write_llm_c, write_nanogpt)),
         ("a_train_1.npy", np.save, "<u2"),
         ("train.npy", np.save, "<u4"),
-        ("train.npy", save_npy_2, "<u2"),  # version 3 is for names of fields
+        ("train.npy", save_npy_2, "<u2"),  # version 3 is only for arrays with named fields
     ],
 )
 def test_foreign_files_are_read_without_conversion(tmp_path: Path, name: str, write: object, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""A manifest that is damaged or inconsistent is refused in one line."""
+"""A manifest that is damaged or inconsistent is refused with a one-line error."""
 
 import hashlib
 import json

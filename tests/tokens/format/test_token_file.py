@@ -1,4 +1,4 @@
-"""Token streams in one file or in shards are read by position; bad sets and headers are refused by name."""
+"""Token streams in one file or in shards are read by position; errors name bad sets and headers."""
 
 import errno
 import itertools
@@ -96,7 +96,7 @@ def test_unreadable_token_files_are_one_error_line(tmp_path: Path, monkeypatch: 
 
 
 ONE, FIRST = ({f"train-00000-of-0000{count}.safetensors": save_few} for count in (1, 2))
-SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # writers of files, expected line
+SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # functions that write files, expected message
     ({}, r"no train tokens \(\.safetensors, \.bin, \.npy\); prepare some or pass --token-files"),
     (FIRST, r"missing train-00001-of-00002\.safetensors"),
     # The check does not loop over the missing shards.
@@ -122,7 +122,7 @@ def test_incomplete_or_mixed_files_are_refused(
 def test_only_token_files_are_opened(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
     for name in ("meta.pkl", "prepare.py"):
-        os.mkfifo(tmp_path / name)  # to open one would wait forever
+        os.mkfifo(tmp_path / name)  # opening one would wait forever
     assert open_split(tmp_path, "train").length == 9
 
 

@@ -45,7 +45,7 @@ def check(directory: Path) -> dict[str, Content]:
 
 
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
-    """Check that a file with any of these bits flipped is refused in one line with its name, or gives the same."""
+    """Flip each of the bits in turn; check that the file is refused by name in one line, or still reads the same."""
     good, intact = path.read_bytes(), read()
     for bit in bits:
         damaged = bytearray(good)
@@ -63,7 +63,7 @@ def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
     return path
 
 
-LLM_C = {2: (20240520, 1), 4: (20240801, 7)}  # bytes of a token -> magic number and version
+LLM_C = {2: (20240520, 1), 4: (20240801, 7)}  # magic number and version, by bytes per token
 
 
 def write_llm_c(path: Path, tokens: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Token files from a bucket are downloaded once, with resumption; a prefix without token files is refused."""
+"""Token files in a bucket are downloaded once, and a download resumes; a prefix without token files is refused."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def test_a_download_never_mixes_two_preparations(
     monkeypatch.setattr(bucket_module, "PIECES_AT_ONCE", 1)
     url, here = put("mixed", token_files), tmp_path / "tokens"
     bucket = Bucket(url)
-    second_preparation = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # with the same sizes
+    second_preparation = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # the sizes are the same
 
     def replace(number: int) -> None:
         if "train" in bucket_server.requests[number - 1] and not bucket_server.requests[number - 1].startswith("PUT"):

@@ -1,4 +1,4 @@
-"""Token directories on the hub: others download exactly the pushed files, and nothing private is published."""
+"""Token directories on the hub: exactly the pushed files can be downloaded, and nothing private is published."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def published(hub: Hub) -> dict[str, bytes]:
 
 
 def test_pushed_files_can_be_downloaded_unchanged(prepared: Path, hub: Hub, tmp_path: Path) -> None:
-    stats(prepared)  # draws a chart, which is uploaded as well
+    stats(prepared)  # this draws a chart, which is uploaded as well
     done = push(hub, prepared, NAME, "--license", "odc-by")
     assert done.returncode == 0, done.stderr
     assert f'{hub.url}/datasets/{NAME}: 6 files; "dataset": "{NAME}" in train.json trains on them' in done.stdout
@@ -62,7 +62,7 @@ def test_pushed_files_can_be_downloaded_unchanged(prepared: Path, hub: Hub, tmp_
     done = push(hub, prepared, NAME)
     assert done.returncode == 0, done.stderr
     assert "keeps its README.md; to get a new one" in done.stdout
-    assert len(hub.commits) == 1  # nothing was new
+    assert len(hub.commits) == 1  # the second push had nothing new
     assert len([line for line in hub.requests if line.startswith("PUT")]) == 3
 
 

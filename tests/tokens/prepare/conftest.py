@@ -49,7 +49,7 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture
 def cluster() -> Iterator["subprocess.Popen[str]"]:
-    """A Ray cluster of two nodes, tests/tokens/prepare/ray_cluster.py."""
+    """A Ray cluster of two nodes, started by tests/tokens/prepare/ray_cluster.py."""
     command = [sys.executable, "tests/tokens/prepare/ray_cluster.py"]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process

@@ -1,4 +1,7 @@
-"""Start a two-node Ray cluster here and print its address; remove a node at the first input line, end at the next."""
+"""Start a two-node Ray cluster on this machine and print its address.
+
+The first line of input removes a node, and the second line, or the end of the input, ends the cluster.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Bucket output: the same token files as in a folder, checked in the bucket; no disk has to hold all of them."""
+"""Bucket output: token files are the same as in a folder and are verified there; no disk has to hold all of them."""
 
 import re
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_the_disk_contains_only_unfinished_shards(
     options = {"tokenizer": str(ranks), "validation_fraction": 0.2, "unit_bytes": 500, "shard_tokens": 100}
     write(tmp_path, source, split="hash", bucket="s3://runs/held", **options)
     assert len(shard_counts) >= 10
-    assert max(shard_counts) <= 2 + 2  # one unfinished shard of each split, and those that a unit has filled
+    assert max(shard_counts) <= 2 + 2  # one unfinished shard of each split, and the shards that a unit has filled
     assert bucket_server.contents("held")["tokenizer.tiktoken"] == ranks.read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Conversations: rows with weights and undivided conversations, and a named problem for each bad record."""
+"""Conversations are packed undivided into rows with weights, and every bad record is reported."""
 
 import gzip
 import json
@@ -65,7 +65,7 @@ def test_a_row_has_complete_conversations_with_weighted_answers(tmp_path: Path) 
     first = "<|user|>Hello<|end|><|assistant|>Hi<|end|><|user|>More<|end|><|assistant|>A<|end|><|endoftext|>"
     text = f"{first}<|system|>Be short<|end|><|user|>1+1?<|end|><|assistant|>2<|end|>"
     assert rows_of(tmp_path / "out") == [(text, "Hi<|end|>A<|end|>2<|end|>")]
-    tensors = load_file(tmp_path / "out" / "train.safetensors")  # the stock reader
+    tensors = load_file(tmp_path / "out" / "train.safetensors")  # safetensors' own reader
     tensor_types = {name: (tensor.dtype.name, tensor.shape) for name, tensor in tensors.items()}
     assert tensor_types == {"tokens": ("uint16", (T + 1,)), "weights": ("uint8", (T + 1,))}
     padding = T - (7 + 4 + 6 + 3 + 1) - (10 + 6 + 3 + 1)
@@ -166,7 +166,7 @@ BAD = [
     (talk([], "b"), "empty message: message 1: got ''"),
     (
         talk("a", "b") | {"prompt": "c", "completion": "d"},
-        "no conversation: got it both as 'messages' and as 'prompt' and",
+        "no conversation: got a conversation both as 'messages' and as 'prompt' and",
     ),
     (
         {"prompt": "a", "completion": [ANSWER]},
@@ -244,7 +244,7 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, expected_problems)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
-    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # whatever their values are
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # counted for any values
     expected_problems = {f"with a field {name} that is not read": 5 for name in columns} | {
         list(expected_problems)[2]: 3
     }
@@ -345,7 +345,7 @@ def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
     questions = {split: set(re.findall(r"Question \d+", text)) for split, text in split_texts.items()}
     assert not questions["train"] & questions["validation"] and len(questions["train"] | questions["validation"]) == 50
     write(tmp_path / "all", source, **TURNS)
-    for split, seed in (("tail", 0), ("hash", 4)):  # the hash selects no document for it
+    for split, seed in (("tail", 0), ("hash", 4)):  # with seed 4, the hash selects no document for validation
         manifest = write(tmp_path / split, source, split=split, split_seed=seed, validation_fraction=0.01, **TURNS)
         assert rows_of(tmp_path / split) + rows_of(tmp_path / split, "validation") == rows_of(tmp_path / "all")
         assert manifest.split is not None and manifest.split.from_tail == ["validation"] * (split == "hash")
@@ -373,7 +373,7 @@ def test_other_commands_understand_conversations(tmp_path: Path) -> None:
     printed = "\n".join(stats(out))
     assert re.search(r"conversations +100 in rows of 64 tokens: \d+\.\d\d% count in the loss, \d+\.\d\d% are", printed)
     assert re.search(r"train .* 100 texts", printed)
-    with pytest.raises(BadInput, match="conversations get their weights at the end; wait for that"):
+    with pytest.raises(BadInput, match="conversations get their weights at the end; wait until then"):
         GrowingTokens(out)
     for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):
         with pytest.raises(BadInput, match=r"another command started these tokens: (vocab|template|context|special)"):
@@ -405,7 +405,7 @@ def test_conflicting_options_are_refused_before_writing(tmp_path: Path) -> None:
     lines(tmp_path / "c.jsonl", TALKS[:1])
     for name, message in {
         "a.md": r"a\.md: is text, but conversations are in .*name these, or use",
-        "b.parquet": r"b\.parquet: none of the columns messages, conversations, instruction, .*; it has text",
+        "b.parquet": r"b\.parquet: has none of the columns messages, conversations, instruction, .*; it has text",
         "c.jsonl": "1 rows of 64 tokens are too few to hold out 1 for validation",
     }.items():
         with pytest.raises(BadInput, match=message):

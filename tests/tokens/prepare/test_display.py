@@ -1,4 +1,4 @@
-"""The report of a preparation: tokens by split, problems with examples, and too large losses."""
+"""The report of a preparation: tokens by split, problems with examples, and losses that are too large."""
 
 from contextlib import nullcontext
 from typing import Any

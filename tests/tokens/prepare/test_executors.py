@@ -51,7 +51,7 @@ def test_losing_a_cluster_node_does_not_change_bytes(cluster: "subprocess.Popen[
     before = ledger_lines(out)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert ledger_lines(out) > before  # the node was lost in the middle
+    assert ledger_lines(out) > before  # the node was lost during the preparation
     assert files_of(out) == files_of(tmp_path / "straight")
 
 
@@ -108,7 +108,7 @@ def test_a_preparation_resumes_after_ctrl_c(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
 ) -> None:
     command = gpt2_command(corpus, tmp_path / "out")
-    # As from a terminal, because a program that a shell starts in the background ignores Ctrl-C.
+    # Obey Ctrl-C as in a terminal; a program that a shell starts in the background would ignore it.
     obey = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command += [*FRACTION, "--unit-bytes", "3000"]
     for _ in range(5):

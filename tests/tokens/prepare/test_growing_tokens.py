@@ -1,4 +1,4 @@
-"""Tokens that are read while they are being prepared are the tokens of the finished files."""
+"""Tokens that are read during their preparation are the same as in the finished files."""
 
 import signal
 from pathlib import Path
@@ -16,7 +16,7 @@ from tokens.prepare.growing_tokens import GrowingTokens
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
     source = tmp_path / "a.jsonl"
-    if not source.exists():  # a second command finds it unchanged
+    if not source.exists():  # a second command must find the file unchanged
         jsonl(source, [f"document {number} " * 20 for number in range(300)])
     fixed = ("--tokenizer", "bytes", "--unit-bytes", "5000", "--executor", "inline", "--validation-fraction", "0.1")
     return (source, "--output", tmp_path / "out", *fixed, *options)
@@ -36,7 +36,7 @@ def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tm
     assert 0 < held_out < early and not growing.finished
     early_tokens = stream.read(0, early).tolist()
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
-    assert growing.committed("train") == early  # until it is refreshed
+    assert growing.committed("train") == early  # it stays the same until `refresh`
     growing.refresh()
     assert growing.committed("train") > early and not growing.finished
     assert "6 of 16 units" in growing.progress()
@@ -68,7 +68,7 @@ def test_partly_renamed_files_can_be_read(tmp_path: Path, options: tuple[str, ..
 
 
 def test_no_token_is_readable_that_may_be_removed(tmp_path: Path) -> None:
-    # The hash selects no document for it, so the last one is cut off.
+    # The hash selects no document for test, so the last document of train is moved there.
     options = command(tmp_path, "--test-fraction", "0.0004")
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
     growing = GrowingTokens(tmp_path / "out")

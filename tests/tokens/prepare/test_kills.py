@@ -21,7 +21,7 @@ QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # points of a bucket that 
 BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest uploaded", "leftover deleted")
 SHARDS = ("--shard-tokens", "300")
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline")
-# The hash selects no document for test, so its tokens are cut off, too.
+# The hash selects no document for test, so it gets the last document of train.
 FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")

@@ -115,7 +115,7 @@ def begun_by_another_plan(out: Path) -> None:
     path.write_text(path.read_text().replace('"plan": "', '"plan": "0', 1))
 
 
-FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage of the output, options, expected line
+FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage to the output, options, message
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
     (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: has changed since this preparation"),
@@ -172,7 +172,7 @@ def test_a_command_that_cannot_resume_is_one_error_line(
         (
             ["x"] * 9,
             {"validation_fraction": 0.01},
-            "fraction 0.01: one token of 18 tokens is 5.6%; pass .* 0.056 or more",
+            "fraction 0.01: one token of 18 tokens is 5.6%; pass .* at least 0.056",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_the_advised_command_works_after_a_failed_split(
 
 
 def test_an_encoder_failure_names_unit_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):  # as Python sees a panic in Rust
+    class PanicException(BaseException):  # what Python raises for a panic in Rust
         pass
 
     (tmp_path / "b.txt").write_text("boom")
@@ -268,7 +268,7 @@ def test_a_users_hidden_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFix
     assert sorted(path.name for path in (out / ".units").iterdir()) == ["metric.txt", "si"]
     note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted 24 bytes of an unfinished preparation"
     assert note in capsys.readouterr().err
-    write(out, source)  # it is complete, and nothing else is deleted
+    write(out, source)  # it is already complete, and nothing else is deleted
     assert {name: (out / name).read_text() for name in theirs} == theirs
     new_output = tmp_path / "new_output"
     write(new_output, source)

@@ -49,7 +49,7 @@ def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[
         fractions = {f"{name}_fraction": share for name, share in shares.items()}
         try:
             manifest = write(out, source, split=split, split_seed=seed, unit_bytes=2000, **fractions)
-        except BadInput as error:  # documents whose hashes cannot be used are refused, with advice
+        except BadInput as error:  # if the hash selects unusable splits, the error gives advice
             assert split == "hash" and len(lengths) == 2 and "pass --split tail" in str(error)
             continue
         for name, share in shares.items():
@@ -66,7 +66,7 @@ def test_a_held_out_share_is_close_to_the_request(tmp_path: Path, lengths: list[
 def test_too_few_tokens_for_a_share_are_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", "a", "b", "c", "d"])
     with pytest.raises(
-        BadInput, match=r"one token of 9 tokens is 11\.1%; pass --validation-fraction 0\.112 or more, or 0"
+        BadInput, match=r"one token of 9 tokens is 11\.1%; pass a --validation-fraction of 0 or of at least 0\.112"
     ):
         write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
     write(tmp_path / "out", source, split="tail", validation_fraction=0.112)

@@ -1,4 +1,4 @@
-"""The progress of a preparation is shown, and damage is reported with the names of files."""
+"""The progress of a preparation is shown, and reports of damage name the files."""
 
 import json
 from pathlib import Path

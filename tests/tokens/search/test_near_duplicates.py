@@ -1,4 +1,4 @@
-"""Near-duplicates: copies of a template are found, and other documents are not, with any block size."""
+"""Near-duplicates: with any block size, copies of a template are found, and other documents are not."""
 
 import tracemalloc
 from pathlib import Path

@@ -11,7 +11,7 @@ from tokens.search.ngrams import BitFilter, NgramFinder, Ngrams
 
 
 def check(sequences: list[list[int]], block: list[int], n: int, dtype: type) -> int:
-    """Compare the places found in a block with a simple search, and return their number."""
+    """Check that the places found in a block are those of a simple search, and return their number."""
     ngrams = Ngrams([np.array(sequence, np.int64) for sequence in sequences], n, np.dtype(dtype))
     expected_grams = {gram for sequence in sequences for gram in grams(sequence, n)}
     assert ngrams.count == len(expected_grams)

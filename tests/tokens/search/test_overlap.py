@@ -1,4 +1,4 @@
-"""The same items overlap with streams as in a simple search, across the borders of files and blocks."""
+"""Overlaps are the same as in a simple search, also across the borders of files and blocks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Verbatim runs of a text equal those of a simple search along every diagonal."""
+"""Verbatim runs of a text are the same as in a simple search from every pair of positions."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ def test_every_text_of_an_item_is_searched_for(
         tmp_path / "items.jsonl",
         {"question": "not there", "choices": ["nowhere, and long enough", {"deep": "document 7: hhhh"}], "label": 3},
         {"text": "neither is this one of them"},
-        {"text": "ument 33:"},  # shorter than 13 tokens, and occurs completely
+        {"text": "ument 33:"},  # shorter than 13 tokens, and occurs as a whole
         {"text": "ument 333"},
         {"text": "ument 7"},  # shorter than 8 tokens, but long enough after a space
         {"text": "ument"},

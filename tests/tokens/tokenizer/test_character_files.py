@@ -1,4 +1,4 @@
-"""Character vocabularies are read from pickles and JSON; no pickle is executed, and damage is one error line."""
+"""Character vocabularies are read from pickles and JSON; no pickle is executed, and damage causes a one-line error."""
 
 import json
 import os
@@ -43,11 +43,11 @@ def test_characters_in_json_are_sorted_by_id(tmp_path: Path, values: Any) -> Non
     [
         (pickle.dumps({"stoi": Evil()}), "byte .*: contains the instruction STACK_GLOBAL, which a vocabulary"),
         (pickle.dumps(Evil(), 0), "byte 0: contains the instruction GLOBAL"),
-        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "got 2 entries, wanted each id"),
-        (pickle.dumps({"stoi": {"ab": 0}}), "got 1 entries, wanted each id"),
+        (pickle.dumps({"stoi": {"a": 0, "b": 2}}), "got 2 entries, wanted the ids 0"),
+        (pickle.dumps({"stoi": {"ab": 0}}), "got 1 entries, wanted the ids 0"),
         (pickle.dumps(meta(["\ud800"])), "surrogates not allowed"),
         (pickle.dumps(meta(["a", "b"]))[:-5], "pickle exhausted"),
-        (b'["a", "a"]', "got 2 entries, wanted each id"),
+        (b'["a", "a"]', "got 2 entries, wanted the ids 0"),
         (b"[]", "got 0 entries"),
         (b"[[1]]", "unhashable"),
     ],

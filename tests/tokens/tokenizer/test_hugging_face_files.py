@@ -39,7 +39,7 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
 
 TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
 ADDED: dict[str, Any] = {"id": 256, "content": "<|endoftext|>", "special": True}
-OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that the error names
+OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, key that the error names
     ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "normalizer"),
     ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [NFC, {"type": "Lowercase"}]}}, "Lowercase"),
     ("tokenizer.json", {"truncation": {"max_length": 50}}, "truncation"),
@@ -123,7 +123,7 @@ def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
 def test_transformers_gives_the_same_ids_for_any_pattern(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
-    # No merges form xyz, which is still encoded on its own.
+    # No merges form xyz, but the word xyz alone still gets its id.
     ranks = {word: offset + number for number, word in enumerate(words)}
     tokenizer = byte_pair_tokenizer("own", ranks, pattern).with_special_tokens(["<|user|>", "<|end|>"])
     write_tokenizer_files(tokenizer, tmp_path, 64)

@@ -25,7 +25,7 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT, LibraryCoder, Tokenizer, fin
 
 
 def with_added(*ordinary: str, special: tuple[str, ...] = ()) -> Tokenizer:
-    """Return a tokenizer of bytes with ordinary added tokens, as tokenizer.json may have them."""
+    """Return a byte tokenizer with ordinary added tokens, which a tokenizer.json may have."""
     tokens = [added(256, END_OF_TEXT), *(added(257 + n, name, special=False) for n, name in enumerate(ordinary))]
     tokens += [added(300 + n, name) for n, name in enumerate(special)]
     ranks = {bytes([byte]): byte for byte in range(256)} | {
@@ -46,7 +46,7 @@ def test_ordinary_added_tokens_are_part_of_the_identity(tmp_path: Path) -> None:
     assert not gives_same_ids(think, tool) and not gives_same_ids(think, none)
     for first, second in ((think, tool), (tool, think), (none, think), (think, none)):
         record = structured(json.loads(json.dumps(record_of(first, ranks=True).as_json())), TokenizerRecord)
-        assert record.fingerprint == fingerprint(first)  # like in current manifests
+        assert record.fingerprint == fingerprint(first)  # as in current manifests
         assert record.identity == identity(first)
         assert is_recorded(first, record, tmp_path) and not is_recorded(second, record, tmp_path)
 

@@ -46,7 +46,7 @@ def _short_limit() -> Iterator[None]:
 
 @pytest.fixture
 def _long_limit() -> Iterator[None]:
-    with limited(60):  # a busy machine takes long to allocate a gigabyte
+    with limited(60):  # a busy machine needs a long time to allocate a gigabyte
         yield
 
 
@@ -147,7 +147,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("template", DIFFERENT.values(), ids=DIFFERENT)
 def test_a_prompt_must_equal_the_training_text(template: str) -> None:
     messages = [["user", " Q2"], ["assistant", "A"], ["user", " R2"], ["assistant", "B"]]
-    assert text(template, messages).text  # it can be rendered without the comparison
+    assert text(template, messages).text  # without the comparison, it can be rendered
     with pytest.raises(BadInput, match=r"differs from the prompt|differently than in the prompt|no prompt asks for it"):
         text(template, messages, asks=True)
 

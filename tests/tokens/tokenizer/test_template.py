@@ -21,7 +21,7 @@ LLAMA_2 = (
 
 
 def spelled(template: Template, messages: list[Message]) -> str:
-    """Return a conversation as text, with everything that counts in braces."""
+    """Return a conversation as text, with braces around the tokens that count in the loss."""
     tokenizer = load_tokenizer("bytes").with_special_tokens(template.turn_tokens)
     ids, weights = template.encode(tokenizer, messages)
     text, before = "", 0
@@ -95,7 +95,7 @@ def test_turn_tokens_are_found_in_rendered_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{{ messages[0].content }}", r"a\.jinja: .* has message 2 \(assistant\) 0 times, wanted each message once"),
+        ("{{ messages[0].content }}", r"a\.jinja: .* has message 2 \(assistant\) 0 times, but each message must"),
         (CHATML.replace("content", "content|tojson"), r"a\.jinja: .* changes the text of messages; it may only insert"),
         ("{% for", r"a\.jinja: the conversation template: .*"),
         ("{{ raise_exception('never') }}", "never"),

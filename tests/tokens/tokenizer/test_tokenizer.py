@@ -42,14 +42,14 @@ def test_gpt2_without_a_network_gives_advice(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     with pytest.raises(BadInput, match=r"--tokenizer FILE\.tiktoken.*TIKTOKEN_CACHE_DIR"):
         load_tokenizer("gpt2")
-    # tiktoken still reads a local file, which our client of the web would refuse.
+    # tiktoken can still read a local file, which our web client would refuse.
     assert len(tiktoken.load.load_tiktoken_bpe(str(shared("gpt2.tiktoken")))) == 50256
 
 
 def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpt2.tiktoken"
     lines = shared("gpt2.tiktoken").read_bytes().splitlines()
-    path.write_bytes(b"\r\n".join(reversed(lines)))  # recognized by content, not by its bytes or name
+    path.write_bytes(b"\r\n".join(reversed(lines)))  # recognized by its ranks, not by its bytes or its name
     assert load_tokenizer(str(path)).end_of_text_id == 50256
     path.write_bytes(b"\n".join([*lines[:-2], lines[-1].split()[0] + b" 50254", lines[-2].split()[0] + b" 50255"]))
     with pytest.raises(BadInput, match=r"gpt2\.tiktoken: contains unknown ranks; wanted those of gpt2"):
@@ -58,7 +58,7 @@ def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: 
     recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
     published = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
-    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", published)  # has become known after these tokens were made
+    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", published)  # as if it became known after these tokens were made
     assert [
         load_tokenizer(str(path), recorded_fingerprint).vocabulary_size for recorded_fingerprint in (recorded, None)
     ] == [301, 100_277]
@@ -67,7 +67,7 @@ def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: 
 
 
 NO_BYTE = "\n".join([*(f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(255)), "YWI= 255"])
-WRONG: list[tuple[Callable[[Path], object], str]] = [  # makes x.tiktoken, expected error
+WRONG: list[tuple[Callable[[Path], object], str]] = [  # function that writes x.tiktoken, expected error
     (lambda path: path.write_text("YQ== 0\nnonsense\n"), "line 2: got b'nonsense'"),
     (lambda path: path.write_text("YQ== 0\nYg== 2\n"), "every token and rank only once"),
     (lambda path: path.write_text(NO_BYTE), "byte 0xff has no rank; every byte needs one"),  # tiktoken would panic
