@@ -175,7 +175,7 @@ def verdict(pair: Pair, difference: Interval) -> Statement:
     if difference.low is None:
         text = f"{names}: cannot tell, because too little was measured to test the difference: {size}"
     elif not pair.ranks_models:
-        text = f"{names} cannot be ranked with one fine-tuning each: {size}"
+        text = f"{names} cannot be ranked with one fine-tuning run each: {size}"
     elif not difference.excludes_zero:
         text = f"{names} do not differ significantly: {size}"
     elif pair.noise is None:

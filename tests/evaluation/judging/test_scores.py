@@ -67,7 +67,7 @@ def test_single_fine_tunings_are_not_ranked(seeds: int) -> None:
     assert seeds == 1 or [scores.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
     text = describe(models, scores)
     assert ("rank " in text.splitlines()[0]) == (seeds > 1)
-    assert ("only this one fine-tuning" in text, "--seeds 2 or more" in text) == (seeds == 1, seeds == 1)
+    assert ("only one fine-tuning run" in text, "--seeds 2 or more" in text) == (seeds == 1, seeds == 1)
     mixed = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
     assert ("not significant" in describe(models, mixed)) == (seeds > 1)
 
@@ -98,7 +98,8 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
     for effort in ("low", "none", "low", "none"):
         done = sessions.said("--effort", effort)
     assert re.search(
-        r"good: no result was added, because the one of \S+ leaves out 0 prompts, and this one leaves out 0", done
+        r"good: no result was added, because the result of \S+ leaves out 0 prompts, and the new result leaves out 0",
+        done,
     )
     complete = sessions.results.read_text()
     assert len(complete.splitlines()) == 2
@@ -109,7 +110,7 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
     assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %, so the result was not stored" in refused
     server.every = "400"
     done = sessions.said("--effort", "low", "--allow-left-out", "50")
-    assert "leaves out 0 prompts, and this one leaves out 7" in done
+    assert "leaves out 0 prompts, and the new result leaves out 7" in done
     assert sessions.results.read_text() == complete
 
 
@@ -137,9 +138,9 @@ def test_compare_ranks_no_single_fine_tunings(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
     comparison = compare(rows_of(*homes))
-    statement = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
+    statement = "judge's score: a and b cannot be ranked with one fine-tuning run each: -4.00 [-7.00, -1.00] points"
     assert comparison.statements == [statement]
-    assert any("95 % intervals over questions only, with one fine-tuning each" in note for note in comparison.notes)
+    assert any("95 % intervals over questions only, with one fine-tuning run each" in note for note in comparison.notes)
 
 
 def test_judged_runs_with_equal_names_are_distinguished(tmp_path: Path) -> None:
