@@ -354,7 +354,7 @@ def _text(values: dict[str, Any], key: str) -> str | None:
     if is_absent(value):
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{key}: got {quoted(value)}, wanted a text")
+        raise ValueError(f"{key}: got {quoted(value)}, wanted a string")
     return value
 
 

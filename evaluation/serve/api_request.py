@@ -73,7 +73,7 @@ def _is_stop(value: Any) -> bool:
 
 STOP = ValueCheck(_is_stop, f"at most {STOP_STRINGS} strings of at most {STOP_CHARACTERS:,} characters")
 TEXTS = ValueCheck(
-    lambda value: isinstance(value, list) and all(isinstance(entry, str) for entry in value), "a list of texts"
+    lambda value: isinstance(value, list) and all(isinstance(entry, str) for entry in value), "a list of strings"
 )
 
 

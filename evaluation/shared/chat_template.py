@@ -47,7 +47,7 @@ def read_template(directory: Path) -> Template | None:
     for key, value in contents.items():
         if not isinstance(value, str) and (special[key] is not None):
             raise BadInput(
-                f"{directory}: {key}: got {quoted(special[key])}, wanted a text or an object with a text 'content'"
+                f"{directory}: {key}: got {quoted(special[key])}, wanted a string or an object with a string 'content'"
             )
     variables = {key: value for key, value in contents.items() if value is not None}
     return Template(text, variables=variables) if isinstance(text, str) and not is_absent(text) else None

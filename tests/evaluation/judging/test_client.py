@@ -177,7 +177,7 @@ def test_only_strings_become_reply_text() -> None:
     parts = {"message": {"content": [{"type": "text", "text": "a verdict"}]}}
     assert read_reply(request, body | {"choices": [parts]}).text == "a verdict"
     for wrong in ({"id": 5}, {"model": ["m"]}, {"choices": [{"message": message, "finish_reason": 3}]}):
-        assert "wanted a text" in str(read_reply(request, body | wrong).error), wrong
+        assert "wanted a string" in str(read_reply(request, body | wrong).error), wrong
     choices = [{"message": message | {"refusal": True}, "finish_reason": "stop"}]
     assert "refusal: got True" in str(read_reply(request, body | {"choices": choices}).error)
     assert read_reply(request, body | {"usage": usage | {"prompt_tokens": True}}).usage is None
