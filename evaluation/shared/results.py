@@ -150,7 +150,7 @@ def append_result(
 
 
 def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
-    """Return a model's results of one kind, oldest first. Raises BadInput as `read_results` does."""
+    """Return a model's results of this kind, oldest first. Raises BadInput as `read_results` does."""
     return [result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)]
 
 

@@ -189,7 +189,7 @@ def test_unknown_hidden_folder_is_not_removed(tmp_path: Path) -> None:
     (run / f".partial-{IDENTITY}").touch()
     _refuse_other_folder(run)  # left by a session that was killed
     (run / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning has begun here; move it away"):
+    with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning run was started here; move it away"):
         _refuse_other_folder(run)
     (run / IDENTITY).write_text("{}")
     _refuse_other_folder(run)
