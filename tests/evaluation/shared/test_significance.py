@@ -157,7 +157,7 @@ def test_unjudged_questions_are_left_out_for_all_models() -> None:
     assert (alone[0], differences[0, 1]) == (Interval(value=10), Interval(value=6))
 
 
-def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
+def neighbors(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
     """Return normal units with deviation 1. Each unit is correlated with the one before it."""
     units = draw.standard_normal(shape)
     for at in range(1, shape[-1]):
@@ -166,10 +166,10 @@ def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: f
 
 
 @pytest.mark.parametrize(("number", "correlation"), [(100, 0.8), (100, 0.95), (256, 0.5), (256, 0.95), (1500, 0.8)])
-def test_interval_covers_despite_correlated_neighbours(number: int, correlation: float) -> None:
+def test_interval_covers_despite_correlated_neighbors(number: int, correlation: float) -> None:
     draw, repeats = np.random.default_rng(number), 300
     sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (repeats, number))))
-    units = 3.5 + 0.4 * neighbours(draw, (repeats, number), correlation)
+    units = 3.5 + 0.4 * neighbors(draw, (repeats, number), correlation)
     inside = 0
     for levels, counts in zip(units, sizes, strict=True):
         mean = stream_mean(levels * counts, counts)
@@ -190,7 +190,7 @@ def test_independent_units_keep_the_plain_error() -> None:
         for mean, row, size in zip(means, values, sizes, strict=True)
     ]
     assert np.mean(same) > 0.95 and means[0].independent == 300
-    alike = stream_mean(neighbours(draw, (2000,), 0.9), np.ones(2000))
+    alike = stream_mean(neighbors(draw, (2000,), 0.9), np.ones(2000))
     assert alike.independent == pytest.approx(2000 * 0.1 / 1.9, rel=0.5)
     assert stream_mean(np.full(50, 2.0), np.ones(50)).error == 0 and stream_mean(np.ones(1), np.ones(1)).error is None
 
