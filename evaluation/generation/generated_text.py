@@ -50,8 +50,8 @@ class TextDecoder:
         text = self._decoder.decode(spelled[:1])
         pending, _ = self._decoder.getstate()  # bytes of an incomplete character
         offset = self.characters + len(text)
-        # Usually, all pending bytes form a single character, which begins at `offset`. The first two bytes of a surrogate
-        # are pending, too, but can only become two characters; then the token's byte belongs to the second one.
+        # Usually, all pending bytes form a single character, which begins at `offset`. The first two bytes of a
+        # surrogate are pending, too, but can only become two characters; then the token's byte belongs to the second.
         if spelled:
             offset += len(pending.decode(errors="replace")) - 1
         text += self._decoder.decode(spelled[1:])
