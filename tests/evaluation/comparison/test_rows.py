@@ -36,9 +36,8 @@ def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp
         return row([], **train).recipe
 
     plain = recipe()
-    assert (
-        plain is not None and recipe(without="activation") == plain
-    )  # an older version without this key had only GPT-2's activation
+    # Older versions without this key had only GPT-2's activation.
+    assert plain is not None and recipe(without="activation") == plain
     same = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60, "spike_window": 9}
     same |= {"checkpoint_interval": 7, "recompute_blocks": True, "microbatch_size": 4, "dataset": "/elsewhere"}
     same |= {"random_seed": 9, "precision": "fp32", "clipping_max_norm": 1, "final_learning_rate_percent": 10}

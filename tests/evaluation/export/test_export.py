@@ -93,9 +93,8 @@ def test_transformers_loads_exports_in_either_precision(
         assert ("gpt2" in card.partition("# ")[0].lower()) == (name == "GPT2LMHeadModel")
         stored[dtype] = load_file(tmp_path / dtype / "model.safetensors")
         assert {value.dtype for value in stored[dtype].values()} == {getattr(torch, dtype)}
-        piped = pipeline("text-generation", str(tmp_path / dtype))(
-            "def "
-        )  # without a length limit, because the context is short
+        # No length limit is passed, because generation_config.json has one that suits the short context.
+        piped = pipeline("text-generation", str(tmp_path / dtype))("def ")
         assert piped[0]["generated_text"].startswith("def ")
         if dtype == "float32":
             with torch.no_grad():

@@ -90,9 +90,8 @@ def test_failure_halves_the_concurrency() -> None:
             ends[number].set()
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert (slots.allowed, len(entered)) == (2, allowed_in), (
-                number
-            )  # the next request begins when only one is running
+            # The next request begins when only one request is running.
+            assert (slots.allowed, len(entered)) == (2, allowed_in), number
         for _ in range(9):
             slots.halve()
         slots.widen()

@@ -39,10 +39,11 @@ def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: 
     assert "verdicts: 13 of 15, refused: 2" in done
     stored = sessions.result()
     assert (stored["left_out"], stored["refused"]) == (2, 2)
+    # Refusals do not count as zeros.
     assert [(row["model"], row["score"]) for row in stored["candidates"]] == [
         ("good", 62),
         ("poor", 42),
-    ]  # refusals are not zeros
+    ]
     too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
@@ -214,10 +215,11 @@ def test_spending_never_exceeds_the_limit(server: Judge, sessions: Sessions, fau
     assert "--max-usd: got 0.5, but 15 requests may cost about $" in one_line(refused)
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
+    # The session becomes more expensive than planned.
     server.faults, server.wrong_again = (
         dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"),
         True,
-    )  # more expensive than planned
+    )
     done = sessions.run(*silent, "--max-usd", str(estimate * 1.05))
     spent = float(re.findall(r"sessions: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")

@@ -95,11 +95,12 @@ def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: 
 
 def test_possible_stop_strings_are_held_back() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
+    # An id outside the tokenizer's vocabulary has no text.
     assert [part.text for part in parts([300, *b"a"])] == [
         "",
         "a",
         "",
-    ]  # an id outside the tokenizer's vocabulary has no text
+    ]
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 

@@ -1,4 +1,4 @@
-"""Records and answers are read completely, or an error names the damaged one."""
+"""Records and answers are read completely, or an error names the damaged record or answer."""
 
 import json
 from pathlib import Path

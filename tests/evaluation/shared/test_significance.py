@@ -113,7 +113,7 @@ def test_different_seeds_give_the_unpaired_test() -> None:
 
 
 def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviation: float = 0) -> np.ndarray:
-    """Return a judge's scores, 0 to 100, of equal models: most questions are hard for all, and answers are noisy."""
+    """Return a judge's scores of equal models, 0 to 100. Most questions are hard for all models; answers are noisy."""
     models, seeds, questions = shape
     scores = draw.beta(0.6, 2, questions) * 100 + draw.normal(0, 8, (models, 1, questions))
     scores = scores + draw.normal(0, 18, shape) + draw.normal(0, seed_deviation, (models, seeds, 1))
@@ -216,7 +216,7 @@ def test_judged_difference_must_exceed_its_seeds_noise(seeds: int) -> None:
     wide, narrow = np.linspace(-15, 15, seeds), np.linspace(-0.1, 0.1, seeds)
     scores = np.stack([wide, narrow, narrow + 1, narrow - 1, narrow])[:, :, None] + np.zeros(50)
     means, differences = two_way_intervals(scores)
-    level = 0.12 if seeds == 2 else 0.03  # the first model clearly scatters more than the others
+    level = 0.12 if seeds == 2 else 0.03  # the first model clearly varies more than the others
     errors = [scores_of_model.std(ddof=1) / seeds**0.5 for scores_of_model in (wide, narrow)]
     error, freedom = combined_error(*((scores_of_model, seeds - 1) for scores_of_model in errors))
     pooled = student_quantile(0.9975, 5 * (seeds - 1)) * (2 / 5) ** 0.5 * errors[0]
@@ -237,7 +237,7 @@ NOISES = st.builds(
 
 @given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
 def test_more_comparisons_never_narrow_an_interval(noise: SeedNoise, text: float, documents: int) -> None:
-    """Holm's procedure relies on this: a pair that differs among many pairs also differs among few."""
+    """Holm's procedure relies on this: if a pair differs significantly among many pairs, it also does among few."""
     widths = []
     for comparisons in range(1, 11):
         interval = student_interval(1.0, text, documents, 1 - ERROR / comparisons)
@@ -260,4 +260,4 @@ def test_equal_models_seldom_differ_despite_an_unstable_one() -> None:
     for _ in range(tables):
         scores = deviations * draw.standard_normal((3, 3, 1)) + draw.normal(0, 15, (3, 3, 40))
         false += any(interval.excludes_zero for interval in two_way_intervals(scores)[1].values())
-    assert false <= 0.075 * tables  # 5 % and four standard errors at most; pooled variances give 10 %
+    assert false <= 0.075 * tables  # at most 5 % plus four standard errors; pooled variances would give 10 %
