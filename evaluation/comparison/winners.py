@@ -110,7 +110,7 @@ def find_winners(
         ]
         verdicts = [verdict(pair, interval) for pair, interval in differences_together(pairs)]
         names = [group.name for group in groups if len(group.labels) > 1]
-        verdicts += [Statement(f"{name} are runs of one recipe: their difference is noise") for name in names]
+        verdicts += [Statement(f"{name} are runs of the same recipe: their difference is noise") for name in names]
         statements += [attrs.evolve(statement, text=f"{measure.name}: {statement.text}") for statement in verdicts]
     return statements, notes
 

@@ -1,4 +1,4 @@
-"""Exports load in Hugging Face's own classes and give the same output, and published models can be used here."""
+"""Exports load in Hugging Face's own classes and give the same output as here; published models can be used here."""
 
 import json
 import math
@@ -149,7 +149,7 @@ def test_pushed_model_equals_the_export(copied: Path, hub: Hub, tmp_path: Path) 
     options = ("--like", "hf:owner/model", "--init-from", "owner/model", "--set", f"dataset={tokens}")
     complete(run, *options, "--max-steps", "1", environment=where)
     assert load_run(run, []).model == load_run(copied, []).model
-    output_of(*push, environment=at_hub(hub))  # push again, as after a push that failed
+    output_of(*push, environment=at_hub(hub))  # push again, as if the first push had failed
     refused = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert "You don't have the rights" in one_line(refused)
 
@@ -176,7 +176,7 @@ def test_second_simultaneous_export_is_refused(finished: Path, tmp_path: Path, m
         with pytest.raises(
             BadInput, match=r"out: another export is writing to this folder; wait for it, or pass another folder"
         ):
-            export(model, out, None, None)  # as if by another process
+            export(model, out, None, None)  # as another process might do
         write(model, partial, dtype)
 
     monkeypatch.setattr(export_module, "_write_model", overtaken)

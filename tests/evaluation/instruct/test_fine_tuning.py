@@ -1,4 +1,4 @@
-"""Fine-tuning is a run: its token files are correct, and updates use the mean over the answers' tokens."""
+"""A fine-tuning run has correct token files, and its updates use the mean over the answers' tokens."""
 
 import json
 from pathlib import Path

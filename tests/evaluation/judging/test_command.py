@@ -14,7 +14,7 @@ from tests.launch import RANK_OF_TWO
 
 KEY = "sk-proj-/secret+key=0123"
 OPENAI = ("--base-url", "https://api.openai.com/v1")
-REFUSED = {  # by options: the key in the environment, and the error
+REFUSED = {  # for each list of options: the key in the environment, and the expected error
     # This error is raised before the scores are computed, which takes a while.
     OPENAI: (
         "",

@@ -1,4 +1,7 @@
-"""Scores are the judge's grades; they are stored once, never replaced by fewer, and compared within their session."""
+"""Scores are means of the judge's grades.
+
+They are stored only once, are not followed by results of fewer verdicts, and are compared only within their session.
+"""
 
 import json
 import re
@@ -18,13 +21,13 @@ from tests.judge_server import Judge
 
 
 def grades(prompt: Prompt, *scores: float) -> list[Grade]:
-    """Return a verdict on a prompt. `scores`: the score of each candidate, and finally that of the reference."""
+    """Return a verdict on a prompt. `scores`: the score of each candidate, and then the score of the reference."""
     return [Grade(score=scores[answer], comment="") for answer in prompt.order]
 
 
 def test_scores_are_means_of_the_judges_grades(faultless: Result) -> None:
     good, poor = faultless["candidates"]
-    assert faultless["candidate"] == "good"  # the candidate to which the line belongs
+    assert faultless["candidate"] == "good"  # the candidate that the line is about
     assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
     assert (poor["model"], poor["score"]) == ("poor", 42)
     assert faultless["anchor"] == 95

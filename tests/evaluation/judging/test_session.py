@@ -1,4 +1,4 @@
-"""Sessions over real sockets: no fault of the server loses a verdict, pays for it twice, or turns it into a zero."""
+"""Sessions over real sockets: no fault of the server causes a verdict to be lost, paid for twice, or read as zero."""
 
 import re
 import signal
@@ -107,7 +107,8 @@ def test_killed_session_continues_without_repaying(server: Judge, sessions: Sess
     done = sessions.said()
     assert f"{PROMPTS - replies + 1} requests, {replies - 1} already answered" in done
     assert len(server.requests) - requests == PROMPTS - replies + 1
-    assert len(server.replies) == PROMPTS  # a reply that was paid for and lost is repeated but not billed again
+    # The server repeats a lost reply that was paid for, but does not bill it again.
+    assert len(server.replies) == PROMPTS
     assert sessions.result() == faultless
     assert printed(done) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
@@ -135,7 +136,7 @@ def test_rejected_prompt_does_not_stop_the_others(server: Judge, sessions: Sessi
     done = sessions.said("--allow-left-out", "20")
     assert "prompts rejected by the server: 2, for example 'Instruction " in done
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
-    sessions.said()  # they are sent again, because the server may accept them now
+    sessions.said()  # rejected prompts are sent again, because the server may accept them now
     assert sessions.result() == faultless
     server.every = "400"
     done = sessions.run("--effort", "high")
@@ -153,7 +154,7 @@ def test_session_continues_after_a_full_disk(server: Judge, sessions: Sessions, 
 
 
 def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessions) -> None:
-    """A request with an incomplete body is not repeated in the session."""
+    """A request that got an incomplete body is not repeated in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
     failed = ["429", "500", "503", "400"]  # the API itself reports these, so they cost nothing
     server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
@@ -179,7 +180,7 @@ def test_internal_error_loses_no_reply_in_flight(
 
     def broken(store: VerdictStore, line: StoreLine) -> None:
         append(store, line)
-        if len(store.replies) == 6 and not server.released.is_set():  # the first reply that overtakes the slow ones
+        if len(store.replies) == 6 and not server.released.is_set():  # the first reply that overtakes the slow replies
             server.released.set()
             raise RuntimeError("a fault of ours")
 

@@ -22,7 +22,7 @@ def browser() -> Any:
 
 
 def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) -> Any:
-    """Return a page with temperature 0. Its error messages and requests to other servers are added to `troubles`."""
+    """Return a page with temperature 0. The page's errors and its requests to other servers are added to `troubles`."""
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.on("console", lambda message: troubles.append(message.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
