@@ -13,7 +13,7 @@ from common.option_rules import OptionRules
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
 Checkpoint = Annotated[
-    str | None, option("checkpoint of a run; default: the best one if there is one, else latest", "best|latest|NAME")
+    str | None, option("checkpoint of a run; default: best if it exists, else latest", "best|latest|NAME")
 ]
 Tokenizer = Annotated[
     str | None,
@@ -59,7 +59,7 @@ class SmokeCommand(MeasureOptions):
 
 @attrs.frozen(kw_only=True)
 class ModelOptions:
-    """Options of a command that loads one model."""
+    """Options of a command that loads a single model."""
 
     model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
     checkpoint: Checkpoint = None
@@ -69,7 +69,7 @@ class ModelOptions:
 
 @attrs.frozen(kw_only=True)
 class GenerationOptions(ModelOptions):
-    """Options of a command that generates text with one model."""
+    """Options of a command that generates text with a single model."""
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
     tokens: Annotated[int, option("tokens per text, or largest number per answer", "N", check=COUNT)] = 500
@@ -172,7 +172,7 @@ class CoreCommand(MeasureOptions):
     count: Annotated[int | None, option("largest number of items per task; default: all", "N", check=COUNT)] = None
     against: Annotated[
         Path | None,
-        option("training data; also measure only the items that do not share 13 tokens in a row with it", "DIR"),
+        option("training data; also measure without the items that share 13 tokens in a row with it", "DIR"),
     ] = None
 
 

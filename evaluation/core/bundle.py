@@ -232,7 +232,7 @@ def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
         has_two_lists = len(question.contexts) > 1 and len(question.continuations) > 1
         pairs = question.pairs
         if has_two_lists or not 0 <= question.gold < len(pairs) or not all(map("".join, pairs)):
-            raise ValueError(f"got gold {question.gold}, wanted the index of one of {len(pairs)} texts, none empty")
+            raise ValueError(f"got gold {question.gold}, wanted the index of one of {len(pairs)} non-empty texts")
     for text in (*contexts, *continuations):
         check_text(text, where)
     return attrs.evolve(question, contexts=[text.strip() for text in contexts]) if trims else question

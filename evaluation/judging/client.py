@@ -30,7 +30,7 @@ from tokens.documents.messages import read_content
 
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
-REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern one prompt
+REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
 REJECTED = (400, 413, 422)  # concern a single prompt if other prompts are answered; the prompt may be too long
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time

@@ -185,7 +185,7 @@ def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int,
 
 
 def prompt_text(record: Record, texts: list[str]) -> str:
-    """Return the question and the labelled answers as one JSON object, so that no answer can pretend to be another."""
+    """Return a JSON object with the question and the labeled answers, so that no answer can pretend to be another."""
     question = {"instruction": record.instruction} | ({"input": record.input} if record.input else {})
     answers = dict(zip(LABELS, texts, strict=False))
     text = json.dumps({**question, "answers": answers}, ensure_ascii=False, indent=1)

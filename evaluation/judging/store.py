@@ -30,7 +30,7 @@ MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for co
 # cut off: it is paid for in vain and requested again with twice the limit. If the limit is too high, too much is
 # charged for requests without an answer.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
-MOST_REASONING = (2000, 25_000)  # for all other efforts; the limit is the one that OpenAI recommends to start with
+MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends to start with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except the following ones
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
 NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about other models

@@ -118,14 +118,17 @@ class SeedNoise:
     pairwise_freedom: float = 1.0
 
     def reach(self, comparisons: int, critical: float | None = None) -> float:
-        """Return the half width of the interval for one of several comparisons.
+        """Return the half width of the interval for a difference.
 
-        `critical`: the critical value to use with the pooled error; default: Bonferroni's.
+        `comparisons`: the number of differences that are tested together. `critical`: the critical value to use with
+        the pooled error; None: Bonferroni's.
         """
         return max(self._reaches(comparisons, critical))
 
     def added_to(self, difference: Interval, comparisons: int) -> Interval:
-        """Return the interval of one of several differences, widened by this seed noise.
+        """Return the interval of a difference, widened by this seed noise.
+
+        `comparisons`: the number of differences that are tested together, including this one.
 
         One candidate has the pooled error, and the other has the error from the two recipes' runs; the wider candidate
         is returned. Both become wider as the number of comparisons grows, and therefore so does the returned interval.
@@ -141,7 +144,7 @@ class SeedNoise:
         )
 
     def _reaches(self, comparisons: int, critical: float | None) -> tuple[float, float]:
-        """Return two half widths for one of several comparisons: from the pooled error and from the pairwise error."""
+        """Return two half widths for a difference, from the pooled error and from the pairwise error."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
         return critical * self.pooled, pairwise_quantile(comparisons, self.pairwise_freedom) * self.pairwise
@@ -298,7 +301,7 @@ def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper bounds, both (M,), between which all M values of one more run should be.
+    """Return the lower and upper bounds, both (M,), that should contain all M values of a further run.
 
     `values` (R, M): the values of R runs at M places, for example steps. `apart`: the distance, in places, from which
     the noise of two values is assumed to be independent.
