@@ -122,7 +122,7 @@ def statements(levels: np.ndarray, tokens: np.ndarray) -> list[str]:
         label = f"{recipe}.{seed}"
         rows.append(Row(label=label, title=label, home=Path(label), results=[], recipe=str(recipe), seed=seed))
     lines = [statement.text for statement in find_winners(HELD_OUT, rows, results, None)[0]]
-    return [line.removeprefix(f"{HELD_OUT.name}: ") for line in lines if "are runs of one recipe" not in line]
+    return [line.removeprefix(f"{HELD_OUT.name}: ") for line in lines if "are runs of the same recipe" not in line]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from common.option_rules import OptionRules
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
 Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
 Checkpoint = Annotated[
-    str | None, option("checkpoint of a run; default: the best one if there is one, else latest", "best|latest|NAME")
+    str | None, option("checkpoint of a run; default: best if it exists, else latest", "best|latest|NAME")
 ]
 Tokenizer = Annotated[
     str | None,
@@ -59,7 +59,7 @@ class SmokeCommand(MeasureOptions):
 
 @attrs.frozen(kw_only=True)
 class ModelOptions:
-    """Options of a command that loads one model."""
+    """Options of a command that loads a single model."""
 
     model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
     checkpoint: Checkpoint = None
@@ -69,7 +69,7 @@ class ModelOptions:
 
 @attrs.frozen(kw_only=True)
 class GenerationOptions(ModelOptions):
-    """Options of a command that generates text with one model."""
+    """Options of a command that generates text with a single model."""
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
     tokens: Annotated[int, option("tokens per text, or largest number per answer", "N", check=COUNT)] = 500
@@ -80,7 +80,9 @@ class GenerationOptions(ModelOptions):
     top_p: Annotated[
         float,
         option(
-            "sample from the fewest likeliest tokens whose probabilities sum to P", "P", check=number(0, 1, above=True)
+            "sample from the smallest set of likeliest tokens whose probabilities add up to P",
+            "P",
+            check=number(0, 1, above=True),
         ),
     ] = 1.0
     seed: Annotated[int, option("seed of the first text; the next text uses N + 1", "N", check=integer(0))] = 0
@@ -144,7 +146,7 @@ class LossCommand(MeasureOptions):
     split: Annotated[Literal["train", "validation", "test"] | None, option("split to measure; default: validation")] = (
         None
     )
-    # Not --start: torchrun parses all options and would take that for an abbreviation of another option.
+    # The option is not named --start, which torchrun would take for an abbreviation of one of its own options.
     start: Annotated[
         int | None,
         option(
@@ -170,7 +172,7 @@ class CoreCommand(MeasureOptions):
     count: Annotated[int | None, option("largest number of items per task; default: all", "N", check=COUNT)] = None
     against: Annotated[
         Path | None,
-        option("training data; also measure only the items that do not share 13 tokens in a row with it", "DIR"),
+        option("training data; also measure without the items that share 13 tokens in a row with it", "DIR"),
     ] = None
 
 
@@ -193,13 +195,13 @@ class FineTuneSettings:
 
 @attrs.frozen(kw_only=True)
 class InstructCommand(MeasureOptions):
-    """Fine-tune a copy of each model on instructions, and generate answers to held-out ones."""
+    """Fine-tune a copy of each model on instructions, and answer held-out instructions."""
 
     data: Annotated[Path, option("JSON file of records with instruction, input and output", "FILE")]
-    seeds: Annotated[int, option("number of fine-tunings, each with its own seed", "N", check=COUNT)] = 1
+    seeds: Annotated[int, option("number of fine-tuning runs, each with its own seed", "N", check=COUNT)] = 1
     settings: Annotated[FineTuneSettings, Parameter(name="*")] = FineTuneSettings()
     output: Annotated[Path | None, option("directory for the answers; default: answers/ of the run", "DIR")] = None
-    keep: Annotated[Path | None, option("keep the run of each fine-tuning in this directory", "DIR")] = None
+    keep: Annotated[Path | None, option("keep all fine-tuning runs in this directory", "DIR")] = None
 
 
 JUDGE_OPTIONS = (  # options that have no effect without a judge
@@ -277,12 +279,12 @@ class ExportCommand:
 class RegisteredCommand(Command):
     """A command whose results are stored under its name."""
 
-    # The module whose function `read_results` reads a stored result; that may raise rows.UNREADABLE. None: the command
-    # has no column in the comparison.
+    # The module with the function `read_results`, which reads a stored result and may raise rows.UNREADABLE. None: the
+    # command has no column in the comparison.
     measures: str | None = attrs.field(default=None, kw_only=True)
 
 
-COMMANDS = {  # the comparison's columns have this order
+COMMANDS = {  # in the order of the comparison's columns
     "sample": RegisteredCommand(SampleCommand, "evaluation.generation.sample"),
     "chat": RegisteredCommand(ChatCommand, "evaluation.generation.chat"),
     "serve": RegisteredCommand(ServeCommand, "evaluation.serve.serve"),

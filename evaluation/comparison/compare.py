@@ -1,4 +1,4 @@
-"""Compare models: build a table of stored results, state which recipes differ significantly, and render both."""
+"""Compare models in a table of stored results, and state which recipes differ significantly."""
 
 import re
 import shlex
@@ -43,9 +43,9 @@ FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures
     "dollars": lambda row: small_number(row.cost.dollars) if row.cost and row.cost.dollars is not None else "",
     "validation loss": lambda row: "" if row.validation_loss is None else f"{row.validation_loss:.4f}",
 }
-Shown = dict[str, list[EvaluationResult | None]]  # by evaluation: a result or None for each model
+Shown = dict[str, list[EvaluationResult | None]]  # for each evaluation: a result or None for each model
 LABEL_WIDTH = 16  # width of the models' labels above their columns; longer labels are wrapped
-BAR = {"width": 96, "height": 12, "margin": 4}  # the drawing of an interval, pixels
+BAR = {"width": 96, "height": 12, "margin": 4}  # size of the drawing of an interval, pixels
 
 
 @attrs.frozen(kw_only=True)
@@ -71,13 +71,13 @@ class Comparison:
     """A comparison that is ready to be rendered."""
 
     columns: list[str]
-    rows: list[list[Cell]]  # a row per model, whose first cell is the model's label
+    rows: list[list[Cell]]  # a row for each model; the first cell is the model's label
     statements: list[str]
     notes: list[str]
 
 
 def run(command: CompareCommand) -> None:
-    """Print the comparison of all models that have results. BadInput names the other models at the end."""
+    """Print the comparison of all models that have results. At the end, raise BadInput for all other models."""
     readable, problems = accepted(command.models, lambda model: (read_rows([model]), model)[1])
     if readable:
         comparison = compare(read_rows(readable), command.seed_deviation)
@@ -87,9 +87,9 @@ def run(command: CompareCommand) -> None:
 
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
-    """Return the comparison of models. Raises BadInput if no two models have results on the same data.
+    """Return the comparison of models. Raises BadInput if there are several, but no two have results on the same data.
 
-    `stated_deviation`: the standard deviation of the held-out loss over training seeds, nats, if the user stated it.
+    `stated_deviation`: the standard deviation of the held-out loss over training seeds, in nats, if the user stated it.
     """
     shown = {evaluation: _select_results(evaluation, rows) for evaluation in _evaluations(rows)}
     subjects_by_evaluation = [
@@ -152,7 +152,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def as_fragment(comparison: Comparison) -> Markup:
-    """Return the comparison as a part of a page. The intervals of each column are drawn on a common scale."""
+    """Return the comparison as a part of an HTML page. The intervals of a column are drawn on a common scale."""
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     ranges = {
         index: (min(column_ends), max(column_ends))
@@ -163,10 +163,13 @@ def as_fragment(comparison: Comparison) -> Markup:
 
 
 def _no_overlap(rows: list[Row]) -> str:
-    """Return the error for models without results on the same data, with a command that measures them on the same."""
+    """Return the error for models that have no results on common data.
+
+    It includes a command that measures all of them on the same data.
+    """
     names = ", ".join(row.label for row in rows)
-    # The tokens of the first model are measured. If it has the smallest vocabulary, the others know all of its ids,
-    # even if they have additional special tokens.
+    # The command measures all models on the tokens of the first one. If the first model has the smallest vocabulary,
+    # the other models know all of its ids, even if they have additional special tokens.
     smallest_first = sorted(rows, key=lambda row: row.vocabulary_size)
     models = [row.reference or str(row.home) for row in smallest_first]
     problem = f"{names}: no overlap: these models have no results on the same text"
@@ -194,10 +197,11 @@ def _evaluations(rows: list[Row]) -> list[str]:
 
 
 def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
-    """Return, for each model, the result of an evaluation that the table shows, or None if the model has no result.
+    """Return, for each model, the result of an evaluation to show in the table, or None if the model has no result.
 
-    It is the model's newest result on the data that most models were measured on. If several data are equally common,
-    the result with the fewest items left out is shown, then the one on the data that was measured last.
+    This is the model's newest result on the data that most models were measured on. If the model has results on
+    equally common data, the result that leaves out the fewest items is chosen, and then the result on the data that was
+    measured last.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(
@@ -214,7 +218,8 @@ def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult |
 def _footnotes(shown: Shown) -> tuple[dict[str, str], list[str]]:
     """Return footnote marks by subject, and a note for every subject.
 
-    In each evaluation, the subject that most models share has no mark; results with a mark are not comparable to it.
+    In each evaluation, the subject that most models share has no mark. Marked results are not comparable with results
+    on this subject.
     """
     marks: dict[str, str] = {}
     notes = []
@@ -230,7 +235,10 @@ def _footnotes(shown: Shown) -> tuple[dict[str, str], list[str]]:
 
 
 def _measure_column(measure: Measure, results: list[EvaluationResult | None], marks: dict[str, str]) -> Column:
-    """Return the column of a measure. `marks`: footnote marks by subject; intervals of marked values are not drawn."""
+    """Return the column of a measure.
+
+    `marks`: footnote marks by subject. Intervals of marked values are not drawn.
+    """
     cells = []
     for result in results:
         measurement = None if result is None else result.measurement(measure)
@@ -247,7 +255,7 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
     """Return a row for each published model, and notes about the sources.
 
     `results`: the results on the data that most models share. The published values of a measure are omitted if any of
-    these results is on other data than they are.
+    these results was measured on different data.
     """
     values: dict[str, dict[str, str]] = {}  # by model and column
     sources: list[str] = []
@@ -273,7 +281,7 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
 
 
 def _side_by_side(names: list[str], models: list[list[str]], width: int) -> list[str]:
-    """Return tables, each with as many models side by side as fit into `width`, and at least one.
+    """Return tables with models side by side. Each has the largest number of models that fits into `width`, or one.
 
     `models`: for each model, its label and its values.
     """

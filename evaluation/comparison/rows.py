@@ -29,7 +29,7 @@ from training.checkpoints.saved_state import SavedState, read_state
 from training.config.train_config import PLUMBING_KEYS, recipe
 from training.telemetry.metrics_log import EVALUATIONS
 
-# Exceptions that a stored result raises if its structure is not the expected one.
+# Exceptions that reading a stored result raises if the result does not have the expected structure.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -44,17 +44,18 @@ class Row:
     reference: str = ""  # the model on the command line
     tokenizer: str | None = None  # identity of the tokenizer, or its name; None: unknown
     vocabulary_size: int = 0  # size of the tokenizer, including special tokens that fine-tuning has added
-    cost: RunCost | None = None  # this and the following fields are None if there is no Lockstep checkpoint
+    # Without a Lockstep checkpoint, the next four fields are None.
+    cost: RunCost | None = None
     validation_loss: float | None = None
     seed: int | None = None
-    recipe: str | None = None  # equal for runs that differ only in their seed and in keys that do not affect results
+    recipe: str | None = None  # the same for runs that differ only in their seed and in keys that do not affect results
     changes: list[str] = attrs.field(factory=list)  # changes of recipe settings during the training
     weights: WeightsIdentity | None = None  # None: no result has a hash
     notes: list[str] = attrs.field(factory=list)  # about results that are left out or whose weights are unknown
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:
-    """Return the rows of models. For a run, the row is the checkpoint that was measured last.
+    """Return the rows of models. The row of a run describes the checkpoint that was measured last.
 
     Raises BadInput if a model has no results.
     """
@@ -112,11 +113,11 @@ def _read_row(reference: str) -> Row:
 
 @attrs.frozen(kw_only=True)
 class ChosenResults:
-    """The results that belong to the weights which a model's name refers to now."""
+    """The results of the weights that a model's name now refers to."""
 
     title: str
     weights: WeightsIdentity | None  # None: none of the results has a hash
-    results: list[EvaluationResult]  # oldest first, but those without a hash come before all others
+    results: list[EvaluationResult]  # oldest first, except that all results without a hash are at the beginning
     superseded: str  # a note on results of other weights with the same name; "" if there are none
     notes: list[str]
 
@@ -124,13 +125,13 @@ class ChosenResults:
 def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResult]) -> ChosenResults:
     """Choose the results of the model that was measured last, or of the checkpoint that `reference` names.
 
-    Results of other weights are left out even if they have the same name: the run has been trained again since, or the
-    directory or the model on the hub has been replaced. Results of the same weights are used whatever their name. A
-    result without a hash is chosen by its name.
+    Results of other weights are left out even if they have the same name. Such results exist if the run has been
+    trained again, or if the directory or the model on the hub has been replaced. Results of the same weights are used
+    even if they have another name. A result without a hash is chosen by its name.
     """
     titles = dict.fromkeys(result.model for result in reversed(results))  # the title measured last comes first
     current = {title: identity_on_disk(home, title) for title in titles}
-    for title in titles:  # weights that are no longer on this disk are those last measured under their name
+    for title in titles:  # if the weights are no longer on this disk, use those that were last measured under the name
         if current[title] is None:
             weights_of_title = (result.weights for result in reversed(results) if result.model == title)
             current[title] = next((weights for weights in weights_of_title if weights), None)
@@ -150,7 +151,8 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
         return ChosenResults(title="", weights=None, results=[], superseded=superseded, notes=[])
     title = measured[-1].model
     weights = current[title]
-    for result in reversed(measured):  # use both hashes: results from older files of answers have only the values' one
+    # A result with the same weights may add the second hash, because results of older answer files have only one.
+    for result in reversed(measured):
         if weights is not None and result.weights is not None and weights.is_same(result.weights):
             weights = result.weights
             break
@@ -171,7 +173,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
 
 
 def _tokenizer_notes(chosen: ChosenResults) -> list[str]:
-    """Return a note for each tokenizer that was given with --tokenizer, which names the results measured with it."""
+    """Return a note for each tokenizer from --tokenizer. The note names the results that were measured with it."""
     by_tokenizer: dict[str, dict[str, None]] = {}
     for result in chosen.results:
         if result.given_tokenizer is not None:
@@ -185,7 +187,7 @@ def _tokenizer_notes(chosen: ChosenResults) -> list[str]:
 
 
 def _tokenizer(home: Path) -> tuple[str | None, int]:
-    """Return the identity, or name, of the tokenizer of a run or model directory, and its number of ids.
+    """Return the identity or name of the tokenizer in a run or model directory, and the number of its ids.
 
     If the tokenizer is unknown, return None and 0.
     """
@@ -204,7 +206,7 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
 
 
 def _superseded_note(results: Sequence[EvaluationResult]) -> str:
-    """Return a note with the number and hashes of results of other weights; "" if there are no such results."""
+    """Return a note with the number of results of other weights and their hashes, or "" if there are none."""
     if not results:
         return ""
     hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))
@@ -228,7 +230,7 @@ def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 
 def _is_valid(result: EvaluationResult) -> bool:
-    """Return whether a result can be shown and compared. It is compared with itself to find out.
+    """Return whether a result can be shown and compared. To find out, compare it with itself.
 
     In a valid result, all numbers are finite, no error is negative, and every value is within its bounds.
     """
@@ -262,16 +264,16 @@ def _state(home: Path, title: str) -> SavedState | None:
 
 
 def _position(home: Path, state: SavedState) -> int | str:
-    """Return the step of a checkpoint, or "end" for the last or best checkpoint of a complete run, at any step."""
+    """Return the step of a checkpoint. For the last or best checkpoint of a complete run, return "end" instead."""
     latest, best = (linked_step(checkpoints_of(home), link) for link in LINKS)
     step = state.position.step
     return "end" if latest == state.config.steps and step in (latest, best) else step
 
 
 def _recipe(config: RunRecord, position: int | str, changes: Sequence[SettingChange]) -> str:
-    """Return, as JSON, all settings except the seed that change a result by more than rounding."""
+    """Return JSON with all settings that change a result by more than rounding, except the seed."""
     keys = recipe(config.model, config.train)
-    for key in (*RESOLVED_KEYS, "precision"):  # their resolved values are added below instead
+    for key in (*RESOLVED_KEYS, "precision"):  # the resolved values of these keys are added below instead
         del keys["train"][key]
     precision = config.numerics.get("precision", config.train.execution.precision)
     tokens = [  # tokens that are still being written are identified by their plan

@@ -1,7 +1,7 @@
 """Decide which differences between recipes are significant, given the noise of the text and of the training seed.
 
-No winner is named if the seed noise is unknown, because it is larger than the interval over the text. All pairs of a
-measure are tested together at 5 % by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
+No winner is named if the seed noise is unknown, because that noise is larger than the interval over the text. All pairs
+of a measure are tested together at 5 % by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
 """
 
 from itertools import combinations
@@ -20,15 +20,15 @@ from evaluation.shared.significance import (
     shared_seeds,
 )
 
-NAMED_MODELS = 3  # a statement lists about this many models by name
+NAMED_MODELS = 3  # approximate largest number of models that a statement lists by name
 
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """The models of one recipe that were measured on the same data. A model of unknown recipe forms its own group."""
+    """Models that share a recipe and were measured on the same data. A model of unknown recipe forms its own group."""
 
     labels: list[str]  # the labels of all models
-    results: dict[int, EvaluationResult]  # by training seed; an unknown seed has a negative number
+    results: dict[int, EvaluationResult]  # by training seed; a negative key stands for an unknown seed
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Group:
 
 @attrs.frozen
 class Statement:
-    """A sentence about two recipes, and which explanations a reader needs to understand it."""
+    """A sentence about two recipes, and which explanations must be shown with it."""
 
     text: str
     has_bounds: bool = False  # the text shows an interval
@@ -92,7 +92,7 @@ class Pair:
 def find_winners(
     measure: Measure, rows: list[Row], results: list[EvaluationResult | None], stated_deviation: float | None
 ) -> tuple[list[Statement], list[str]]:
-    """Return statements about a measure, and notes about its seed noise. `results`: the result shown for each row."""
+    """Return statements about a measure, and notes about its seed noise. `results`: each row's result in the table."""
     statements, notes = list[Statement](), list[str]()
     for subject_groups in group_by_recipe(rows, results):
         groups = [group for group in subject_groups if group.values(measure)]
@@ -110,13 +110,13 @@ def find_winners(
         ]
         verdicts = [verdict(pair, interval) for pair, interval in differences_together(pairs)]
         names = [group.name for group in groups if len(group.labels) > 1]
-        verdicts += [Statement(f"{name} are runs of one recipe: their difference is noise") for name in names]
+        verdicts += [Statement(f"{name} are runs of the same recipe: their difference is noise") for name in names]
         statements += [attrs.evolve(statement, text=f"{measure.name}: {statement.text}") for statement in verdicts]
     return statements, notes
 
 
 def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> list[list[Group]]:
-    """Return, for each subject, its groups in the order of the rows. `results`: the result shown for each row."""
+    """Return, for each subject, its groups in the order of the rows. `results`: each row's result in the table."""
     subjects: dict[str, dict[object, Group]] = {}
     for index, (row, result) in enumerate(zip(rows, results, strict=True)):
         if result is not None:
@@ -128,7 +128,7 @@ def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> 
 
 
 def seed_note(measure: Measure, groups: list[Group]) -> list[str]:
-    """Return a list with a note on the spread of each recipe over its seeds; [] if no recipe has several runs."""
+    """Return a list with a note on the spread of each recipe over its seeds, or [] if no recipe has several runs."""
     digits, recipes = measure.digits, [(group.name, group.values(measure)) for group in groups]
     spreads = [
         f"{name} from {min(runs.values()):.{digits}f} to {max(runs.values()):.{digits}f}"
@@ -146,9 +146,9 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
     """Return the pairs whose difference is known, with intervals whose family-wise error rate is 5 %.
 
     The test has rounds: pairs that were found to differ do not need a share of the 5 % in the next round. The intervals
-    of the last round are returned, and a pair differs significantly if its interval excludes zero. All pairs are
-    measured on the same text or items. If these are too few to test half of the pairs, the other pairs get no bounds
-    either, because they would be the pairs whose noise happens to look small.
+    of the last round are returned, and a pair differs significantly if its interval excludes zero. All pairs were
+    measured on the same text or items. If there is so little text that half of the pairs or more cannot be tested, no
+    pair gets bounds, because the others would only be the pairs whose noise happens to look small.
     """
     undecided = sum(pair.difference(1) is not None for pair in pairs)
     while True:
@@ -165,7 +165,7 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 def verdict(pair: Pair, difference: Interval) -> Statement:
     """Return the statement about a pair.
 
-    One recipe is called better only if the interval of the difference includes the seed noise and excludes zero.
+    A recipe is called better only if the interval of the difference accounts for the seed noise and excludes zero.
     """
     measure, (first, second) = pair.measure, pair.groups
     is_shown_as_is = difference.value > 0 or not difference.excludes_zero or not pair.ranks_models
@@ -175,7 +175,7 @@ def verdict(pair: Pair, difference: Interval) -> Statement:
     if difference.low is None:
         text = f"{names}: cannot tell, because too little was measured to test the difference: {size}"
     elif not pair.ranks_models:
-        text = f"{names} cannot be ranked with one fine-tuning each: {size}"
+        text = f"{names} cannot be ranked with one fine-tuning run each: {size}"
     elif not difference.excludes_zero:
         text = f"{names} do not differ significantly: {size}"
     elif pair.noise is None:

@@ -35,10 +35,11 @@ LABELS = (  # the tasks in nanochat's archive, listed here to check a name befor
     *("coqa", "boolq", "bigbench_language_identification"),
 )
 LARGEST_BUNDLE = 1 << 30  # bytes; nanochat's archive has about 160 MB
-# nanochat's seeds: for the order of a task's items, and for the examples of an item, to which its number is added
+# nanochat's seeds, for the order of a task's items and for the choice of an item's examples. The item's number is added
+# to the second seed.
 ORDER_SEED, EXAMPLES_SEED = 1337, 1234
-# The kinds of tasks, with the keys of an item's contexts and continuations. At most one of the two is a list; the other
-# is a single text.
+# The kinds of tasks, each with the keys of an item's contexts and of its continuations. At most one of the two keys has
+# a list; the other one has a single text.
 KINDS = {
     "multiple_choice": ("query", "choices"),
     "schema": ("context_options", "continuation"),
@@ -61,7 +62,7 @@ class TaskEntry:
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """An item of a task: several contexts with one continuation, or one context with several continuations."""
+    """An item of a task: contexts that share a continuation, or continuations that share a context."""
 
     contexts: list[str]
     continuations: list[str]
@@ -69,7 +70,7 @@ class Question:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """All pairs of a context and a continuation."""
+        """All combinations of a context and a continuation."""
         return [(context, continuation) for context in self.contexts for continuation in self.continuations]
 
 
@@ -84,7 +85,7 @@ class CoreTask:
     def prompts(self, number: int) -> list[tuple[str, str]]:
         """Return the prompts of a question, each in two parts: the text before the continuation, and the continuation.
 
-        The few-shot examples are other questions of the task, chosen by nanochat's random numbers.
+        The few-shot examples are other questions of the task. They are the same ones that nanochat draws at random.
         """
         indices = random.Random(EXAMPLES_SEED + number).sample(
             range(len(self.questions) - 1), self.entry.num_fewshot[0]
@@ -99,9 +100,10 @@ def read_bundle(path: Path | None, labels: str | None, count: int | None) -> tup
     """Return the requested tasks in nanochat's order, and a description of their source for the stored result.
 
     `path`: the archive or its folder; None: the downloaded archive. `labels`: the names of tasks, separated by commas;
-    None: all tasks. `count`: the largest number of items of a task. Raises BadInput, which names the file or the item.
+    None: all tasks. `count`: the largest number of items per task; None: all items. Raises BadInput with the name of
+    the damaged file or item.
     """
-    path, digest, tasks = path or _download_once(), hashlib.sha256(), []  # the digest is of all content that is read
+    path, digest, tasks = path or _download_once(), hashlib.sha256(), []  # the digest covers all content that is read
     names: list[str] = []
 
     def read(name: str) -> bytes:
@@ -137,7 +139,7 @@ def read_bundle(path: Path | None, labels: str | None, count: int | None) -> tup
 
 
 def check_tasks(path: Path | None, labels: str | None) -> None:
-    """Raise BadInput for a task that does not exist, before a model or the bundle is downloaded."""
+    """Raise BadInput for a task that does not exist. Call this before a model or the bundle is downloaded."""
     if labels is None:
         return
     path = path or DOWNLOADED
@@ -181,7 +183,7 @@ def _download_once() -> Path:
                 raise BadInput(f"{URL}: got {remote.size_bytes:,} bytes, wanted at most {LARGEST_BUNDLE:,}")
             with remote.open() as file:
                 content = file.read()
-            # The hash is written first, so that an archive without it cannot come from here.
+            # The hash is written first, so that an archive without a hash cannot be from this download.
             replace_file(RECORDED, _sha256_line(hashlib.sha256(content).hexdigest()), durable=True)
             replace_file(DOWNLOADED, content, durable=True)
         if RECORDED.exists() and not _is_recorded(DOWNLOADED):
@@ -230,7 +232,7 @@ def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
         has_two_lists = len(question.contexts) > 1 and len(question.continuations) > 1
         pairs = question.pairs
         if has_two_lists or not 0 <= question.gold < len(pairs) or not all(map("".join, pairs)):
-            raise ValueError(f"got gold {question.gold}, wanted the index of one of {len(pairs)} texts, none empty")
+            raise ValueError(f"got gold {question.gold}, wanted the index of one of {len(pairs)} non-empty texts")
     for text in (*contexts, *continuations):
         check_text(text, where)
     return attrs.evolve(question, contexts=[text.strip() for text in contexts]) if trims else question

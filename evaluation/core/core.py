@@ -1,6 +1,6 @@
 """CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks, measured in the same way as karpathy/nanochat does.
 
-The same pass measures bits per byte of the gold answers, which improve earlier than the accuracy of a small model.
+The same pass measures the bits per byte of the gold answers. In small models, they improve earlier than the accuracy.
 """
 
 import math
@@ -40,7 +40,7 @@ from model.loss import token_losses
 from tokens.search.overlap import GRAM, find_overlap, forms, open_comparable
 from training.parallel.process_group import Ranks, from_coordinator
 
-ITEMS_AT_ONCE = 16  # items in a unit of work for one rank; they have similar lengths
+ITEMS_AT_ONCE = 16  # number of items, of similar lengths, that form a unit of work for a rank
 
 HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
 COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")
@@ -48,10 +48,10 @@ COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byt
 
 @attrs.frozen
 class Choice:
-    """One of the texts between which a model has to choose."""
+    """One of the texts that a model has to choose from."""
 
     tokens: np.ndarray  # ids of context and continuation, 1-D
-    scored: int  # the number of tokens at the end whose losses are used
+    scored: int  # number of scored tokens, which are the last ones
 
 
 def run(command: CoreCommand) -> None:
@@ -95,7 +95,7 @@ def measure(
 
 
 def trained_on(trained: Trained, task: CoreTask, against: Path) -> np.ndarray:
-    """Return which items share an n-gram with a train split, bool (items,).
+    """Return whether each item shares an n-gram with a train split, bool (items,).
 
     Raises BadInput if the split has the ids of another tokenizer.
     """
@@ -112,7 +112,7 @@ def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:
 
 
 def describe(scores: dict[str, dict[str, Any]]) -> str:
-    """Return a text with the means over tasks."""
+    """Return the means over tasks as text."""
     means = means_of(scores)
     name = "CORE" if len(scores) == TASKS else f"centered, mean of {len(scores)} tasks:"
     core, gold = (plus_minus(means[key] or 0.0, means[f"{key}_error"], 4) for key in ("core", "gold_bits_per_byte"))
@@ -122,15 +122,15 @@ def describe(scores: dict[str, dict[str, Any]]) -> str:
 def answer_questions(
     trained: Trained, task: CoreTask, lengths: np.ndarray, numbers: list[int]
 ) -> list[tuple[bool, float, bool]]:
-    """Answer questions of a task. For each question, return a tuple of three values.
+    """Answer questions of a task, and return three values for each question.
 
-    They are whether the model's answer is correct, the bits per byte of the gold answer, and whether a prompt was too
-    long for the context and had to be cut. `lengths`: number of bytes of each token (V,). `numbers`: the numbers of the
-    questions. Raises BadInput for a loss that is not finite.
+    The values are whether the model's answer is correct, the bits per byte of the gold answer, and whether a prompt was
+    cut because it was too long for the context. `lengths`: number of bytes of each token (V,). `numbers`: the questions
+    to answer. Raises BadInput for a loss that is not finite.
     """
     context_length, rows = trained.network.config.context_length, []
     questions = [choices_of(trained, task, lengths, number) for number in numbers]
-    # The first of the remaining tokens has no loss, so one token less than the context can be scored.
+    # The first token of a prompt has no loss, so the number of scored tokens must be less than the context length.
     cut = [
         [Choice(choice.tokens[-context_length:], min(choice.scored, context_length - 1)) for choice in choices]
         for choices, _, _ in questions
@@ -140,8 +140,8 @@ def answer_questions(
         gold = task.questions[number].gold
         nats, likeliest = (values[-gold_size:] for values in losses[gold])
         bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
-        # A choice that is a prefix of another one has no tokens to compare, so its mean is NaN. nanochat selects such a
-        # choice if it is the first one, and otherwise never. Of equal choices, it selects the first.
+        # If a choice is a prefix of the others, it has no tokens to compare, and its mean is NaN. Like nanochat, `min`
+        # selects such a choice if it is the first one, and otherwise never. Among equal choices, it selects the first.
         ends = [
             choice_nats[-count:] if count else choice_nats[:0]
             for (choice_nats, _), count in zip(losses, compared, strict=True)
@@ -156,11 +156,11 @@ def answer_questions(
 def choices_of(
     trained: Trained, task: CoreTask, lengths: np.ndarray, number: int
 ) -> tuple[list[Choice], list[int], int]:
-    """Return a question's choices, how many tokens at the end of each are compared, and the size of the gold answer.
+    """Return a question's choices, the number of compared tokens in each, and the size of the gold answer.
 
-    As in nanochat, choices with one context are compared by the tokens after their common prefix, and choices with one
-    continuation by their common suffix. The gold answer is the complete continuation with the white space before it.
-    Its size is the smallest number of tokens at the end that contains these bytes.
+    As in nanochat, choices that share a context are compared on the tokens after their common prefix; choices that
+    share a continuation, on their common suffix. The gold answer is the complete continuation with the white space
+    before it. Its size is the number of tokens, counted from the end, that are needed to cover it.
     """
     prompts, gold = task.prompts(number), task.questions[number].gold
     rows = [[trained.begin_id, *trained.tokenizer.encode("".join(prompt)).tolist()] for prompt in prompts]
@@ -177,8 +177,8 @@ def choices_of(
 def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """Return two arrays for each choice of each item, with an entry for each scored token.
 
-    The first array has the losses, in nats, fp64. The second one is True where the token is the model's likeliest one.
-    Logits are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
+    The first array has the losses, in nats, fp64. The second one is True if the model considered the token the
+    likeliest. Logits are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
     """
     network, choices, arrays = trained.network, [*chain(*items)], dict[int, tuple[np.ndarray, np.ndarray]]()
     order = sorted(range(len(choices)), key=lambda number: -len(choices[number].tokens))
@@ -209,7 +209,7 @@ def _common(rows: list[list[int]]) -> int:
 
 
 def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask], dict[str, Any]]:
-    """Read the bundle, and print how many items it has and the published scores, if they are comparable."""
+    """Read the bundle, print the number of its items, and print the published scores if they are comparable."""
     tasks, data = read_bundle(command.bundle, command.tasks, command.count)
     show(f"{data['file']}: {sum(len(task.questions) for task in tasks):,} items of {len(tasks)} tasks")
     labels = [task.entry.label for task in tasks]

@@ -1,6 +1,6 @@
 """Scores of CORE: the accuracy centered on chance, and the bits per byte of the gold answers.
 
-Models are compared in pairs of items.
+Two models are compared item by item.
 """
 
 import math
@@ -21,7 +21,7 @@ SOURCE = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb, all items"
 
 @attrs.frozen
 class ItemValues:
-    """What each item of a file contributes to the mean over tasks."""
+    """The contribution of each item of a file to the mean over tasks."""
 
     values: np.ndarray  # float64 (items,)
     step: float = 0.0  # value of a hit minus value of a miss; 0: the values are measurements, not hits and misses
@@ -32,17 +32,17 @@ Parts = Mapping[str, ItemValues]  # by file of items
 
 @attrs.frozen
 class CoreSample:
-    """The values of a result's items, by which models are compared."""
+    """The values of a result's items, which are used to compare models."""
 
     parts: Parts
-    is_published_data: bool  # True: published scores are of the same items
+    is_published_data: bool  # True: published scores were measured on the same items
 
 
 def is_published_data(data: Mapping[str, Any], tasks: Collection[str]) -> bool:
     """Return whether the scores of a bundle can be compared with published ones.
 
-    They can if they are of all items of nanochat's own archive. `data`: the bundle's description, as `read_bundle`
-    returns it. Results of earlier versions have only the file's name.
+    They can if they were measured on all items of nanochat's own archive. `data`: the description of the bundle that
+    `read_bundle` returns. Results of earlier versions have only the file's name.
     """
     is_complete = data["count"] is None and {*tasks} == {*LABELS}
     return is_complete and data.get(IS_NANOCHATS, data.get("file") == str(DOWNLOADED)) is True
@@ -60,9 +60,9 @@ def reason_not_comparable(data: Mapping[str, Any], tasks: Collection[str]) -> st
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
-    """Return the fields of a task's score: means and their errors over items, and the values of every item.
+    """Return the fields of a task's score: means over items, their errors, and the values of every item.
 
-    The values are stored for scores of subsets, and for comparisons in pairs of items.
+    The values are stored so that subsets can be scored later, and so that models can be compared item by item.
 
     `dataset`: file of the items. `baseline`: accuracy of guessing. `hits`: whether each item was answered correctly,
     bool (items,). `bits`: bits per byte of each gold answer, float64 (items,). Both are in the order of measurement.
@@ -84,10 +84,10 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
 
 
 def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
-    """Return the parts of two means over tasks: of the centered scores, and of the gold bits per byte.
+    """Return the parts of the mean centered score over tasks, and the parts of the mean gold bits per byte.
 
-    Tasks that share a file have its items in the same order. They form one part, because their errors are correlated.
-    Raises ValueError if a task does not have a value for each of its items.
+    Tasks that share a file have the same items in the same order. They form one part, because their errors are
+    correlated. Raises ValueError if a task does not have a value for each of its items.
     """
     parts: tuple[dict[str, ItemValues], dict[str, ItemValues]] = {}, {}
     for task in tasks.values():
@@ -117,7 +117,7 @@ def sum_of_means(parts: Parts, *, paired: bool = False) -> tuple[float, float | 
 def core_difference(a: list[CoreSample], b: list[CoreSample], confidence: float) -> Interval:
     """Return the difference between two means over tasks, paired by item.
 
-    The difficulty of an item is common to both models and cancels.
+    The difficulty of an item is common to both models and cancels in their difference.
     """
     sides = [
         {file: np.mean([sample.parts[file].values for sample in side], axis=0) for file in side[0].parts}
@@ -148,7 +148,7 @@ GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=Fal
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
-    """Yield the result in a stored record. A result of some of the tasks or items has separate columns."""
+    """Yield the result in a stored record. A result of only some tasks or items has separate columns."""
     data, tasks, measurements = record["data"], record["tasks"], []
     is_complete, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
     for measure, parts in zip((CORE, GOLD), task_parts(tasks), strict=True):

@@ -28,9 +28,9 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.checkpoints.directory import WEIGHTS, is_own_partial
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
-NOT_UPLOADED = (EVALUATIONS, ANSWERS)  # results about the model that are stored next to it and not uploaded
+NOT_UPLOADED = (EVALUATIONS, ANSWERS)  # evaluation results that are stored next to the model but not uploaded
 MODELFILE = "Modelfile"
-LONGEST_GENERATION = 256  # tokens; the default of pipelines, reduced for models with a short context
+LONGEST_GENERATION = 256  # tokens; default length of the texts that pipelines generate, less for a short context
 # Our templates in Go's template language, which ollama uses.
 GO_TEMPLATES = {
     TEMPLATES["turns"].text: "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>{{ end }}<|assistant|>",
@@ -62,16 +62,17 @@ def export(
 ) -> None:
     """Write the directory atomically.
 
-    If a `repository` is given, an existing directory with the same weights is left as it is, because an earlier push
-    may have failed. Raises BadInput if the directory contains anything else, or if no stock class supports the network.
+    If a `repository` is given and the directory already exists with the same weights, it is not changed: an earlier
+    push of it may have failed. Raises BadInput if the directory contains anything else, or if no stock class supports
+    the network.
     """
     stock_class(trained.network.config, str(trained.location.path))
     directory = directory.resolve()
     for leftover in _other_partials(directory):
         show(
             note(
-                f"{leftover}: left by an export that was killed, unless one is still writing it; delete it to free "
-                "disk space"
+                f"{leftover}: remains of an export that was killed, unless an export is still writing it; delete it to "
+                "free disk space"
             )
         )
     contention = f"{directory}: another export is writing to this folder; wait for it, or pass another folder"
@@ -84,7 +85,7 @@ def export(
         if not empty and (repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
         if empty and directory.exists():
-            directory.rmdir()  # this raises an error for a mount point, to which nothing could be renamed
+            directory.rmdir()  # this raises an error for a mount point, which could not be replaced by renaming
         _write_model(trained, partial, dtype)
         replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
         if empty:
@@ -94,7 +95,7 @@ def export(
 
 
 def _other_partials(directory: Path) -> list[Path]:
-    """Return the partial folders of exports to other names, including those of earlier versions."""
+    """Return the partial folders of exports to other names, including exports of earlier versions."""
     candidates = directory.parent.glob(f"{PARTIAL}*")
     signs = ("model", CONFIG, WEIGHTS, "tokenizer.json")  # an earlier version wrote into a folder "model"
     partials = [
@@ -104,7 +105,7 @@ def _other_partials(directory: Path) -> list[Path]:
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:
-    """Upload an exported directory, and return its URL. Raises BadInput if the hub is unreachable or refuses."""
+    """Upload an exported directory, and return its URL. Raises BadInput if the hub is unreachable or refuses it."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -123,7 +124,8 @@ def push(directory: Path, repository: str, *, private: bool) -> str:
 def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: Any) -> None:
     """Write config.json and the weights in the form of the network's stock class.
 
-    `more`: additional keys of config.json. Raises BadInput before anything is written if there is no stock class.
+    `more`: additional keys of config.json. If no stock class supports the network, BadInput is raised before anything
+    is written.
     """
     config = stock_class(network.config).config | {"torch_dtype": dtype} | more
     plain = {key: unpadded(key, value.detach().cpu(), network.config) for key, value in network.named_parameters()}
@@ -135,7 +137,7 @@ def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: 
 def generation_defaults(trained: Trained) -> dict[str, Any]:
     """Return the content of generation_config.json.
 
-    It has the ids that end an answer, and the largest number of new tokens. For a chat model, it also has sampling
+    It has the ids that end an answer, and the largest number of new tokens. For chat models, it also has the sampling
     options.
     """
     end, half = trained.tokenizer.end_of_text_id, max(1, trained.network.config.context_length // 2)
@@ -149,9 +151,9 @@ def generation_defaults(trained: Trained) -> dict[str, Any]:
 
 
 def modelfile(trained: Trained) -> str | None:
-    """Return the content of a Modelfile, which describes `model.gguf` in the same folder to ollama.
+    """Return the content of a Modelfile, with which ollama loads `model.gguf` from the same folder.
 
-    Return None if the model has no chat template, or one that is not among ours.
+    Return None if the model has no chat template or a template that is not one of ours.
     """
     go_template = None if trained.template is None else GO_TEMPLATES.get(trained.template.text)
     if go_template is None:
@@ -173,5 +175,5 @@ def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> N
     replace_file(directory / GENERATION, json.dumps(generation_defaults(trained), indent=2) + "\n")
     if (ollama := modelfile(trained)) is not None:
         replace_file(directory / MODELFILE, ollama)
-    # safetensors makes the file readable only for its owner; give it the same permissions as the other files.
+    # safetensors makes the file readable only for its owner, so it gets the same permissions as the other files.
     (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)

@@ -1,4 +1,4 @@
-"""Write the model card (README.md) of an exported model from its run's record. Unknown facts have no line."""
+"""Write the model card (README.md) of an exported model from the record of its run. Unknown facts are left out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +55,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
 
 
 def _training(location: ModelLocation) -> Iterator[tuple[str, str]]:
-    """Yield the facts about a model's training, as rows of a table; none for a model of another program."""
+    """Yield rows of a table of facts about a model's training. A model from another program has none."""
     if not location.is_lockstep_checkpoint:
         return
     state = read_state(location.path)

@@ -31,23 +31,24 @@ HELP = {
 
 
 class Conversation:
-    """The messages of a user and a model. A model without a template reads them as one plain text.
+    """The messages of a user and a model. A model without a template reads them as a single plain text.
 
-    The keys and values of earlier messages are cached.
+    The attention keys and values of earlier messages are cached.
     """
 
     def __init__(self, trained: Trained, longest: int, system: str | None = None):
-        """Begin a conversation. Raises BadInput if the model cannot have a system message or it is too long.
+        """Begin a conversation.
 
-        `longest`: the largest number of tokens per answer. `system`: a system message, which is never forgotten.
+        `longest`: the largest number of tokens per answer. `system`: a system message, which is never left out. Raises
+        BadInput if the model does not support system messages, or if the message is too long.
         """
         self.trained, self.longest = trained, longest
         self.context = trained.network.config.context_length
         self.system = [] if system is None else [Message(SYSTEM, system)]
-        self.turns: list[Message] = []  # messages of the user and the model, alternately
+        self.turns: list[Message] = []  # alternating messages of the user and the model
         self.unseen = 0  # number of turns at the beginning that no longer fit the context
-        self.answers = 0  # number of answers that were begun
-        self.latest: GeneratedText | None = None  # the last answer that was begun
+        self.answers = 0  # number of answers that were started
+        self.latest: GeneratedText | None = None  # the last answer that was started
         self.cut = 0  # number of answers in `turns` that the model did not end itself
         self._prefix = Prefix(trained.network)
         if self.system and trained.template is None:
@@ -57,9 +58,9 @@ class Conversation:
         self._prompt(Message(USER, " "))
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer to a message in parts of complete characters, and add both to the turns. Raises BadInput.
+        """Yield the answer to a message in parts of complete characters. Raises BadInput.
 
-        They are added even if the answer is interrupted.
+        At the end, the message and the answer are added to the turns, even if the answer was interrupted.
         """
         question, answer = Message(USER, text), ""
         ids = self._prompt(question)
@@ -76,7 +77,7 @@ class Conversation:
                 self.cut += self.latest.finish != "stop"
 
     def interrupt(self, *_: Any) -> None:
-        """End the answer before its next token. This is a signal handler; a line that is being printed is not cut."""
+        """End the answer before its next token. As a signal handler, this does not cut a line that is being printed."""
         if self.latest is not None:
             self.latest.interrupted = True
 
@@ -92,7 +93,7 @@ class Conversation:
 
 
 def run(command: ChatCommand) -> None:
-    """Print the answer to one message, or to all messages that are typed until the input ends."""
+    """Print the answer to a single message, or to all messages that are typed until the input ends."""
     typed = command.prompt is None and os.isatty(0)
     message = "" if typed else read_prompt(command.prompt)
     conversation = Conversation(load_for_generation(command), command.tokens, command.system)
@@ -104,7 +105,7 @@ def run(command: ChatCommand) -> None:
     with suppress(ImportError):  # with readline, input() can edit lines
         import readline
 
-        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines that are pasted form one message
+        readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines form a single message
     show(conversation.trained.location.title)
     show("Ctrl-C ends an answer, Ctrl-D ends the program, and /help lists the commands.")
     while True:
@@ -121,7 +122,7 @@ def run(command: ChatCommand) -> None:
 
 
 def respond(conversation: Conversation, typed: str, sampling: Sampling) -> None:
-    """Carry out a typed command, or print the answer to a typed message until it ends or Ctrl-C. Raises BadInput."""
+    """Carry out a typed command, or print the answer to a typed message. Ctrl-C ends the answer. Raises BadInput."""
     message = typed.strip()
     if re.match(r"/\w*(\s|$)", typed):
         show(*run_chat_command(conversation, *message.split(maxsplit=1)).split("\n"))
@@ -147,7 +148,7 @@ def run_chat_command(conversation: Conversation, name: str, value: str = "") -> 
         return "A new conversation begins."
     if name != "/save":
         raise BadInput(f"{name}: unknown command; {nearest(name, (usage.split()[0] for usage in HELP))}")
-    with refusing(f"/save: {value}", kinds=(RuntimeError,)):  # for ~NAME of an unknown user
+    with refusing(f"/save: {value}", kinds=(RuntimeError,)):  # raised for ~NAME if there is no such user
         path = Path(value).expanduser()
     if path.suffix != ".jsonl" or not conversation.turns:
         if path.suffix == ".jsonl":
@@ -165,7 +166,7 @@ def run_chat_command(conversation: Conversation, name: str, value: str = "") -> 
 
 
 def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
-    """Yield a text, with a newline instead of the space before each word that would not fit the terminal's width."""
+    """Yield a text in which a newline replaces the space before each word that would not fit the terminal's width."""
     line = pending = ""
     for part in chain(parts, ["\n"]):
         *words, pending = re.split(r"(?=[\s\u2e80-\U0010ffff])", pending + part)
@@ -179,6 +180,6 @@ def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
 
 
 def _interrupt_once(*_: Any) -> None:
-    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt, because a second one would end the program."""
+    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt. A second Ctrl-C would end the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

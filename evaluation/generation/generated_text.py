@@ -1,9 +1,9 @@
-"""Generate text, in the way that all commands share: prompt ids -> ids of new tokens -> pieces of text.
+"""Generate text from the ids of a prompt. All commands share this code.
 
 `GeneratedText` is a single text; chat, sample, smoke, instruct and the samples of a report use it. The server computes
-the next tokens of several texts in one forward pass, so its engine uses the same building blocks directly: `Drawing`
-and `advance` of model/generate.py, which choose tokens and end a text, and `TextDecoder`, which turns tokens into
-characters.
+the next tokens of several texts in the same forward pass, so its engine uses the same building blocks directly:
+`Drawing` and `advance` of model/generate.py, which choose tokens and end a text, and `TextDecoder`, which turns tokens
+into characters.
 """
 
 import codecs
@@ -50,14 +50,16 @@ class TextDecoder:
         text = self._decoder.decode(spelled[:1])
         pending, _ = self._decoder.getstate()  # bytes of an incomplete character
         offset = self.characters + len(text)
-        if spelled:  # the first two bytes of a surrogate are pending, although they can only become two characters
+        # Usually, all pending bytes form a single character, which begins at `offset`. The first two bytes of a
+        # surrogate are pending, too, but can only become two characters; then the token's byte belongs to the second.
+        if spelled:
             offset += len(pending.decode(errors="replace")) - 1
         text += self._decoder.decode(spelled[1:])
         self.characters += len(text)
         return TextPiece(text, offset)
 
     def end(self) -> str:
-        """Return U+FFFD if the last character is incomplete, and otherwise nothing."""
+        """Return U+FFFD if the last character is incomplete, and otherwise ""."""
         text = self._decoder.decode(b"", final=True)
         self.characters += len(text)
         return text
@@ -73,8 +75,9 @@ class GeneratedText:
     sampling: Sampling
     stop: Collection[int] = attrs.field(default=(), kw_only=True)  # ids that end the text
     prefix: Prefix | None = attrs.field(default=None, kw_only=True)  # an earlier text, whose cached beginning is reused
-    tokens: list[int] = attrs.field(factory=list, init=False)  # the tokens so far, without the one that ended the text
-    finish: Finish | None = attrs.field(default=None, init=False)  # why the text ended; None: not ended or interrupted
+    tokens: list[int] = attrs.field(factory=list, init=False)  # new tokens so far, without the id that ended the text
+    # Why the text ended; None: it has not ended, or it was interrupted
+    finish: Finish | None = attrs.field(default=None, init=False)
     interrupted: bool = attrs.field(default=False, init=False)  # set this to end the text before its next token
 
     def __iter__(self) -> Iterator[str]:
@@ -98,7 +101,8 @@ class GeneratedText:
 def load_for_generation(options: ModelOptions) -> Trained:
     """Load a model to generate text.
 
-    Generation uses one thread, because sums, and therefore texts, would otherwise depend on the number of cores.
+    Generation uses a single thread. Otherwise, the rounding of sums, and therefore the texts, would depend on the
+    number of cores.
     """
     ranks = meet(options.device, TIMEOUT_SECONDS)
     trained = load_on_all(ranks, locate(options.model, options.checkpoint), options.tokenizer)
@@ -109,15 +113,15 @@ def load_for_generation(options: ModelOptions) -> Trained:
 
 
 def sampling_of(options: GenerationOptions, number: int) -> Sampling:
-    """Return the sampling options of a command's text `number`, which counts from 0."""
+    """Return the sampling options for the text `number` of a command. Numbers start at 0."""
     seed = options.seed + number
     return Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=seed)
 
 
 def print_parts(parts: Iterable[str]) -> bool:
-    """Print the parts of a text as they arrive, and a newline. Return False if the output has no reader any more.
+    """Print the parts of a text as they arrive, and then a newline. Control characters are escaped.
 
-    Control characters are escaped.
+    Return False if the program that reads the output has ended.
     """
     try:
         for text in parts:

@@ -6,7 +6,7 @@ from common.errors import BadInput, refusing
 from common.json_files import FILE_BYTES, check_text
 from tokens.tokenizer.template import USER, Message
 
-FILE = "FILE:"  # stands before the path of a prompt, as in nanoGPT's sample.py
+FILE = "FILE:"  # prefix of a path from which the prompt is read, as in nanoGPT's sample.py
 
 
 class TooLong(BadInput):
@@ -14,7 +14,7 @@ class TooLong(BadInput):
 
 
 def read_prompt(option: str | None) -> str:
-    """Return the prompt of an option, or the text on stdin if it is None. Raises BadInput.
+    """Return the prompt that an option gives, or read it from stdin if the option is None. Raises BadInput.
 
     A single newline at the end of a file is removed. If stdin is a terminal, the prompt is empty.
     """
@@ -36,10 +36,11 @@ def latest_turns(
     context: int,
     longest: int,
 ) -> tuple[int, list[int]]:
-    """Return how many of the oldest turns must be left out, and the ids of the prompt without them.
+    """Return the number of oldest turns that must be left out, and the ids of the prompt without these turns.
 
-    The prompt always contains the messages of `system`, and the next message is the user's. It leaves a quarter of the
-    context for the answer, or `longest` tokens if that is less. Raises TooLong if even the last turn alone leaves less.
+    The prompt always begins with the messages of `system`, followed by a message of the user. It leaves a quarter of
+    the context for the answer, or `longest` tokens if that is less. Raises TooLong if the last message of the user
+    alone leaves less.
     """
     limit = context - max(1, min(longest, context // 4))
     ids: list[int] = []

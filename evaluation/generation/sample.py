@@ -35,9 +35,9 @@ def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenSt
 
 
 def print_samples(trained: Trained, command: SampleCommand, prompt: str, streams: Sequence[TokenStream] = ()) -> None:
-    """Print samples as they are generated, until the output has no reader any more. Raises BadInput.
+    """Print samples as they are generated, until the program that reads the output ends. Raises BadInput.
 
-    With `streams`, each sample is followed by a trace of its text in them.
+    If there are `streams`, each sample is followed by a trace, which shows where parts of the sample occur in them.
     """
     ids = trained.encode(prompt)
     for number in range(command.samples):
@@ -51,9 +51,9 @@ def print_samples(trained: Trained, command: SampleCommand, prompt: str, streams
 
 
 def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) -> list[str]:
-    """Return lines about the longest runs of a generated text (ids, 1-D) that occur in streams, longest first.
+    """Return lines about the longest runs of tokens in a generated text that also occur in streams, longest first.
 
-    Runs that overlap a longer one are not printed.
+    `text`: the ids of the generated text, 1-D. Runs that overlap a longer run are not printed.
     """
     runs = verbatim_runs(streams, text)
     in_training_data, printed = np.zeros(len(text), bool), np.zeros(len(text), bool)

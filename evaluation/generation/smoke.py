@@ -32,7 +32,7 @@ GREEDY = Sampling(temperature=0)
 
 @attrs.frozen
 class AskedPrompt:
-    """A prompt in the form in which a model is asked."""
+    """A prompt in the form that a model reads."""
 
     text: str  # the prompt in the output; a chat model's prompt includes the turn tokens around the message
     ids: list[int]
@@ -98,8 +98,8 @@ def smoke(
 ) -> list[Continuation]:
     """Return greedy and sampled continuations of prompts. Call this on every rank. Raises BadInput.
 
-    `prompts`: without any, the texts of GALLERY are used. `count`: the value of --tokens. A chat model's continuation
-    may end earlier, with the end of its answer.
+    `prompts`: if there are none, the texts of GALLERY are used. `count`: the value of --tokens. A chat model's
+    continuation ends earlier if the model ends its answer.
     """
     lay_out_for_generation(trained.network)
     count = new_tokens(trained, count)
@@ -111,7 +111,7 @@ def smoke(
         prompt, job_sampling = job
         generated = GeneratedText(trained, prompt.ids, count, job_sampling, stop=stop)
         text = "".join(generated)
-        # Greedy continuations of small models always repeat, so they are checked only if nothing else is sampled.
+        # Greedy continuations of small models always repeat, so they are checked only if there are no sampled ones.
         problem = _problem(generated.tokens, text) if job_sampling is samplings[-1] else None
         return Continuation(prompt=prompt.text, temperature=job_sampling.temperature, text=text, problem=problem)
 
@@ -130,7 +130,7 @@ def new_tokens(trained: Trained, count: int | None) -> int:
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:
-    """Return the period with which a sequence repeats to its end, or None if it does not."""
+    """Return the period with which a sequence repeats until its end, or None if it does not repeat."""
     if len(tokens) < REPEATED_TOKENS:
         return None
     return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)

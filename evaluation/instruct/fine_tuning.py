@@ -1,7 +1,7 @@
-"""Fine-tune on instructions with reference answers: a training run that ends when its validation loss rises.
+"""Fine-tune on instructions with reference answers, in a training run that ends when its validation loss rises.
 
-The run directory contains the token files, which have the records as conversations in Alpaca's template (Taori et al.
-2023). Training records are packed into rows of the model's context length; each validation record has a separate row. A
+The token files in the run directory contain the records as conversations in Alpaca's template (Taori et al. 2023).
+Training records are packed into rows of the model's context length; each validation record has a separate row. A
 micro-batch is a row, and a batch is an elastic step, so the weights have the same bits on any number of GPUs.
 """
 
@@ -40,7 +40,7 @@ from training.telemetry.metrics_log import Metric, read_metrics
 ROOT = Path(__file__).parents[2]
 ALPACA = TEMPLATES["alpaca"]
 TOKENS = "tokens"  # directory of the token files in the run directory
-TRAIN: dict[str, Any] = {  # keys of train.json that do not depend on the records or the settings
+TRAIN: dict[str, Any] = {  # keys of train.json whose values do not depend on the records or the settings
     "objective": "answers",
     "shuffle": True,
     "microbatch_size": 1,
@@ -56,36 +56,37 @@ POLL_SECONDS = 0.1  # interval at which a training run is checked
 
 @attrs.frozen
 class Example:
-    """A record as tokens: the prompt, the reference answer, and the end of text."""
+    """The tokens of a record: its prompt, its reference answer, and the end of text."""
 
     tokens: list[int]
     first_target: int  # index of the answer's first token
-    cut: bool  # the context is too short for the complete record
+    cut: bool  # True: the context is too short for the complete record
 
 
 @attrs.frozen(kw_only=True)
 class FineTuned:
-    """The outcome of a fine-tuning."""
+    """The outcome of a fine-tuning run."""
 
-    losses: list[float]  # validation losses before the first epoch and after each one, nats per token of the answers
+    # Validation losses before the first epoch and after each epoch, in nats per token of the answers
+    losses: list[float]
     best_epoch: int  # 0: no epoch improved the loss
 
 
 def messages(record: Record) -> list[Message]:
-    """Return two messages: the question of a record, with its input, and the reference answer."""
+    """Return the two messages of a record: the question, including the input, and the reference answer."""
     return conversation(attrs.asdict(record), special_tokens=()).messages
 
 
 def prompt_ids(trained: Trained, record: Record) -> list[int]:
-    """Return the ids of the prompt that asks a record's question. In training, they come before the answer."""
+    """Return the ids of the prompt that asks a record's question. In training, the answer follows these ids."""
     return ALPACA.prompt(trained.tokenizer, messages(record)[:1])
 
 
 def make_example(trained: Trained, record: Record, *, targets: bool = True) -> Example:
-    """Return a record as tokens, cut to the model's context.
+    """Return the tokens of a record, cut to the model's context.
 
-    If it is too long, the beginning of the prompt is removed first, then the end of the answer. `targets`: allow one
-    more token than the context, because the last token is only a target.
+    If the record is too long, the beginning of the prompt is removed first, then the end of the answer. `targets`:
+    allow one token more than the context length, because the last token is only a target.
     """
     room = trained.network.config.context_length + targets
     ids, _ = ALPACA.encode(trained.tokenizer, messages(record))
@@ -103,7 +104,7 @@ def answer_losses(network: GPT, example: Example) -> Tensor:
 def write_run(
     trained: Trained, train: list[Record], validation: list[Record], settings: FineTuneSettings, run: Path
 ) -> None:
-    """Write the run directory of a fine-tuning. Raises BadInput if there are too few records for an update."""
+    """Write the directory of a fine-tuning run. Raises BadInput if there are too few records for an update."""
     if len(train) < settings.batch_size:
         raise BadInput(
             f"--batch-size {settings.batch_size}: there are only {len(train)} training records; pass a smaller number"
@@ -136,7 +137,7 @@ def write_run(
 
 
 def train_run(run: Path, origin: Path, device: torch.device) -> FineTuned:
-    """Train a run from the weights of a model, or resume it, and return its losses. Raises BadInput if it fails."""
+    """Train or resume a run that starts from a model's weights, and return its losses. Raises BadInput if it fails."""
     batch = json.loads((run / "train.json").read_text())["global_batch_size"]
     gpus = torch.cuda.device_count() if device.type == "cuda" else 1
     launcher = ["-m", "training.supervision.torchrun"] if 1 < min(gpus, MOST_RANKS) <= batch else []
@@ -191,13 +192,13 @@ def _write_manifest(directory: Path, tokenizer: Tokenizer, files: Sequence[Path]
 
 
 def _losses(run: Path) -> list[float]:
-    """Return the validation losses of a run so far. The first one was measured before the first step."""
+    """Return the validation losses that a run has recorded. The first one was measured before the first step."""
     validations = [record for record in read_metrics(run) if Metric.VALIDATION_LOSS in record]
     return [*{record["step"]: record[Metric.VALIDATION_LOSS] for record in validations}.values()]
 
 
 def _print_losses(run: Path, first: int) -> int:
-    """Print the validation losses from epoch `first` on, and return the epoch to begin with in the next call."""
+    """Print the new validation losses, from epoch `first` on. Return the value of `first` for the next call."""
     losses = _losses(run)
     for epoch in range(first, len(losses)):
         show(f"  epoch {epoch}: validation loss {losses[epoch - 1]:.4f} -> {losses[epoch]:.4f}")

@@ -53,8 +53,8 @@ from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
-OUTCOME_KEYS = {"losses", "best_epoch"}  # entries among the settings in a file of answers that are outcomes
-IDENTITY = "instruct.json"  # a file in the run directory of a fine-tuning, with its model, data and settings
+OUTCOME_KEYS = {"losses", "best_epoch"}  # keys under "settings" in a file of answers that are really outcomes
+IDENTITY = "instruct.json"  # file in the directory of a fine-tuning run that states its model, data and settings
 
 
 @attrs.frozen(kw_only=True)
@@ -75,14 +75,14 @@ class HeldOutQuestions:
 
 @attrs.frozen(kw_only=True)
 class Tuned:
-    """A fine-tuning with one seed, and the scores of its answers."""
+    """A fine-tuning run with one seed, and the scores of its answers."""
 
     seed: int
     fine_tuned: FineTuned
     scores: ReferenceScores
     answers: Path
     cut: int  # number of records longer than the context
-    is_reused: bool  # the answers are from an earlier session
+    is_reused: bool  # True: the answers are from an earlier session
 
     def __str__(self) -> str:
         losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
@@ -123,7 +123,7 @@ def measure(
 def read_questions(path: Path) -> HeldOutQuestions:
     """Read a file of records, and split them in their order: 85 % for training, 10 % for testing, 5 % for validation.
 
-    Raises BadInput for damaged records, and for so few records that a part would be empty.
+    Raises BadInput for damaged records, or if there are so few records that a part would be empty.
     """
     records = read_records(path)
     train, test = int(len(records) * TRAIN_SHARE), int(len(records) * TEST_SHARE)
@@ -197,7 +197,7 @@ def instruct(
 
 
 def summary(fine_tunings: list[Tuned], questions: HeldOutQuestions, settings: FineTuneSettings) -> dict[str, Any]:
-    """Return the fields to store for the fine-tunings of a model: those of each seed, and means over the seeds."""
+    """Return the fields to store for a model's fine-tuning runs: fields for each seed, and means over the seeds."""
     return {
         "data": questions.as_record(),
         "settings": {name: value for name, value in attrs.asdict(settings).items() if name != "seed"},
@@ -252,11 +252,11 @@ def _file_name(title: str, seed: int) -> str:
 
 
 def _check_owner(file: Path, location: ModelLocation) -> None:
-    """Raise BadInput if a file contains the answers of a model in another directory, before anything is trained."""
+    """Before anything is trained, raise BadInput if a file contains the answers of a model in another directory."""
     try:
         answers = read_answers(file)
     except BadInput:
-        return  # there is no file, or it does not contain answers; in that case, it will be archived
+        return  # there is no file, or it does not contain answers and will be archived
     theirs = None if answers.home is None else answers.home.resolve()
     ours = WeightsIdentity(files_sha256=files_sha256(location.path))
     if theirs == location.home.resolve() or ours.is_same(answers.weights):
@@ -270,7 +270,7 @@ def _check_owner(file: Path, location: ModelLocation) -> None:
 
 
 def _write(file: Path, answers: Answers) -> None:
-    """Write answers. An existing file is archived, unless it has earlier answers of the same fine-tuning."""
+    """Write answers. An existing file is archived, unless it has earlier answers with the same fine-tuning settings."""
     if file.exists() and not _is_of_fine_tuning(file, answers.settings):
         archived = new_archive(file.parent) / file.name
         with writing(archived):
@@ -280,7 +280,7 @@ def _write(file: Path, answers: Answers) -> None:
 
 
 def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
-    """Return whether a file contains answers of the fine-tuning with these settings."""
+    """Return whether a file contains answers of a model that was fine-tuned with these settings."""
     try:
         return _settings_agree(
             read_answers(file).settings, {key: settings[key] for key in settings if key not in OUTCOME_KEYS}
@@ -290,16 +290,16 @@ def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
 
 
 def _settings_agree(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Return whether the recorded settings of a fine-tuning are the expected ones.
+    """Return whether the recorded settings of a fine-tuning run are the expected ones.
 
-    Settings of the tokenizer that earlier versions did not record are compared only if they were recorded.
+    Earlier versions did not record some settings of the tokenizer. These are compared only if they were recorded.
     """
     required = {key: value for key, value in expected.items() if key in recorded or key not in LATER_SETTINGS}
     return all(key in recorded and recorded[key] == value for key, value in required.items())
 
 
 def _prepare(command: InstructCommand, locations: list[ModelLocation]) -> HeldOutQuestions:
-    """Read the questions, and check everything that can be checked before the training. Raises BadInput."""
+    """Read the questions, and check everything that can be checked before any training. Raises BadInput."""
     titles = [location.title for location in locations]
     if len({_file_name(title, 0) for title in titles}) < len(titles):
         raise BadInput(f"MODEL: got {', '.join(titles)}, wanted every model once, and under different names")
@@ -316,21 +316,21 @@ def _prepare(command: InstructCommand, locations: list[ModelLocation]) -> HeldOu
 def _train(
     trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, run: Path, record: dict[str, Any]
 ) -> FineTuned:
-    """Train the run directory of a fine-tuning, or resume it. `record`: the fine-tuning's model, data and settings.
+    """Train or resume the fine-tuning run in directory `run`. `record`: its model, data and settings.
 
-    Raises BadInput if the directory belongs to something else that must not be removed.
+    Raises BadInput if the directory contains something else that must not be removed.
     """
     if not _is_run_of(run, record):
         if not run.name.startswith(".") and run.exists():
             raise BadInput(
-                f"{run}: exists, but belongs to another fine-tuning or is not a fine-tuning; move it away, or pass "
-                "another --keep"
+                f"{run}: exists, but belongs to another fine-tuning run or to none; move it away, or pass another "
+                "--keep"
             )
         recorded = read_json(run / IDENTITY) if (run / IDENTITY).is_file() else {}
         if recorded.get(WEIGHTS_VALUES, record[WEIGHTS_VALUES]) != record[WEIGHTS_VALUES]:
             raise BadInput(
-                f"{run}: an unfinished fine-tuning of another model of this name; delete it, repeat the command that "
-                "began it, or pass another --output"
+                f"{run}: an unfinished fine-tuning run of another model of this name; delete it, repeat the command "
+                "that started it, or pass another --output"
             )
         _refuse_other_folder(run)
         shutil.rmtree(run, ignore_errors=True)
@@ -343,26 +343,25 @@ def _train(
 
 
 def _refuse_other_folder(run: Path) -> None:
-    """Raise BadInput if a folder was not created by a fine-tuning, because an unfinished one is removed completely."""
+    """Raise BadInput if a folder does not belong to a fine-tuning run. Otherwise, the caller deletes the folder."""
     unknown = [] if (run / IDENTITY).is_file() or not run.is_dir() else [*run.iterdir()]
-    if unknown := [
-        path for path in unknown if path.name != f".partial-{IDENTITY}"
-    ]:  # left by a session that was killed
+    # A session that was killed may have left a partial identity file.
+    if unknown := [path for path in unknown if path.name != f".partial-{IDENTITY}"]:
         raise BadInput(
-            f"{run}: contains {unknown[0].name}, but no fine-tuning has begun here; move it away, or pass another "
-            "--output"
+            f"{run}: contains {unknown[0].name}, but no fine-tuning run was started here; move it away, or pass "
+            "another --output"
         )
 
 
 def _is_run_of(run: Path, record: dict[str, Any]) -> bool:
-    """Return whether a run directory belongs to the fine-tuning of `record`."""
+    """Return whether a directory belongs to the fine-tuning run with this model, data and settings."""
     return (run / IDENTITY).is_file() and _settings_agree(read_json(run / IDENTITY), record)
 
 
 def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
     """Return the answers of an earlier session with the same model, data and settings, or None if there are none.
 
-    `run`: the run directory, if it is to be kept. It must belong to the same fine-tuning and be complete, too.
+    `run`: the run directory, if it has to be kept. Then there must also be a complete run with the same settings in it.
     """
     run_exit = None if run is None or not _is_run_of(run, record) else read_exit(run)
     if run is not None and (run_exit is None or run_exit.status != EXIT_DONE):
@@ -380,6 +379,6 @@ def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record]
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, float | None]:
-    """Return the mean over seeds, and the standard deviation if there are several."""
+    """Return the mean over seeds, and the standard deviation if there are several seeds."""
     numbers = [value for value in values if value is not None]
     return {"value": statistics.fmean(numbers), "spread": statistics.stdev(numbers) if len(numbers) > 1 else None}

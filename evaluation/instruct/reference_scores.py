@@ -12,7 +12,7 @@ from evaluation.shared.records import Answers
 from evaluation.shared.results import EvaluationResult, Measure, Measurement
 from evaluation.shared.significance import combined_error, mean_and_error, plus_minus
 
-MEASURES = {  # by their keys in a stored result
+MEASURES = {  # by key in a stored result
     "chrf": Measure(name="chrF", digits=2),
     "reference_loss": Measure(name="reference loss", unit="nats per token", higher_is_better=False),
 }
@@ -25,7 +25,7 @@ class ReferenceScores:
     exact: float  # share of answers that are equal to the reference, 0 to 1
     chrf: float  # 0 to 100
     chrf_error: float | None
-    reference_loss: float | None  # nats per token of the reference answer; None unless all answers have a loss
+    reference_loss: float | None  # nats per token of the reference answer; None if any answer has no loss
     reference_loss_error: float | None
 
     def __str__(self) -> str:
@@ -61,9 +61,10 @@ def reference_scores(answers: Answers) -> ReferenceScores:
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     """Yield the result in a stored record.
 
-    It does not rank models: the scores of single questions are not stored, so models cannot be compared in pairs.
+    The result does not rank models: the scores of single questions are not stored, so models cannot be compared
+    question by question.
     """
-    data, settings = record["data"], record.get("settings", {})  # results of different settings are not comparable
+    data, settings = record["data"], record.get("settings", {})  # results with different settings are not comparable
     after = f", after {', '.join(f'{key} {value}' for key, value in settings.items())}" if settings else ""
     measurements = []
     for key, measure in MEASURES.items():

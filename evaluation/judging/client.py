@@ -28,12 +28,12 @@ from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import JudgeRequest, Reply, Usage
 from tokens.documents.messages import read_content
 
-RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # of a single request
+RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
-REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern one prompt
-REJECTED = (400, 413, 422)  # concern one prompt if others are answered; it may be too long
+REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
+REJECTED = (400, 413, 422)  # concern a single prompt if other prompts are answered; the prompt may be too long
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
-NO_CREDIT = "insufficient_quota"  # the error code of a 429 that does not end by waiting
+NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
 GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
 RETRIED = (*GAVE_UP, 429)  # statuses of 500 and more are retried, too
 FAILED = (500, 503, 529)  # not billed if the API itself reports it; other statuses may come from a gateway
@@ -158,7 +158,7 @@ class Asker:
             async with self._client:
                 while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
                     before = len(judgement.store.replies)
-                    judgement.over_budget = None  # replies have freed some of the budget since
+                    judgement.over_budget = None  # since then, replies have freed some of the budget
                     with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
                         await asyncio.gather(*(self._ask(prompt, bar) for prompt in prompts))
                     if judgement.over_budget is None:
@@ -172,7 +172,7 @@ class Asker:
         show(progress("stopping: waiting for requests in flight; press Ctrl-C again to abandon them"))
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:
-        """Send a prompt until it is settled, it fails, or the session stops."""
+        """Send a prompt until it is settled or has failed, or until the session stops."""
         judgement = self._judgement
         try:
             while not judgement.stopping and not judgement.is_settled(prompt):
@@ -191,7 +191,7 @@ class Asker:
         bar.update()
 
     async def _send(self, prompt: Prompt) -> Reply | PromptVerdict | None:
-        """Send a request, with up to RETRIES repetitions, and return its reply or the last failure.
+        """Send a request, retry it up to RETRIES times, and return its reply or the last failure.
 
         Return None if the session stops before the first attempt.
         """
@@ -228,9 +228,8 @@ class Asker:
                 pause = _asked_pause(error.response)
             except Exception as error:
                 why = one_line(hidden_in(str(error), self._key))
-                if not self._was_sent(
-                    request
-                ):  # for example, because OPENAI_ORG_ID is not ASCII and cannot be a header
+                # A request cannot be sent if, for example, OPENAI_ORG_ID is not ASCII and so cannot be in a header.
+                if not self._was_sent(request):
                     judgement.release(request, why)
                     raise BadInput(f"{judgement.judge.base_url}: the request cannot be sent: {why}") from error
                 if not isinstance(error, ValueError):
@@ -244,7 +243,7 @@ class Asker:
         return failure
 
     def _record_no_response(self, request: JudgeRequest, cause: BaseException | None) -> None:
-        """Record a request without a response. It counts as billed unless it was not sent."""
+        """Record that a request got no response. It counts as billed unless it certainly was not sent."""
         judgement = self._judgement
         judgement.unanswered_in_a_row += 1
         if isinstance(cause, UNSENT) or not self._was_sent(request):
@@ -261,7 +260,10 @@ class Asker:
         return any(request.id in transport.sent for transport in self._transports)
 
     def _outcome_of(self, error: APIStatusError, request: JudgeRequest) -> Reply | PromptVerdict:
-        """Return the refusal or failure that an error means, and end the session if all requests would get it."""
+        """Return the refusal or failure that an error stands for.
+
+        An error that every request would get also ends the session.
+        """
         message = server_message(error.body) or f"status {error.status_code}"
         why = f"{error.status_code}: {one_line(hidden_in(message, self._key))}"
         if error.code in REFUSED:
@@ -312,8 +314,8 @@ def read_reply(request: JudgeRequest, body: Any) -> Reply:
 
     A body that is not a chat completion becomes a reply with an error, which counts as an invalid verdict, because it
     is paid for, too. Except for the choices and their message, fields may be null, empty or missing. The content of a
-    message may be missing only if the judge refuses. A field of another type is an error: the text of the value, such
-    as "None" or "5", is not something that the judge wrote.
+    message may be missing only if the judge refuses. A field of another type is an error; it is not converted to a
+    string such as "None" or "5", because the judge did not write that.
     """
     reply = Reply(key=request.key, asked=request.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
@@ -339,7 +341,7 @@ def read_reply(request: JudgeRequest, body: Any) -> Reply:
 
 
 def server_message(error: Any) -> str | None:
-    """Return the message of an error that a server sent as a text or as an object, or None if there is no error."""
+    """Return the message of an error that a server sent as a string or as an object, or None if there is no error."""
     message = error.get("message") if isinstance(error, dict) else error
     if is_absent(message):
         return None if is_absent(error) else quoted(error)
@@ -347,12 +349,12 @@ def server_message(error: Any) -> str | None:
 
 
 def _text(values: dict[str, Any], key: str) -> str | None:
-    """Return the text under a key, or None if it is absent. Raises ValueError for a value of another type."""
+    """Return the string under a key, or None if it is absent. Raises ValueError for a value of another type."""
     value = values.get(key)
     if is_absent(value):
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{key}: got {quoted(value)}, wanted a text")
+        raise ValueError(f"{key}: got {quoted(value)}, wanted a string")
     return value
 
 
@@ -379,7 +381,7 @@ def _usage(usage: Any) -> Usage | None:
 
 
 def _asked_pause(response: httpx2.Response) -> float:
-    """Return how many seconds the server asks to wait, at most a minute; 0 if it does not, or the time is over."""
+    """Return the pause in seconds that the server asks for, at most a minute; 0 if it asks for none, or it is over."""
     retry_after = response.headers.get("Retry-After", "")
     if re.fullmatch(r"\d+(\.\d+)?", retry_after, re.ASCII):
         return min(float(retry_after), LONGEST_ASKED_PAUSE_SECONDS)

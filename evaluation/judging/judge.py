@@ -25,9 +25,9 @@ NOTHING_LOST = "nothing is lost; run the same command again to continue"
 
 
 def run(command: JudgeCommand) -> int:
-    """Print the scores that need no judge, and ask the judge for the missing verdicts; return the exit status.
+    """Print the scores that need no judge, ask the judge for the missing verdicts, and store and print its scores.
 
-    The judge's scores are stored and printed.
+    Return the exit status.
     """
     panel = read_panel(find_files(command.answers), common=command.common)
     if command.model is None:
@@ -38,7 +38,8 @@ def run(command: JudgeCommand) -> int:
     judge = Judge(model=command.model, effort=command.effort, base_url=url)
     try:
         price = read_price(command.prices or PRICES, judge.model)
-    except BadInput:  # the price may be unknown, unless it is OpenAI's or a limit needs it
+    except BadInput:
+        # The price may be unknown, except at OpenAI, and except if --max-usd needs it or --prices should contain it.
         if url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
             raise
         price = UNKNOWN_PRICE
@@ -66,9 +67,9 @@ def run(command: JudgeCommand) -> int:
 def find_key(base_url: str) -> str:
     """Return the API key. Raises BadInput if it is missing, cannot be sent, or would be sent unencrypted.
 
-    A key that is not valid in a header would only fail in each request, after its cost is reserved. A word of fewer
-    than SHORTEST_KEY characters is not considered a secret: servers that need no key want such a word, for example
-    EMPTY. Only OpenAI's server always needs a key.
+    Without this check, a key that is not valid in a header would make every request fail, and only after its cost was
+    reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder, such as
+    EMPTY, for a server that needs no key. Only OpenAI's server always needs a key.
     """
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     try:
@@ -78,11 +79,11 @@ def find_key(base_url: str) -> str:
         is_usable = False
     if not is_usable or redacted(base_url) != base_url:
         shown = redacted(base_url).replace(f"{HIDDEN}@", "")
-        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, without user, password and key")
+        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, without a user, password or key")
     if not key and base_url == OPENAI_URL:
         raise BadInput("OPENAI_API_KEY: not set; set it to your OpenAI API key, or pass --base-url for another server")
     if invalid := next((character for character in key if not "!" <= character <= "~" or character in "\"'`"), None):
-        problem = f"contains the character {invalid!a}, wanted ASCII without spaces and quotation marks"
+        problem = f"contains the character {invalid!a}, wanted ASCII without spaces or quotation marks"
         raise BadInput(f"OPENAI_API_KEY: {problem}; nothing was sent: copy the key again")
     if len(key) >= SHORTEST_KEY and url.scheme == "http" and not _is_this_machine(url.hostname or ""):
         raise BadInput(

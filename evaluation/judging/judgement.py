@@ -22,11 +22,11 @@ from evaluation.judging.store import (
     most_output,
 )
 
-TRIES = 2  # how often a prompt is sent if the first reply is invalid
+TRIES = 2  # number of times that a prompt is sent if its replies are invalid
 # After this many requests in a row without a valid reply, the fault is assumed to affect all requests.
 MOST_FAILURES = 8
-MOST_DOUBLINGS = 4  # how often the token limit of a reply may be doubled
-MOST_CHARACTERS = 300  # length to which a server's message is cut
+MOST_DOUBLINGS = 4  # number of times that the token limit of a reply may be doubled
+MOST_CHARACTERS = 300  # longer messages from a server are cut to this length
 NOT_ASKED = "not asked"
 State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid"]
 
@@ -48,12 +48,13 @@ class Judgement:
         self.prompts = make_prompts(panel, judge, options.orders, options.seed)
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
         self._tries = {key: TRIES + options.retry_wrong * len(store.by_prompt[key]) for key in self.by_key}
-        # The replies from this one on count as invalid in a row; with --retry-wrong, only those of this session.
+        # Index of the first reply that counts in the check for invalid replies in a row. With --retry-wrong, the
+        # replies of earlier sessions do not count.
         self._first_reply = len(store.replies) if options.retry_wrong else 0
         self.interrupted = False
         self.over_budget: float | None = None  # largest cost of the next request in dollars, if it exceeds --max-usd
         self.fatal: Exception | None = None  # the first error that ended the session
-        self.failed: dict[str, PromptVerdict] = {}  # by key: failures of prompts whose last request got no reply
+        self.failed: dict[str, PromptVerdict] = {}  # failures of prompts whose last request got no reply, by key
         self.unanswered_in_a_row = 0
 
     @property
@@ -113,7 +114,7 @@ class Judgement:
         cut = sum(reply.cut for reply in self.store.by_prompt[prompt.key])
         limit = most_output(prompt.answers, self.judge) << min(cut, MOST_DOUBLINGS)
         body = request_body(self.judge, prompt, limit)
-        sent_bytes = len(json.dumps(body, ensure_ascii=False).encode())  # an upper bound of the tokens in any tokenizer
+        sent_bytes = len(json.dumps(body, ensure_ascii=False).encode())  # no tokenizer makes more tokens than bytes
         most = Usage(input=sent_bytes, cache_write=sent_bytes, output=limit)
         return JudgeRequest(id=uuid.uuid4().hex, key=prompt.key, limit=limit, most=most), body
 

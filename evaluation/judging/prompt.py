@@ -23,7 +23,7 @@ from training.telemetry.metrics_log import ANSWERS
 
 Question: TypeAlias = tuple[Record, int]  # a record, and the number of equal records before it in the same file
 LABELS = string.ascii_uppercase  # labels of the answers in a prompt
-SEED_SETTINGS = {"seed", "losses", "best_epoch"}  # settings that may differ between the fine-tunings of a model
+SEED_SETTINGS = {"seed", "losses", "best_epoch"}  # settings that may differ between the fine-tuning runs of a model
 HIGHEST_SCORE = 100
 FENCE = re.compile(r"```\w*\s*(.*)```", re.DOTALL)  # a Markdown code block, with or without a language
 NUMBER = re.compile(r" *\d{1,3}(\.\d{1,6})? *", re.ASCII)
@@ -67,14 +67,14 @@ class Panel:
         return [candidate.title for candidate in self.candidates]
 
     def text(self, question: int, slot: int, candidate: int) -> str:
-        """Return an answer. The candidate with the number `len(candidates)` is the reference answer."""
+        """Return an answer. The candidate index `len(candidates)` stands for the reference answer."""
         if candidate == len(self.candidates):
             return self.questions[question].output
         return self.candidates[candidate].seeds[slot].answers[question].text
 
 
 def find_files(names: Sequence[str]) -> list[Path]:
-    """Return the answer files that a command line names, by FILE, or by MODEL for all files of a model.
+    """Return the answer files that a command line names. A MODEL stands for all answer files of that model.
 
     Raises BadInput if there are none.
     """
@@ -82,7 +82,7 @@ def find_files(names: Sequence[str]) -> list[Path]:
     for name in names:
         path = Path(name)
         if path.suffix == ".json" and not path.is_file():
-            raise BadInput(f"{path}: no such file; wanted answers, as evaluate.py instruct writes them")
+            raise BadInput(f"{path}: no such file; wanted a file of answers that evaluate.py instruct wrote")
         files += [path] if path.is_file() else _files_of_model(name)
     return list(dict.fromkeys(file.resolve() for file in files))
 
@@ -90,7 +90,7 @@ def find_files(names: Sequence[str]) -> list[Path]:
 def read_panel(paths: list[Path], *, common: bool) -> Panel:
     """Read answer files. Raises BadInput if they cannot be judged together.
 
-    `common`: judge only the questions that all files share, instead of requiring that they have the same.
+    `common`: judge only the questions that all files share, instead of requiring that all files have the same ones.
     """
     files = {path: read_answers(path) for path in paths}
     by_question = {path: _by_question(file) for path, file in files.items()}
@@ -99,7 +99,7 @@ def read_panel(paths: list[Path], *, common: bool) -> Panel:
     for path, file in sorted(files.items(), key=lambda item: item[1].seed):
         groups.setdefault((file.model, file.home or path.parent), []).append(path)
     if len(groups) >= len(LABELS):
-        raise BadInput(f"got {len(groups)} models, wanted at most {len(LABELS) - 1}, because all are in one prompt")
+        raise BadInput(f"got {len(groups)} models, wanted at most {len(LABELS) - 1}, because all share a prompt")
     models = Counter(model for model, _ in groups)
     candidates = []
     for (model, folder), group in sorted(groups.items()):
@@ -135,8 +135,9 @@ class Prompt:
     """A question with all models' answers to it."""
 
     question: int
-    slot: int  # number of the seed, the same for every model
-    order: tuple[int, ...]  # the candidates' numbers by position; the number of candidates means the reference
+    slot: int  # index of the seed, the same for every model
+    # Index of the candidate at each position. An index equal to the number of candidates stands for the reference.
+    order: tuple[int, ...]
     text: str
     key: str  # key of the verdict in the store: the sha256 of judge, rubric, prompt and schema
 
@@ -165,8 +166,9 @@ def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int,
     """Return the order of the answers in each of `items` x `repeats` prompts, item by item.
 
     The orders are rows of Williams squares (Australian Journal of Scientific Research A 2, 1949) with shuffled answers.
-    Within the prompts of an item, and within all prompts, every answer is at every position equally often, give or take
-    one. Within all prompts, it also follows every other answer equally often. The orders of an item are different.
+    Every answer is at every position equally often, give or take one, both in the prompts of an item and in all prompts
+    together. In all prompts together, every answer also follows every other answer equally often. No two prompts of an
+    item have the same order.
     """
     first_row = [position // 2 + 1 if position % 2 else -(position // 2) % answers for position in range(answers)]
     items_per_square = answers // gcd(answers, repeats)  # after this many items, all rows have been used
@@ -183,7 +185,7 @@ def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int,
 
 
 def prompt_text(record: Record, texts: list[str]) -> str:
-    """Return the question and the labelled answers as one JSON object, so that no answer can pretend to be another."""
+    """Return a JSON object with the question and the labeled answers, so that no answer can pretend to be another."""
     question = {"instruction": record.instruction} | ({"input": record.input} if record.input else {})
     answers = dict(zip(LABELS, texts, strict=False))
     text = json.dumps({**question, "answers": answers}, ensure_ascii=False, indent=1)
@@ -193,7 +195,7 @@ def prompt_text(record: Record, texts: list[str]) -> str:
 def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
     """Return the body of a chat completion. `limit`: the largest number of tokens in the reply.
 
-    It has neither temperature nor seed, because newer models reject these.
+    The body sets neither temperature nor seed, because newer models reject these.
     """
     form = {"name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
     return {
@@ -213,7 +215,7 @@ def verdict_schema(answers: int) -> dict[str, Any]:
 
 
 def read_grades(text: str, answers: int) -> list[Grade]:
-    """Return the grades of a verdict by position. Raises ValueError, which says what is wrong with the verdict."""
+    """Return the grades of a verdict by position. Raises ValueError with a description of what is wrong with it."""
     fenced = FENCE.fullmatch(text.strip())  # not every server enforces the schema
     try:
         verdict = parse_json(text if fenced is None else fenced[1], None)
@@ -232,9 +234,9 @@ def read_grades(text: str, answers: int) -> list[Grade]:
 
 
 def _files_of_model(reference: str) -> list[Path]:
-    """Return the answer files of a model. For a run, they belong to the checkpoint that was fine-tuned last.
+    """Return the answer files of a model. For a run, return those of the checkpoint that was fine-tuned last.
 
-    Raises BadInput if there are none, or if it is unknown which checkpoint's are the newest.
+    Raises BadInput if there are no files, or if it is unknown which checkpoint was fine-tuned last.
     """
     from evaluation.shared.model_location import home_of
     from evaluation.shared.weights_on_disk import identity_on_disk
@@ -244,7 +246,7 @@ def _files_of_model(reference: str) -> list[Path]:
     for file in sorted((home / ANSWERS).glob("*.json")):
         answers = read_answers(file)
         current = identity_on_disk(home, answers.model)
-        if current is not None and current.is_same(answers.weights) is False:  # the run was trained again since
+        if current is not None and current.is_same(answers.weights) is False:  # the run has been trained since
             show(f"{file}: left out: these are answers of weights {answers.weights}, which had this name before")
             problem = "no answers of the model's current weights"
             continue
@@ -276,7 +278,7 @@ def _by_question(answers: Answers) -> dict[Question, Answer]:
 
 
 def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
-    """Raise BadInput if a model's files share a seed, are of different weights, or differ in fine-tuning settings."""
+    """Raise BadInput if a model's files share a seed, or differ in the weights or the settings of fine-tuning."""
     (first, ours), *rest = files.items()
     if len({file.seed for file in files.values()}) < len(files):
         raise BadInput(f"{folder}: two files of '{ours.model}' have the same seed; pass one of them")
@@ -311,7 +313,7 @@ def _shared_questions(by_question: dict[Path, dict[Question, Answer]], *, common
 
 
 def _score(value: Any, label: str) -> float:
-    """Return a score, which may also be a number in a text. Raises ValueError."""
+    """Return a score, which may also be a string that contains a number. Raises ValueError."""
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)
     if type(value) not in (int, float) or not 0 <= value <= HIGHEST_SCORE:

@@ -34,7 +34,7 @@ TWO_SEEDS_NOTE = (
     "difference that does not exist. instruct --seeds 3 or more avoids this assumption."
 )
 ONE_SEED_NOTE = (
-    "Intervals cover other questions of the same kind, but only this one fine-tuning.\n"
+    "Intervals cover other questions of the same kind, but only one fine-tuning run.\n"
     "Another seed can change a difference by more, so there are no ranks, and no model\n"
     "is called better. To rank models, use instruct --seeds 2 or more."
 )
@@ -47,14 +47,15 @@ IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "cand
 class Scores:
     """The scores of all candidates, and of the reference answers as a check of the judge."""
 
-    means: list[Interval]  # of the candidates, in the panel's order, over the questions that were judged
-    differences: dict[tuple[int, int], Interval]  # of the candidates a - b, by their numbers
+    means: list[Interval]  # mean score of each candidate over the judged questions, in the panel's order
+    differences: dict[tuple[int, int], Interval]  # by the indices (a, b) of two candidates: a's score minus b's score
     anchor: float  # mean score of the reference answers
 
     def ranks(self, number: int) -> tuple[int, int]:
         """Return the best and the worst possible rank of a candidate.
 
-        They follow from the numbers of candidates that are significantly better and significantly worse.
+        The best rank follows from the number of candidates that are significantly better, and the worst rank from the
+        number of candidates that are significantly worse.
         """
         pairs = self.differences.items()
         significant = [
@@ -68,9 +69,10 @@ class Scores:
 
 
 def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> Scores:
-    """Return the scores of verdicts, at least one of which must be present.
+    """Return the scores that follow from the verdicts.
 
-    `verdicts`: the grades for each prompt, or None; a prompt without grades is left out for all candidates alike.
+    `verdicts`: the grades for each prompt, or None if the prompt has no verdict; at least one prompt must have one. A
+    prompt without a verdict is left out for all candidates alike.
     """
     models, repeats = len(panel.candidates), len(prompts) // (panel.slots * len(panel.questions))
     cells = np.full((models + 1, panel.slots, len(panel.questions), repeats), np.nan)  # the reference comes last
@@ -84,7 +86,7 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None
 
 
 def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> str:
-    """Return a table of the scores that need no judge. It has a line for each candidate, with means over its seeds."""
+    """Return a table of the scores that need no judge, with a row per candidate. Scores are means over its seeds."""
     rows = [
         [
             candidate.title,
@@ -99,7 +101,7 @@ def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> st
 
 
 def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
-    """Return the text about a judgement: how many verdicts there are, their cost, and the scores."""
+    """Return the text about a judgement: the number of verdicts, their cost, and the scores."""
     states, snapshots, judge = [verdict.state for verdict in verdicts], judgement.snapshots(), judgement.judge.model
     lines = [
         f"judge: {judge}, verdicts: {states.count('judged'):,} of {len(states):,}, refused: "
@@ -122,7 +124,10 @@ def cost_line(judgement: Judgement) -> str:
 
 
 def describe(panel: Panel, scores: Scores) -> str:
-    """Return tables of the scores and differences, the highest first. With one fine-tuning each, there are no ranks."""
+    """Return tables of the scores and differences, the highest first.
+
+    There are no ranks if each model was fine-tuned with a single seed.
+    """
     several_seeds, titles = panel.slots > 1, panel.titles
     order = sorted(range(len(titles)), key=lambda number: -scores.means[number].value)
     ranking, differences = [["rank", "model", "score"]], [["difference", "", ""]]
@@ -136,7 +141,7 @@ def describe(panel: Panel, scores: Scores) -> str:
     if not several_seeds:
         ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
     tables = [rows for rows in (ranking, differences) if len(rows) > 1]
-    anchor = f"reference answers, which the judge sees among the others: {scores.anchor:.1f}"
+    anchor = f"reference answers, which the judge sees among the models' answers: {scores.anchor:.1f}"
     seeds = ONE_SEED_NOTE if not several_seeds else TWO_SEEDS_NOTE if panel.slots == 2 else SEEDS_NOTE
     about = "\n".join([anchor, seeds, CAVEAT])
     return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
@@ -144,16 +149,16 @@ def describe(panel: Panel, scores: Scores) -> str:
 
 @attrs.frozen(kw_only=True)
 class JudgedCandidate:
-    """A model in a session, with the differences by which it is compared."""
+    """A model in a session, with the differences that are used to compare it."""
 
-    name: str  # the name in the session, where models with the same title have different names
-    differences: dict[tuple[str, str], Interval]  # a - b and b - a for all pairs in the session, by name
+    name: str  # unique in the session, even if several models have the same title
+    differences: dict[tuple[str, str], Interval]  # a's score minus b's, by the names (a, b) of any two models in it
 
 
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
-    """Return the session's simultaneous interval of the difference between two models, or None if there is none.
+    """Return the session's simultaneous interval of the difference between two models, or None if it has none.
 
-    If there are several candidates on a side, return the means of the values and of the bounds.
+    If a side has several candidates, return the means of the values and of the bounds.
     """
     differences = [
         first.differences[pair]
@@ -192,7 +197,7 @@ def store_results(
 ) -> list[str]:
     """Append the result of each model to its log, and return notes. Raises BadInput.
 
-    A result is not appended if the log has one of the same judgement that is at least as complete.
+    A result is not appended if the log already has a result of the same judgement that is at least as complete.
     """
     shared = _shared_values(judgement, verdicts, scores)
     notes = []
@@ -207,8 +212,8 @@ def store_results(
         same = [result for result in earlier if _identity(result) == _identity(values)]
         if same and same[-1]["left_out"] <= values["left_out"]:
             notes.append(
-                f"{candidate.title}: no result was added, because the one of {same[-1]['time']} leaves out "
-                f"{same[-1]['left_out']:,} prompts, and this one leaves out {values['left_out']:,}"
+                f"{candidate.title}: no result was added, because the result of {same[-1]['time']} leaves out "
+                f"{same[-1]['left_out']:,} prompts, and the new result leaves out {values['left_out']:,}"
             )
         else:
             append_result(candidate.home, candidate.model, "judge", values, candidate.seeds[0].weights)
@@ -243,7 +248,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     """Yield the result in a stored record."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
     missing = f", {left_out:,} prompts of which were left out for all models" if left_out else ""
-    one_seed = "questions only, with one fine-tuning each; to cover seeds, use instruct --seeds 2 or more"
+    one_seed = "questions only, with one fine-tuning run each; to cover seeds, use instruct --seeds 2 or more"
     coverage = "questions and fine-tuning seeds" if seeds > 1 else one_seed
     coverage += f", {TWO_SEEDS_ASSUMPTION}" if seeds == 2 else ""
     differences = {
@@ -263,7 +268,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
 
 
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
-    """Return a text with the mean over seeds and its error; "" if a seed has no value.
+    """Return the mean over seeds and its error as text, or "" if a seed has no value.
 
     All seeds answer the same questions, so averaging over them does not reduce the error.
     """
@@ -323,9 +328,9 @@ def _answers_sha256(panel: Panel) -> str:
 
 
 def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
-    """Return a text with every question, every answer to it, and the answer's scores and comments in all orders."""
+    """Return a text with every question and the answers to it, each with its scores and comments in all orders."""
     panel = judgement.panel
-    grades: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed and answer's number
+    grades: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed and answer
     for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
         for answer, grade in zip(prompt.order, verdict.grades or (), strict=False):
             grades[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")

@@ -1,7 +1,7 @@
 """The verdict store: an append-only JSON Lines file of requests and replies, and what they cost.
 
-A line is one of three things: a request that is about to be sent, with the largest usage that can be billed; a reply,
-under the key of its prompt; or the ids of requests that ended without being billed. A request without an outcome is
+Each line contains a request that is about to be sent, with the largest usage that can be billed; or a reply, with the
+key of its prompt; or the ids of requests that ended without being billed. A request without an outcome is
 always charged at its maximum. Prices are dollars per million tokens; they come from a dated JSON file that users edit.
 """
 
@@ -27,10 +27,10 @@ BYTES_PER_TOKEN = 4  # approximately, in English; the judges' own tokenizers wou
 TOKENS_PER_GRADE = 40  # expected tokens of a label, a comment and a score
 MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for comments longer than the rubric's 15 words
 # Reasoning tokens by effort: the expected number, which is a guess, and the limit. If the limit is too low, a reply is
-# cut off, which means that it is paid for in vain and requested again with twice the limit. If it is too high, requests
-# without an answer are charged too much.
+# cut off: it is paid for in vain and requested again with twice the limit. If the limit is too high, too much is
+# charged for requests without an answer.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
-MOST_REASONING = (2000, 25_000)  # for all other efforts; the limit is the one that OpenAI recommends to start with
+MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends to start with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except the following ones
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
 NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about other models
@@ -55,7 +55,7 @@ class Usage:
 class JudgeRequest:
     """A request that is about to be sent."""
 
-    id: str  # unique, also among repetitions of a request
+    id: str  # unique, even among retries of the same request
     key: str  # key of the prompt
     limit: int  # the request's max_completion_tokens
     most: Usage  # the largest usage that can be billed
@@ -90,7 +90,7 @@ class Reply:
 
 @attrs.frozen(kw_only=True)
 class StoreLine:
-    """A line of the file, which has one of the first three keys."""
+    """A line of the file. It has exactly one of the first three keys."""
 
     asked: JudgeRequest | None = None
     reply: Reply | None = None
@@ -121,7 +121,7 @@ class VerdictStore:
     def append(self, line: StoreLine) -> None:
         """Store a line and sync it to the disk. Raises BadInput, for example if the disk is full.
 
-        A line with unbilled requests is not synced: if it is lost, they merely count as billed.
+        A line with unbilled requests is not synced, because its loss only means that these requests count as billed.
         """
         record = {key: value for key, value in attrs.asdict(line).items() if value}
         with writing(self.path):
@@ -168,9 +168,9 @@ UNKNOWN_PRICE = Price(input=0.0, cached_input=0.0, cache_write=0.0, output=0.0, 
 
 @attrs.frozen
 class JudgeCost:
-    """The cost so far in dollars, which is never less than the server's bill."""
+    """The cost so far, in dollars. It is never less than the server's bill."""
 
-    billed_usd: float  # the cost of replies, by the server's token counts
+    billed_usd: float  # the cost of replies, according to the server's token counts
     open: list[float]  # the maximum costs of the requests without an answer or without token counts
 
     @property

@@ -2,7 +2,8 @@
 
 A range of a token file is read in adjacent windows of the model's context length. The first token of the range is not
 predicted, so `count` predictions need count + 1 tokens. The result has the same bits on any number of ranks, because
-the batches do not depend on it, each rank uses one thread on a CPU, and the losses are summed in order, in fp64.
+the batches do not depend on that number, each rank uses one thread on a CPU, and the losses are summed in order, in
+fp64.
 """
 
 import math
@@ -42,19 +43,20 @@ UNKNOWN_START = "\n  The run began with the weights of {source}, whose training 
 class HeldOutLoss:
     """A model's loss on a range of tokens.
 
-    Standard errors are over documents, because the tokens of a document are correlated. They are larger if neighbouring
-    documents are similar, so that the value plus and minus about two errors is always a 95 % interval (`stored_error`).
+    Standard errors are over documents, because the tokens of a document are correlated. The errors are larger if
+    neighboring documents are similar, so that the value plus and minus about two errors is always a 95 % interval
+    (`stored_error`).
     """
 
     tokens: int
-    documents: int | None  # documents with tokens in the range; None, like the bytes, if the tokenizer is unknown
+    documents: int | None  # documents with tokens in the range; None if the tokenizer is unknown, like the bytes below
     text_bytes: int | None
     nats_per_token: float
     nats_per_token_error: float | None  # None if there is a single document
     perplexity: float
     bits_per_byte: float | None
     bits_per_byte_error: float | None
-    independent_documents: float | None = None  # the number of independent documents that would give the nats' error
+    independent_documents: float | None = None  # number of independent documents that would give the error of the nats
     groups: dict[str, list[float]]  # the sums that `group_sums` returns
 
     def __str__(self) -> str:
@@ -76,7 +78,7 @@ def run(command: LossCommand) -> None:
 def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks) -> tuple[dict[str, Any], str]:
     """Return the model's loss, as fields to store and as text. Call this on every rank.
 
-    Raises BadInput for tokens of another tokenizer, for a range without text, and for a loss that is not finite.
+    Raises BadInput for tokens of another tokenizer, a range without text, or a loss that is not finite.
     """
     span, identity = chosen
     stream, tokenizer = open_split(span.directory, span.split), trained.known_tokenizer
@@ -93,9 +95,10 @@ def measure(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks
 
 
 def _training_note(trained: Trained, span: Range) -> str:
-    """Return a text, to follow the loss, about what the model's training has read.
+    """Return the text to print after the loss. It says what is known about the data that the model has seen.
 
-    For a run, it explains why the loss differs from the one printed during training, which is of other tokens.
+    For a run, it explains why the loss differs from the one printed during training, which was measured on other
+    tokens.
     """
     if not trained.location.is_lockstep_checkpoint:
         return UNKNOWN_DATA
@@ -108,7 +111,7 @@ def _training_note(trained: Trained, span: Range) -> str:
 
 
 def _validation_note(trained: Trained, state: SavedState, span: Range) -> str:
-    """Return why the loss differs from the validation loss in training; "" if there is no reason to expect that."""
+    """Return why the loss differs from the validation loss in training, or "" if it should not differ."""
     if state.position.validation_loss is None or span.name in VALIDATION_RANGES:
         return ""
     validation, length = state.config.train.validation, state.config.model.context_length
@@ -155,7 +158,7 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Return the number of bytes of each id's text, int64 (vocabulary_size,); it is 0 for the end of text."""
+    """Return the number of bytes that each id stands for, int64 (vocabulary_size,). It is 0 for the end of text."""
     lengths = np.zeros(tokenizer.vocabulary_size, np.int64)
     for token, number in tokenizer.coder.ranks.items():
         lengths[number] = len(token)
@@ -163,7 +166,7 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None:
-    """Raise BadInput for tokens of another tokenizer, if a manifest names it, and for ids outside the vocabulary."""
+    """Raise BadInput for ids outside the vocabulary, and for tokens whose manifest names another tokenizer."""
     manifest, ours, ids = read_manifest(span.directory), trained.known_tokenizer, trained.network.config.vocab_size
     if manifest is not None and ours is not None:
         theirs = manifest.tokenizer

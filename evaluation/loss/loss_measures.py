@@ -1,4 +1,4 @@
-"""The measures of held-out loss. Models are compared by sums over groups of documents.
+"""The measures of held-out loss. Two models are compared by their sums over the same groups of documents.
 
 The difficulty of a group is common to both models and cancels in their difference.
 """
@@ -16,8 +16,8 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, StreamMean, ratio_freedom, stream_mean, student_interval
 
 GROUPS = 256  # largest number of groups in a result
-# If neighbouring groups are correlated, the usual level is used for differences with at least this many degrees of
-# freedom. If there are fewer, their number is itself uncertain, and the level is multiplied by STRICTER.
+# If neighboring groups are correlated, the usual level is used for differences with at least this number of degrees of
+# freedom. A smaller number is itself uncertain, so the level is then multiplied by STRICTER.
 LEAST_FREEDOM = 8
 STRICTER = 0.1
 
@@ -33,18 +33,18 @@ class NamedRange:
 
 
 NAMED_RANGES: dict[RangeName, NamedRange] = {
-    # The records in the README of KellerJordan/modded-nanogpt are losses on this range.
+    # The README of KellerJordan/modded-nanogpt lists record losses on this range.
     "fineweb-val-10m": NamedRange(dataset="kjj0/fineweb10B-gpt2", split="validation", start=0, count=10_485_760),
     # gpjt/ddp-base-model-from-scratch compares its models on this range.
     "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),
 }
-VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges on which runs are meant to validate, and whose loss they publish
+VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges that are meant for validation during training and for publication
 GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # in the form in which results store it
 
 
 @attrs.frozen(kw_only=True)
 class LossSample:
-    """The sums of a result over groups of documents, by which models are compared."""
+    """The sums of a result over groups of documents, which are used to compare models."""
 
     nats: np.ndarray  # float64 (groups,)
     tokens: np.ndarray  # float64 (groups,)
@@ -68,9 +68,9 @@ def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float)
     """Return the difference between the mean losses of two lists of samples, compared group by group.
 
     The difficulty of a group is common to both models and cancels in their difference. The error accounts for the
-    correlation of neighbouring groups. If the correlation extends over so much of the text that too few degrees of
-    freedom remain, the interval is computed at a stricter level and is returned only if it excludes zero. Otherwise,
-    the returned interval has no bounds, which `compare` reports as "cannot tell".
+    correlation of neighboring groups. If the correlation extends over so much of the text that too few degrees of
+    freedom remain, the interval is computed at a stricter level. If even this interval excludes zero, it is returned;
+    otherwise, the returned interval has no bounds, which `compare` reports as "cannot tell".
     """
     nats = [np.mean([sample.nats for sample in side], axis=0) for side in (a, b)]
     difference = stream_mean(nats[0] - nats[1], a[0].tokens)
@@ -95,16 +95,16 @@ HELD_OUT = Measure(
         "these models were measured on another text or with another tokenizer.",
     ),
 )
-# This measure makes no statements, because on the same tokens they would repeat the statements about the loss.
+# This measure has no `difference`: on the same tokens, statements about it would repeat those about the loss.
 BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 
 def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
     """Return the standard error to store and print.
 
-    Readers assume the degrees of freedom that follow from the number and sizes of the units. The error is scaled for
-    that assumption, so that the value plus and minus about two errors is a 95 % interval, even if there are really
-    fewer degrees of freedom.
+    Readers assume the degrees of freedom that follow from the number and sizes of the units, but there may be fewer if
+    the units are correlated. The error is scaled to make up for that, so that the value plus and minus about two errors
+    is still a 95 % interval.
     """
     return mean.error_for(ratio_freedom(sizes))
 
@@ -138,6 +138,6 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         record,
         subject=f"{span['sha256']} {tokens.astype(int).tolist()}",  # the sizes identify the groups of documents
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
-        "documents, which accounts for the similarity of neighbours",
+        "documents, which accounts for the similarity of neighbors",
         measurements=measurements,
     )

@@ -21,7 +21,7 @@ BATCH_TOKENS = 1 << 12  # tokens in a forward pass; with GPT-2's vocabulary, the
 
 @torch.inference_mode()
 def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
-    """Return the loss of every token except the first of each row, nats, fp32 (B, T).
+    """Return the loss of every token except the first one of each row, in nats, fp32 (B, T).
 
     `tokens`: int64 (B, T + 1).
     """
@@ -31,7 +31,7 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
 
 
 def range_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
-    """Return the loss of each predicted token of a range, nats, fp32 (count,), on every rank."""
+    """Return, on every rank, the loss of each predicted token of a range, in nats, fp32 (count,)."""
     network, length = trained.network, trained.network.config.context_length
     length = min(length, stream.context_length or length)  # a window must not span two rows of conversations
     starts = range(span.start, span.start + span.count, length)
@@ -49,11 +49,11 @@ def range_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
 
 
 def check_losses(trained: Trained, losses: Tensor) -> None:
-    """Raise BadInput if any loss is not finite, so that no mean is computed and nothing is stored."""
+    """Raise BadInput if any loss is not finite. Then no mean is computed, and nothing is stored."""
     with refusing(trained.location.path):
         check_finite(losses, "its loss is")
 
 
 def log_probabilities(losses: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Return the log-probability of each token, nats, or None if it is not finite, as pages show it."""
+    """Return the log-probability of each token in nats, for a page. It is None if the loss is not finite."""
     return [-float(loss) if math.isfinite(loss) else None for loss in losses]

@@ -1,4 +1,4 @@
-"""Choose the range of tokens for the held-out loss, among those that a run has not read, and identify its content."""
+"""Choose a range of tokens that the models have not seen for the held-out loss, and identify its content."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # two streams are considered the same if their first tokens, up to this number, are equal
+COMPARED_TOKENS = 1 << 20  # streams are considered the same if they agree in this number of tokens from their beginning
 READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 
@@ -43,7 +43,7 @@ class Range:
         return f"{name}{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
     def identity(self) -> dict[str, Any]:
-        """Return the range's identity as JSON: its position, and the sha256 of its tokens and weights.
+        """Return the identity of the range for a stored result: its position, and the sha256 of its tokens and weights.
 
         The tokens are hashed as 32-bit integers, so that the format of the files does not matter.
         """
@@ -61,7 +61,7 @@ class Range:
 
 
 def choose(command: LossCommand, locations: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
-    """Return the range that a command line asks for, and its identity. Raises BadInput if a model has seen it."""
+    """Return the range that the command line asks for, and its identity. Raises BadInput if a model has seen it."""
     if command.name is None:
         if command.tokens is None:
             recorded = (location.job.token_directories for location in locations)
@@ -82,10 +82,11 @@ def choose(command: LossCommand, locations: list[ModelLocation]) -> tuple[Range,
 def choose_range(
     directory: Path, split: str, start: int | None, count: int | None, locations: list[ModelLocation]
 ) -> Range:
-    """Return the requested range. Raises BadInput if the split is too short for it.
+    """Return the requested range of a split. Raises BadInput if the split is too short for it.
 
-    Without a request, the range is gpjt's if the split is long enough, and otherwise begins after the tokens that the
-    models were validated on.
+    If `start` is None, the range begins where gpjt's range does, or, if the split is too short for that, after the
+    tokens that the models were trained or validated on. If `count` is None, the range has the size of gpjt's range, or
+    extends to the end of the split.
     """
     stream = open_split(directory, split)
     length, row = stream.length, stream.context_length or 1
@@ -104,9 +105,9 @@ def choose_range(
 
 
 def choose_named(name: RangeName, directory: Path | None, locations: list[ModelLocation]) -> Range:
-    """Return a named range. Raises BadInput.
+    """Return a published range by its name. Raises BadInput.
 
-    Its tokens are read from `directory`, or, if that is None, downloaded without the tokens to train on.
+    `directory`: the token directory to read; None: download the dataset without its training tokens.
     """
     named = NAMED_RANGES[name]
     if directory is None:
@@ -121,7 +122,7 @@ def choose_named(name: RangeName, directory: Path | None, locations: list[ModelL
 def check_unseen(location: ModelLocation, span: Range) -> None:
     """Raise BadInput if a model was trained or validated on tokens of a range.
 
-    For a range that is meant for validation, the latter is only printed as a note.
+    If the range is meant for validation, a model that was validated on it only causes a note.
     """
     for how, begin, end in _ranges_read(location, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
@@ -135,8 +136,9 @@ def check_unseen(location: ModelLocation, span: Range) -> None:
 def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
-    This is certain in the files that the run was trained or validated on, because their other parts were not read, and
-    in the other splits of the same preparation. Any other files may contain the same documents.
+    This is certain if the range is in the files that the run was trained or validated on, because the run is known not
+    to have read their other parts, or if it is in another split of the same preparation. All other files may contain
+    documents that the run has read.
     """
     if not location.is_lockstep_checkpoint:
         return False
@@ -156,17 +158,18 @@ def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
 def shared_documents(
     validated: Sequence[StreamRecord], tokens: tuple[int, int], span: Range, end_of_text_id: int | None
 ) -> list[str]:
-    """Return lines about documents that are partly in the validation of a run and partly in the range.
+    """Return lines about documents that are partly in the run's validation tokens and partly in the range.
 
-    `validated`: the run's validation streams. `tokens`: the first token of the validation, and its end. A stream of
-    conversations does not have such documents. Without an end-of-text id, they cannot be recognized.
+    `validated`: the run's validation streams. `tokens`: the first validation token, and the end of the validation
+    tokens. A stream of conversations does not have such documents. Without an end-of-text id, they cannot be
+    recognized.
     """
     stream = open_split(span.directory, span.split)
     is_validation = any(_is_same(record, "validation", span.directory, span.split) for record in validated)
     if not is_validation or stream.weighted or end_of_text_id is None:
         return []
     lines = []
-    # The end of text belongs to the document before it, so it may be the last token of the first part.
+    # An end-of-text token belongs to the document before it, so it may be the last validation token.
     if tokens[1] <= span.start and not _has_end(stream, tokens[1], span.start + 1, end_of_text_id):
         lines.append("They begin inside the last document of that validation.")
     last = span.start + span.count
@@ -184,7 +187,7 @@ def _has_end(stream: TokenStream, begin: int, end: int, end_of_text_id: int) -> 
 def _ranges_read(location: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
     """Return the ranges of a stream that a run is known to have read.
 
-    Each has the use, "trained" or "validated", the first token, and the end.
+    Each range has its use ("trained" or "validated"), its first token and its end.
     """
     if not location.is_lockstep_checkpoint:
         return []
@@ -206,9 +209,9 @@ def _ranges_read(location: ModelLocation, directory: Path, split: str) -> list[t
 
 
 def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
-    """Return whether a stream is the one in a run's record.
+    """Return whether a stream is the one that a run has recorded.
 
-    The record of tokens that were still growing has the plan of their preparation instead of a sha256.
+    If the tokens were still being prepared, the record has the plan of their preparation instead of a sha256.
     """
     manifest, plan = read_manifest(directory), recorded.plan
     planned = recorded_split == split and plan is not None and manifest is not None and plan == manifest.plan
@@ -220,10 +223,10 @@ def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split
 
 
 def _has_same_tokens(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
-    """Return whether different files, such as larger shards or wider integers, begin with a recorded stream's tokens.
+    """Return whether a stream in different files, such as larger shards, begins with the tokens of a recorded stream.
 
-    The tokens are compared, which requires the files that the run has read. If those are missing or have changed, the
-    answer is False.
+    The tokens are compared, which requires the files that the run has read. If these files are missing or have
+    changed, return False.
     """
     try:
         if not recorded.directory or _digests(Path(recorded.directory), recorded_split) != recorded.sha256:

@@ -1,4 +1,4 @@
-"""The answer to a request: its parts, which come as tokens are generated, and the replies of OpenAI's API.
+"""The answer to a request, in parts that are passed on as tokens are generated, and the replies of OpenAI's API.
 
 A reply is either a body with the complete answers or a stream of chunks.
 """
@@ -25,11 +25,11 @@ JSON = dict[str, Any]
 class Score(NamedTuple):
     """The log-probabilities of a token and of the likeliest tokens at its position.
 
-    They are the model's, before temperature and top-p.
+    They are the model's own probabilities, before temperature and top-p are applied.
     """
 
     log_probability: float  # nats
-    alternatives: list[tuple[int, float]]  # token and nats, the likeliest first
+    alternatives: list[tuple[int, float]]  # pairs of a token and its log-probability in nats, the likeliest first
 
 
 class ScoredToken(NamedTuple):
@@ -44,33 +44,34 @@ class AnswerPart(NamedTuple):
     """A part of an answer."""
 
     text: str
-    tokens: list[ScoredToken]  # empty unless the request asks for probabilities
+    tokens: list[ScoredToken]  # [] if the request does not ask for probabilities
     finish: str | None  # "stop" or "length" in the last part
 
 
 class ServedAnswer:
-    """An answer that the engine's thread generates and passes to `post` in parts. An exception ends it early."""
+    """An answer that the engine's thread generates and passes to `post` in parts. An exception ends the answer."""
 
     def __init__(self, request: AnswerRequest, served: ServedModel, post: Callable[[AnswerPart | Exception], None]):
         self.request, self.post = request, post
         self.deadline = time.monotonic() + ANSWER_SECONDS
-        self.closed = False  # True: the client has received the complete answer, or has left
+        self.closed = False  # True: the client has received the complete answer or has disconnected
         self.drawing: Drawing | None = None  # set when the answer gets a slot
-        self.cached, self.count = 0, 0  # number of the prompt's tokens that were in the cache; tokens of the answer
+        self.cached = 0  # number of tokens of the prompt that were in the cache
+        self.count = 0  # number of tokens in the answer so far
         self.has_begun = False  # True: the prompt has been computed
         self._trained = served.trained
         self._decoder = TextDecoder(served.trained.spell)
-        self._posted, self._unposted = 0, ""  # number of posted characters; text that is not posted yet
-        self._tokens: list[ScoredToken] = []  # tokens that are not posted yet
+        self._posted, self._unposted = 0, ""  # number of posted characters; text that has not been posted yet
+        self._tokens: list[ScoredToken] = []  # tokens that have not been posted yet
         self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens that have been computed
 
     @property
     def scores_prompt(self) -> bool:
-        """True while the prompt is being computed, if the request asks for the probabilities of its tokens."""
+        """True if the request asks for the probabilities of the prompt's tokens and they are not all computed yet."""
         return self.request.scores_prompt and not self.has_begun
 
     def begin(self, prefix: Prefix) -> None:
-        """Begin to generate the answer in a slot, whose prefix may have the beginning of the prompt in its cache."""
+        """Begin to generate the answer in a slot. The cache of `prefix` may contain the beginning of the prompt."""
         if self.request.repeatable or self.scores_prompt:
             prefix.cache.length = 0
         request, ends = self.request, self._trained.stop_ids
@@ -78,16 +79,16 @@ class ServedAnswer:
         self.cached = prefix.cache.length
 
     def score_prompt(self, logits: Tensor) -> None:
-        """Store the scores of the next tokens of the prompt. `logits` (T, V): the predictions after T of its tokens."""
+        """Store the scores of the prompt's next tokens. `logits` (T, V): the predictions after T of its tokens."""
         check_finite(logits, LOGITS)
         first = len(self._prompt_scores)
         following = self.request.prompt[first : first + len(logits)]
         self._prompt_scores += scores_of(following, logits[: len(following)], self.request.alternatives or 0)
 
     def parts_after(self, logits: Tensor) -> Iterator[AnswerPart]:
-        """Yield the part that a new token completes; the first time, yield the echo of the prompt before it.
+        """Choose the next token from `logits` (1, V), and yield the part of the answer that it completes.
 
-        `logits`: (1, V).
+        If the request asks for an echo, the first call yields the prompt before that part.
         """
         if self.request.echo is not None and not self.has_begun:
             yield self._echo_part(self.request.echo)
@@ -102,7 +103,8 @@ class ServedAnswer:
         score = None if alternatives is None else scores_of([choice.token], choice.logits[None], alternatives)[0]
         if choice.finish == "stop":
             self._unposted += self._decoder.end()
-            # lm-evaluation-harness asks for one token after the prompt that it scores, and expects an entry for it.
+            # lm-evaluation-harness scores a prompt by asking for a single token after it. It expects an entry for this
+            # token, even if the token ends the text.
             if score is not None and self.request.echo is not None:
                 self._tokens.append(ScoredToken(choice.token, self._decoder.characters, score))
             return self._part(None, "stop")
@@ -116,7 +118,7 @@ class ServedAnswer:
             return self._part(min(positions), "stop")
         if choice.finish == "length":
             return self._part(None, "length")
-        # The end of the text may be the beginning of a stop string, so it is not posted yet.
+        # If the end of the text may be the beginning of a stop string, it is not posted yet.
         lengths = [n for stop in self.request.stop for n in range(1, len(stop)) if self._unposted.endswith(stop[:n])]
         return self._part(len(self._unposted) - max(lengths, default=0), None)
 
@@ -132,22 +134,25 @@ class ServedAnswer:
         return self._part(len(self._unposted), None) if self.request.count else self._part(None, "length")
 
     def _part(self, end: int | None, finish: str | None) -> AnswerPart:
-        """Return a part with the text up to `end` that is not posted yet, and with the tokens of this text.
+        """Return a part with the text up to `end` that has not been posted yet, and with the tokens of this text.
 
-        If `end` is None, it is all of the text, including an incomplete last character.
+        If `end` is None, the part has all of the text, including an incomplete last character.
         """
         if end is None:
             self._unposted += self._decoder.end()
         text, self._unposted = self._unposted[:end], self._unposted[len(self._unposted) if end is None else end :]
         self._posted += len(text)
-        limit = self._posted + (end is None)  # the last part also has a last token without text
+        limit = self._posted + (end is None)  # the last part may also have a last token without text
         tokens = [token for token in self._tokens if token.offset < limit]
         self._tokens = [token for token in self._tokens if token.offset >= limit]
         return AnswerPart(text, tokens, finish)
 
 
 def scores_of(tokens: list[int], logits: Tensor, alternatives: int) -> list[Score]:
-    """Return the scores of tokens (T,) from their rows of logits (T, V), each with the likeliest `alternatives`."""
+    """Return the scores of tokens (T,) from the logits that predict them (T, V).
+
+    `alternatives`: the number of likeliest tokens in each score.
+    """
     scores = torch.log_softmax(logits.float(), dim=-1)
     token_scores = scores.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=scores.device)[:, None])[:, 0]
     likeliest = scores.topk(min(alternatives, scores.shape[-1]), dim=-1)
@@ -167,7 +172,7 @@ class ApiReply:
 
     @property
     def request(self) -> AnswerRequest:
-        """The first answer's request. The fields on which the reply depends are the same for all answers."""
+        """The request for the first answer. Its fields that the reply depends on are the same for all answers."""
         return self.answers[0].request
 
     def body(self, parts: list[tuple[int, AnswerPart]]) -> JSON:
@@ -182,7 +187,7 @@ class ApiReply:
         return {**self._head(""), "choices": choices, "usage": self.usage(), **self._left_out()}
 
     def chunk(self, index: int, part: AnswerPart, *, first: bool = False) -> JSON:
-        """Return the chunk of a stream with a part of the answer `index`. `first`: it is the stream's first chunk."""
+        """Return a chunk of a stream, with a part of the answer `index`. `first`: whether it is the first chunk."""
         delta = {"delta": {**({"role": "assistant"} if first else {}), "content": part.text}}
         unused = {"usage": None} if self.request.include_usage else {}
         left_out = self._left_out() if first else {}
@@ -201,7 +206,7 @@ class ApiReply:
         return {**tokens, "prompt_tokens_details": {"cached_tokens": sum(answer.cached for answer in first)}}
 
     def _left_out(self) -> JSON:
-        """Return a field with the number of oldest turns that were left out, if the request asks for truncation.
+        """Return a field with the number of oldest turns that were left out, or {} if truncation is disabled.
 
         This field is not part of OpenAI's API.
         """
@@ -216,7 +221,7 @@ class ApiReply:
         return {"id": f"{prefix}-{self.number}", "object": kind, "created": self.created, "model": self.served.name}
 
     def _choice(self, index: int, part: AnswerPart, chat: JSON) -> JSON:
-        """Return the entry of an answer in the list of choices. `chat`: its content in a chat completion."""
+        """Return the entry for an answer in the list of choices. `chat`: the content of the entry in a chat."""
         is_chat, scores = self.request.is_chat, None
         if self.request.alternatives is not None:
             scores = self._chat_scores(part.tokens) if is_chat else self._scores(part.tokens)
@@ -232,7 +237,7 @@ class ApiReply:
 
         content = []
         for token in tokens:
-            assert token.score is not None  # only the echo of a prompt has tokens without a score, and chats have none
+            assert token.score is not None  # a token without a score occurs only in an echo, and chats have no echo
             likeliest = [entry(*pair) for pair in token.score.alternatives]
             content.append(entry(token.token, token.score.log_probability) | {"top_logprobs": likeliest})
         return {"content": content, "refusal": None}
@@ -244,7 +249,7 @@ class ApiReply:
             return self._bytes(token).decode(errors="backslashreplace")
 
         def top_logprobs(token: ScoredToken, score: Score) -> dict[str, float]:
-            """Return the likeliest tokens, and the chosen one if it is not among them, as OpenAI's API does."""
+            """Return the likeliest tokens and, as OpenAI's API does, the chosen token if it is not one of them."""
             pairs = [*score.alternatives, (token.token, score.log_probability)]
             # In reversed order, the likeliest of several tokens with the same name wins.
             return {name(token_id): log_probability for token_id, log_probability in reversed(pairs)}
@@ -261,5 +266,5 @@ class ApiReply:
 
 
 def as_event(value: JSON) -> bytes:
-    """Return a server-sent event."""
+    """Return a value as a server-sent event."""
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Read requests in the form of OpenAI's API: check a JSON body, and return prompts as token ids, and answer options."""
+"""Read requests in the form of OpenAI's API: check the JSON body, and return the answer options and prompts as ids."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tokens.documents.messages import read_message
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # largest number of stop strings, and of characters in each of them
-MOST_CHOICES = 128  # largest number of answers to a prompt; OpenAI's limit
+MOST_CHOICES = 128  # largest number of answers to a prompt, which is OpenAI's limit
 ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
 ONE = ValueCheck(lambda value: type(value) is int and value == 1, "1")
 # Parameters that have no effect on an answer of this server.
@@ -73,7 +73,7 @@ def _is_stop(value: Any) -> bool:
 
 STOP = ValueCheck(_is_stop, f"at most {STOP_STRINGS} strings of at most {STOP_CHARACTERS:,} characters")
 TEXTS = ValueCheck(
-    lambda value: isinstance(value, list) and all(isinstance(entry, str) for entry in value), "a list of texts"
+    lambda value: isinstance(value, list) and all(isinstance(entry, str) for entry in value), "a list of strings"
 )
 
 
@@ -99,8 +99,8 @@ class AnswerOptions:
     stop: str | list[str] = attrs.field(factory=list, validator=STOP)
     stream: bool = attrs.field(default=False, validator=boolean())
     stream_options: dict[str, bool] = attrs.field(factory=dict, validator=STREAM_OPTIONS)
-    # A parameter of OpenAI's Responses API. "auto": if the context is too short, leave out the oldest turns, and report
-    # their number.
+    # A parameter of OpenAI's Responses API. With "auto", if the context is too short, the oldest turns are left out and
+    # their number is reported.
     truncation: str = attrs.field(default="disabled", validator=one_of("disabled", "auto"))
 
 
@@ -109,7 +109,8 @@ class CompletionBody(AnswerOptions):
     """The body of a request to /v1/completions."""
 
     prompt: Any
-    earlier: list[str] = attrs.field(factory=list, validator=TEXTS)  # texts and continuations that precede each prompt
+    # Earlier texts and their continuations, in turn, which precede each prompt
+    earlier: list[str] = attrs.field(factory=list, validator=TEXTS)
     n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
     echo: bool = attrs.field(default=False, validator=boolean())
     max_tokens: int = attrs.field(default=16, validator=integer(0))  # OpenAI's default
@@ -130,12 +131,12 @@ class ChatBody(AnswerOptions):
 
 @attrs.frozen(kw_only=True)
 class AnswerRequest:
-    """A request for one answer. A client's request with several prompts, or with n above 1, has several answers."""
+    """The request for a single answer. A client's request with several prompts, or with n above 1, has several."""
 
     prompt: list[int]
-    is_first: bool = True  # True for one of the answers to a prompt, so that the prompt's tokens are counted once
+    is_first: bool = True  # True for only one of the answers to a prompt, so that its tokens are counted once
     left_out: int | None = None  # number of oldest turns that were left out; None: truncation is disabled
-    echo: list[int] | None = None  # tokens of the prompt, with which the answer begins; [] for an empty text
+    echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty text
     count: int  # largest number of new tokens; 0 only with echo
     sampling: Sampling
     stop: tuple[str, ...]
@@ -143,7 +144,7 @@ class AnswerRequest:
     stream: bool
     include_usage: bool
     is_chat: bool
-    repeatable: bool  # True if there is a seed: no cache or batch is shared, so other requests cannot change any bit
+    repeatable: bool  # True if there is a seed; the answer shares no cache or batch that could change its bits
 
     @property
     def scores_prompt(self) -> bool:
@@ -175,7 +176,7 @@ def read_request(content: bytes, served: ServedModel, *, chat: bool) -> list[Ans
 
 @contextmanager
 def _naming_parameter(param: str) -> Iterator[None]:
-    """Add the parameter's name to errors about its content that do not name it."""
+    """Add a parameter's name to errors about its content, unless they already name it."""
     try:
         yield
     except InvalidValue:
@@ -252,7 +253,7 @@ def _answer_request(
 
 
 def _longest_answer(body: ChatBody | CompletionBody, served: ServedModel) -> int:
-    """Return the largest number of tokens that an answer may have, if the context has room for them."""
+    """Return the largest number of tokens that an answer may have if the context is long enough."""
     limit = body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         if limit not in (None, body.max_completion_tokens):
@@ -275,9 +276,9 @@ def _seed(body: AnswerOptions, index: int) -> int:
 
 
 def _prompts_of(body: CompletionBody) -> dict[str, Any]:
-    """Return the prompts of a request by their names in error messages.
+    """Return the prompts of a request, by their names in error messages.
 
-    A request has a single prompt, which is a text or a list of token ids, or a list of prompts.
+    The field `prompt` contains a single prompt, which is a string or a list of token ids, or a list of prompts.
     """
     prompt = body.prompt
     if isinstance(prompt, list) and prompt and not all(type(entry) is int for entry in prompt):
@@ -286,9 +287,10 @@ def _prompts_of(body: CompletionBody) -> dict[str, Any]:
 
 
 def _plain_prompt(where: str, content: Any, body: CompletionBody, served: ServedModel) -> tuple[int | None, list[int]]:
-    """Return how many of the earlier texts are left out, or None if none may be, and the ids of the prompt.
+    """Return the number of earlier texts that were left out, and the ids of the prompt.
 
-    `content`: the prompt in the request, a text or a list of token ids.
+    The number is None if leaving out texts is not allowed. `content`: the prompt in the request, which is a string or a
+    list of token ids.
     """
     if isinstance(content, str):
         texts = [*body.earlier, content]
@@ -310,10 +312,10 @@ def _plain_prompt(where: str, content: Any, body: CompletionBody, served: Served
 
 
 def _check_scored(where: str, content: Any, served: ServedModel) -> None:
-    """Refuse a text with the name of a special token if its tokens are scored.
+    """Raise an error if a prompt whose tokens are scored is a text that contains the name of a special token.
 
-    The client would expect one token there, but in a text, the name is several ordinary tokens. lm-evaluation-harness
-    sends such texts with tokenized_requests=False.
+    The client would expect a single token, but in a text, the name consists of several ordinary tokens.
+    lm-evaluation-harness sends such texts with tokenized_requests=False.
     """
     special = served.trained.tokenizer.special_tokens
     if isinstance(content, str) and (name := next((name for name in special if name in content), None)):
@@ -329,7 +331,10 @@ def _prompt_of(
     body: ChatBody | CompletionBody,
     served: ServedModel,
 ) -> tuple[int | None, list[int]]:
-    """Return how many of the oldest turns are left out, or None if none may be, and the ids of the prompt."""
+    """Return the number of oldest turns that were left out, and the ids of the prompt.
+
+    The number is None if leaving out turns is not allowed.
+    """
     if body.truncation == "disabled":
         return None, encode([*system, *turns])
     try:
@@ -339,7 +344,10 @@ def _prompt_of(
 
 
 def _chat_prompt(body: ChatBody, served: ServedModel) -> tuple[int | None, list[int]]:
-    """Return how many of the oldest turns are left out, or None if none may be, and the ids of a conversation."""
+    """Return the number of oldest turns that were left out, and the ids of the prompt for a conversation.
+
+    The number is None if leaving out turns is not allowed.
+    """
     trained = served.trained
     if trained.template is None:
         problem = "messages: the model has no conversation template, so it only continues text"
@@ -354,11 +362,11 @@ def _chat_prompt(body: ChatBody, served: ServedModel) -> tuple[int | None, list[
 
 
 def _message(where: str, content: Any) -> Message:
-    """Return a message of a request. Raises BadInput, and ValueError for a field that would otherwise be ignored."""
+    """Return a message of a request. Raises BadInput, or ValueError for a field that would otherwise be ignored."""
     try:
         message, unread = read_message(content, where)
     except ValueError as error:
-        # The other arguments are the kind of the problem, by which prepare_data.py counts documents.
+        # The other arguments state the kind of problem, which prepare_data.py needs to count documents.
         raise ValueError(error.args[-1]) from error
     if unread:
         raise ValueError(f"{where}: got {quoted(unread[0])}, wanted only role and content; leave it out")

@@ -2,9 +2,9 @@
 const byId = (id) => document.getElementById(id);
 const facts = byId("facts").dataset, isChat = facts.chat === "1", bounds = facts.bounds.split(" ").map(Number);
 const talk = byId("talk"), message = byId("message");
-let history = [];       // messages of the conversation; with a base model, prompts and continuations in turn
+let history = [];       // messages of the conversation; for a base model, prompts and continuations in turn
 let running = null;     // AbortController of the answer that is being generated
-let forgets = false;    // true if the oldest turns no longer fit the context, so that they are not sent
+let forgets = false;    // true if the oldest turns are no longer sent, because they do not fit the context
 
 document.body.classList.toggle("plain", !isChat);
 
@@ -22,7 +22,7 @@ function addNote(text) {
   return line;
 }
 
-// Return a chunk's tokens, from either form of the API, with text, bytes, nats and alternatives.
+// Return the tokens in a chunk, each with its text, bytes, nats and alternatives. Both forms of the API are supported.
 function tokensOf(choice) {
   const scores = choice.logprobs;
   if (!scores) return [];
@@ -43,7 +43,7 @@ function describeTokens(tokens) {
     token.alternatives.map(([text, logprob]) => `\n${percent(logprob).padStart(9)}  ${JSON.stringify(text)}`).join("")).join("\n");
 }
 
-// Add a cell of the heat map for each token. If tokens are not complete characters or were cut, they share a cell.
+// Add a heat-map cell for each token. If the text was cut or a token is not a complete character, all share a cell.
 function show(parent, text, tokens) {
   const complete = tokens.map((token) => token.text).join("") === text && !tokens.some((token) => token.text.includes("\ufffd"));
   for (const group of complete ? tokens.map((token) => [token]) : [tokens]) {
@@ -56,7 +56,7 @@ function show(parent, text, tokens) {
   }
 }
 
-function placeTooltip(event) {   // keep the text about a token inside the page
+function placeTooltip(event) {   // keep the tooltip of a token inside the page
   if (!event.target.dataset.t) return;
   const box = event.target.getBoundingClientRect(), inside = talk.getBoundingClientRect();
   event.target.classList.toggle("late", box.left > inside.left + inside.width / 2);
@@ -137,7 +137,8 @@ async function answer() {
   return resize();
 }
 
-// Note that the model no longer sees the oldest turns, as in `evaluate.py chat`. They stay on the page.
+// Drop the oldest turns, which the model no longer sees, and show a note about it once, as `evaluate.py chat` does. The
+// turns stay on the page.
 function forgetOldest(turn, conversation, count) {
   conversation.splice(0, count);
   if (!forgets && history === conversation) turn.before(addNote(facts.forgotten));
@@ -183,7 +184,7 @@ message.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   if (event.key === "Escape") running?.abort();
 });
-byId("colours").addEventListener("change", (event) => talk.classList.toggle("heat", event.target.checked));
+byId("colors").addEventListener("change", (event) => talk.classList.toggle("heat", event.target.checked));
 byId("options-button").addEventListener("click", (event) => {
   byId("options").hidden = !byId("options").hidden;
   event.target.setAttribute("aria-expanded", String(!byId("options").hidden));

@@ -14,14 +14,15 @@ from evaluation.serve.api_request import ApiError
 from evaluation.shared.load import Trained
 from model.generate import Prefix, advance
 
-CHUNK = 128  # tokens of a prompt that are computed before the next token of the other answers
+CHUNK = 128  # number of prompt tokens that are computed at a time, before the other answers get their next token
 GRACE_SECONDS = 3.0  # time that active answers get to finish when the server stops
 
 
 class Engine:
     """The slots of active answers, and a queue of answers that wait for one.
 
-    A free slot keeps the cache of its last text. A prompt gets the slot whose text has the most in common with it.
+    A free slot keeps the cache of its last text. A prompt gets the free slot whose text shares the longest beginning
+    with it.
     """
 
     def __init__(self, trained: Trained, slots: int, waiting: int):
@@ -29,16 +30,16 @@ class Engine:
         self.trained, self.slots, self.waiting = trained, slots, waiting
         self._changed = threading.Condition()
         self._queue: deque[ServedAnswer] = deque()
-        self._open: list[ServedAnswer] = []  # answers that are not closed, including complete ones with slow readers
+        self._open: list[ServedAnswer] = []  # answers that are not closed, including complete ones that are still sent
         self._active: list[ServedAnswer] = []
         self._idle: list[Prefix] = []
         self._end: float | None = None  # when active answers will be ended; None: the server is not stopping
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def submit(self, answers: list[ServedAnswer]) -> None:
-        """Queue all answers of a request. Raises ApiError if the queue is too full or the server is stopping.
+        """Queue all answers of a request.
 
-        In this case, none of the answers is queued.
+        If the queue does not have room for all of them, or the server is stopping, raise ApiError and queue none.
         """
         with self._changed:
             if self._end is not None:
@@ -52,7 +53,7 @@ class Engine:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Refuse new and waiting answers, and end the thread when the active answers end, within GRACE_SECONDS."""
+        """Refuse new and waiting answers. The thread ends when the active answers have ended, within GRACE_SECONDS."""
         with self._changed:
             self._end = self._end or time.monotonic() + GRACE_SECONDS
             self._changed.notify()
@@ -79,7 +80,10 @@ class Engine:
                 self._advance(group)
 
     def _admit(self) -> bool:
-        """Wait for work, and give free slots to the answers that have waited longest. Return False at the end."""
+        """Wait for work, and give free slots to the answers that have waited longest.
+
+        Return False if the engine is stopping and no answer is active.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._active or self._end)
             while self._queue and (len(self._active) < self.slots or self._end or self._queue[0].closed):
@@ -92,7 +96,7 @@ class Engine:
             return not (self._end and not self._active)
 
     def _begin(self, answer: ServedAnswer) -> None:
-        """Give an answer a slot: the one whose cache has most of its prompt, or a new one if no cache has any of it."""
+        """Give an answer the slot whose cache has most of its prompt, or a new slot if no cache has any of it."""
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))
         is_full = len(self._idle) + len(self._active) >= self.slots
@@ -109,7 +113,7 @@ class Engine:
             logits = advance(drawings, most=CHUNK, all_positions=scores_prompt)
             if scores_prompt:
                 group[0].score_prompt(logits)
-            if drawings[0].new:  # a part of a long prompt remains; its answer is the only one in the group
+            if drawings[0].new:  # a part of a long prompt has not been computed; its answer is alone in the group
                 return
             for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):
@@ -130,7 +134,7 @@ class Engine:
                 self._release(answer, error)
 
     def _release(self, answer: ServedAnswer, problem: Exception | None) -> None:
-        """Free an answer's slot. The cache of its text stays for prompts with the same beginning."""
+        """Free an answer's slot. The cache of its text is kept for later prompts with the same beginning."""
         if problem is not None:
             answer.post(problem)
         if answer in self._active:

@@ -24,7 +24,7 @@ from evaluation.serve.engine import GRACE_SECONDS, Engine
 from evaluation.serve.web_app import BODY_SECONDS, web_app
 
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
-KEY_CHARACTERS = 16  # shortest key
+KEY_CHARACTERS = 16  # smallest number of characters in a key
 REQUEST_SECONDS, HEADER_BYTES = ANSWER_SECONDS + 30.0, 1 << 14
 CONNECTIONS = 1024  # limit of the connections that wait to be accepted, and of those that are open
 
@@ -44,12 +44,12 @@ def run(command: ServeCommand) -> None:
         served = ServedModel(trained=trained, name=name, longest_answer=longest, most_answers=most)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        # Without a key, other host names are refused: a page could make its own name point to this machine. Such a page
-        # would not know a key.
+        # Without a key, other host names are refused, because a malicious page could make its own host name point to
+        # this machine. With a key, this is not necessary, because such a page would not know the key.
         names = ("localhost", "127.0.0.1", shown) if key is None else ()
         engine, url = Engine(trained, command.slots, command.queue), f"http://{shown}:{port}"
         server = Server(engine, web_app(served, engine, key, names))
-        signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises the signal again when it has ended
+        signal.signal(signal.SIGTERM, server.handle_exit)  # uvicorn raises the signal again after it has stopped
         show(f"{trained.location.title}: {url} is the chat page, and {url}/v1 is OpenAI's API; Ctrl-C ends the server")
         server.run([listener])
 
@@ -86,11 +86,11 @@ def listen(command: ServeCommand, key: bytes | None) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also stops the engine when it ends."""
+    """uvicorn's server, extended so that it also stops the engine when it ends."""
 
     def __init__(self, engine: Engine, application: Starlette):
         self.engine = engine
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hides the warnings about malformed requests
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hide warnings about malformed requests
         config = uvicorn.Config(
             application,
             http=BoundedProtocol,
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 with time limits, so that slow clients are disconnected.
 
-    There is a limit for the headers, and one for a complete request with its answer.
+    The time is limited for the headers of a request, and for the complete request with its answer.
     """
 
     deadline: asyncio.TimerHandle | None = None

@@ -1,6 +1,6 @@
 """The web application: OpenAI's API, and a chat page that uses it.
 
-There are no CORS headers, so that pages of other origins cannot use the server.
+There are no CORS headers, so pages from other origins cannot use the server.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Parts = AsyncGenerator[tuple[int, AnswerPart], None]  # parts with the indices o
 def web_app(served: ServedModel, engine: Engine, key: bytes | None, names: Collection[str]) -> Starlette:
     """Return the application.
 
-    `key`: the API key; None: the API is open. `names`: the host names to which the server answers; empty: all.
+    `key`: the API key; None: no key is needed. `names`: the host names that the server answers to; empty: all names.
     """
 
     async def complete(request: Request, *, chat: bool) -> Response:
@@ -97,7 +97,7 @@ async def read_body(request: Request) -> bytes:
 async def parts_of(answers: list[ServedAnswer], queue: Queue, request: Request) -> Parts:
     """Yield the parts of a request's answers as they arrive.
 
-    If the client disconnects, the slots become free. An exception in one answer ends all answers.
+    If the client disconnects, the slots are freed. An exception in any answer ends all of the request's answers.
     """
 
     async def wait_for_disconnect() -> None:
@@ -129,13 +129,13 @@ def close(answers: list[ServedAnswer]) -> None:
 async def respond(reply: ApiReply, parts: Parts) -> Response:
     """Return the response to a request: a stream of events, or a body."""
     try:
-        first = await anext(parts)  # an error before the first part still determines the status of the response
+        first = await anext(parts)  # an error before the first part can still determine the status of the response
         if reply.request.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events(reply, first, parts), media_type="text/event-stream", headers=headers)
         return JSONResponse(reply.body([first, *[part async for part in parts]]))
     except ConnectionError:
-        return Response()  # no client will receive it
+        return Response()  # the client has disconnected and will not receive this
 
 
 async def events(reply: ApiReply, first: tuple[int, AnswerPart], parts: Parts) -> AsyncGenerator[bytes, None]:
@@ -177,7 +177,7 @@ class OriginGuard:
 
 
 def page_of(served: ServedModel) -> HTMLResponse:
-    """Return the chat page, with a policy that makes browsers refuse all other scripts and servers."""
+    """Return the chat page, with a policy that makes browsers refuse any other script, style or server."""
     values = {"model": served.name, "chat": served.trained.template is not None, "legend": HEAT_LEGEND}
     values["forgotten"] = forgotten_note(served.context)
     longest = min(served.longest_answer, served.context)
@@ -192,7 +192,7 @@ def page_of(served: ServedModel) -> HTMLResponse:
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return any error as an error of the API. The text of an unexpected error appears only in the server's log."""
+    """Convert any error to an error of the API. The text of an unexpected error appears only in the server's log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):

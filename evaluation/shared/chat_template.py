@@ -1,4 +1,4 @@
-"""Read from a Hugging Face model directory what a conversation needs: its chat template and its end-of-answer ids."""
+"""Read what a conversation needs from a Hugging Face model directory: the chat template and the end-of-answer ids."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
 def read_template(directory: Path) -> Template | None:
-    """Return the directory's chat template with the special tokens that it may refer to, or None if it has none.
+    """Return a directory's chat template with the special tokens that the template may use, or None if it has none.
 
     A separate template file takes precedence over the key in tokenizer_config.json, as it does in transformers.
     Raises BadInput.
@@ -41,13 +41,13 @@ def read_template(directory: Path) -> Template | None:
         raise BadInput(
             f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted the text of a Jinja template"
         )
-    # Some flags end in "_token", too, for example add_bos_token.
+    # The names of some flags end in "_token", too, for example add_bos_token.
     special = {key: value for key, value in settings.items() if key.endswith("_token") and type(value) is not bool}
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in special.items()}
     for key, value in contents.items():
         if not isinstance(value, str) and (special[key] is not None):
             raise BadInput(
-                f"{directory}: {key}: got {quoted(special[key])}, wanted a text or an object with a text 'content'"
+                f"{directory}: {key}: got {quoted(special[key])}, wanted a string or an object with a string 'content'"
             )
     variables = {key: value for key, value in contents.items() if value is not None}
     return Template(text, variables=variables) if isinstance(text, str) and not is_absent(text) else None

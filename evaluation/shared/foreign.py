@@ -1,4 +1,4 @@
-"""Import models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt. Pickle files cannot run code."""
+"""Import models from other programs: Hugging Face, nanoGPT, OpenAI and gpjt. Code in pickle files is never run."""
 
 import json
 from pathlib import Path
@@ -41,33 +41,33 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
 KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
-# Our keys that are read. Weights with GPT-2's names do not show any other option of a network.
+# Our keys that are read. Weights with GPT-2's names reveal no other options of a network.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
 }
-# The only supported values of these keys, Hugging Face's and ours. Any other value would make a different network of
-# the same weights.
+# The only supported values of these keys, which are Hugging Face's and ours. With any other value, the same weights
+# would form a different network.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": (GPT2,),
     "scale_attn_weights": (True,),
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
-# Keys whose values must agree with the shapes of the weights: Hugging Face's, nanoGPT's and ours.
+# Keys of Hugging Face, nanoGPT and ours whose values must agree with the shapes of the weights.
 SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
     for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(NANOGPT_KEYS, ()))
 }
-# The keys that name the activation, each with that program's names and the corresponding names of ours.
+# The keys that name the activation. Each of them maps the program's names of activations to our names.
 ACTIVATION_KEYS = {
     KEYS["activation"]: {theirs: ours for theirs, ours in OUR_ACTIVATIONS.items() if ours in UNGATED},
     "activation": {name: name for name in UNGATED},
 }
 NANOGPT_NOTE = (
     "{path}: these are weights of nanoGPT, so exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, "
-    "as nanoGPT did before May 2023 and build-nanogpt does, write {setting} to {config}"
+    "which build-nanogpt uses and nanoGPT used before May 2023, write {setting} to {config}"
 )
 CONVERSION = (
     "python -c \"import torch; from safetensors.torch import save_file; model = torch.load('ckpt.pt', 'cpu', "
@@ -88,7 +88,10 @@ def check_foreign(path: Path, run: Path | None) -> None:
 
 
 def load_foreign(path: Path, run: Path | None) -> GPT:
-    """Load a model that another program has saved. `run`: the run directory that it belongs to. Raises BadInput."""
+    """Load a model that another program has saved. Raises BadInput.
+
+    `run`: the run directory that the model belongs to, or None.
+    """
     if (path / NANOGPT).is_file() and not _has_safetensors(path):
         weights, values, where = _read_nanogpt(path)
     else:
@@ -107,7 +110,8 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         if values.get(key, supported_values[0]) not in supported_values:
             raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {supported_values[0]!r} as in GPT-2")
     with refusing(path):
-        # Hugging Face's GPT-2 is tied by default: if the file has a head as well as the embedding, the head is a copy.
+        # Hugging Face's GPT-2 is tied by default: if the file has a head in addition to the embedding, the head is a
+        # copy of it.
         tied = values.get(KEYS["tie_weights"], values.get("tie_weights", values.get("model_type") == GPT2))
         plain = to_plain(weights, tied=tied is True)
         config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
@@ -128,9 +132,9 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
 
 
 def model_files(path: Path) -> list[Path]:
-    """Return, sorted, the files that define the network in another program's directory; [] if it contains no model.
+    """Return the files that define the network in another program's directory, sorted; [] if it contains no model.
 
-    The configuration is among them, because the same weights with another configuration are another network.
+    The configuration is one of these files, because the same weights with another configuration are another network.
     """
     weights = sorted(path.glob("*.safetensors")) or [file for file in [path / NANOGPT] if file.is_file()]
     config_files = [path / name for name in (*CONFIG_FILES, INDEX) if (path / name).is_file()]
@@ -138,7 +142,10 @@ def model_files(path: Path) -> list[Path]:
 
 
 def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
-    """Return a network with these parameters, by their plain names. Raises ValueError if they do not fit it."""
+    """Return a network with these parameters. Raises ValueError if the parameters do not fit it.
+
+    `plain`: the parameters by their plain names.
+    """
     network = GPT(config)
     load_plain(network, plain)
     return network
@@ -174,7 +181,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         try:
             with safe_open(path / name, framework="pt") as file:
                 weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
-                # If several tensors share memory, save_model stores only one; the metadata maps the other names to it.
+                # If several tensors share memory, save_model stores only one of them, and the metadata maps the names
+                # of the others to its name.
                 shared = file.metadata() or {}
         except FileNotFoundError as error:
             raise BadInput(f"{path / name}: missing; wanted weights in safetensors files") from error
@@ -185,9 +193,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """Return the weights of a nanoGPT checkpoint, its configuration, and the file of the configuration.
+    """Return the weights of a nanoGPT checkpoint, its configuration, and the file that contains the configuration.
 
-    A config.json next to the checkpoint adds to the configuration in it.
+    The configuration is completed by a config.json next to the checkpoint, if there is one.
     """
     file = path / NANOGPT
     try:
@@ -195,13 +203,13 @@ def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
     except Exception as error:  # unpickling can raise any exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
-            f"{file}: refused: the file is damaged, or a pickle that contains more than tensors and plain values and "
-            f"could run code: {reason} If you trust it, convert it to safetensors, and write n_head to "
+            f"{file}: refused: the file is damaged, or it is a pickle that could run code, because it contains more "
+            f"than tensors and plain values: {reason} If you trust it, convert it to safetensors, and write n_head to "
             f"{CONFIG_FILES[0]}: {CONVERSION}"
         ) from error
     weights, values = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
     if not isinstance(weights, dict) or not isinstance(values, dict):
-        raise BadInput(f"{file}: got no 'model' and 'model_args', wanted a checkpoint saved by nanoGPT's train.py")
+        raise BadInput(f"{file}: got no 'model' or no 'model_args', wanted a checkpoint of nanoGPT's train.py")
     if not all(isinstance(value, Tensor) for value in weights.values()):
         raise BadInput(f"{file}: model: wanted only tensors")
     config_file = path / CONFIG_FILES[0]

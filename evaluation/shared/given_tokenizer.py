@@ -1,8 +1,8 @@
-"""The tokenizer that a measurement was given with --tokenizer, in the form that stored results have.
+"""The record of a tokenizer that was given with --tokenizer, in stored results.
 
-With a tokenizer other than its own, a model reads different ids from those it was trained on. Such a result says
-nothing about the model itself, so readers keep it apart from the model's other results. Importing this module is fast
-because it does not import torch.
+With a tokenizer other than its own, a model reads ids that it was not trained on. Such a result says nothing about the
+model itself, so readers keep it apart from the model's other results. Importing this module is fast because it does
+not import torch.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class GivenTokenizer:
     """A tokenizer that was given with --tokenizer and is not known to be the model's own."""
 
     name: str
-    identity: str  # equal for tokenizers that give every text the same ids
+    identity: str  # the same for all tokenizers that give every text the same ids
     is_other: bool  # True: it differs from the model's own; False: the model does not name a tokenizer
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Load a model with its tokenizer, turn prompts into ids for it, and turn its ids into text."""
+"""Load a model with its tokenizer, turn prompts into the model's ids, and turn ids into text."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -29,7 +29,7 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     location: ModelLocation
-    # The tokenizer of --tokenizer, or None if it gives the same ids as the model's own
+    # The tokenizer that --tokenizer names; None: there is none, or it gives the same ids as the model's own
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property
@@ -46,9 +46,9 @@ class Trained:
     def template(self) -> Template | None:
         """The model's conversation template, or None if it continues plain text.
 
-        Raises BadInput for a damaged template, and for a run whose template would put a different prompt before an
-        answer than the run was trained with. For a model from another program, the prompt is taken from its files,
-        because we do not know how it was trained.
+        For a run, raises BadInput if the template is damaged, or if its prompt for an answer differs from the text
+        before an answer in training. For a model from another program, the template in its files is used without this
+        check, because we do not know how the model was trained.
         """
         recorded = self.location.tokenizer
         if recorded is None or recorded.template is None:
@@ -64,7 +64,7 @@ class Trained:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end an answer: those named by the model's files, and the ends of a turn and of a text.
+        """The ids that end an answer: the ids that the model's files name, and the ends of a turn and of a text.
 
         Raises BadInput.
         """
@@ -73,26 +73,26 @@ class Trained:
 
     @property
     def begin_id(self) -> int:
-        """The id that precedes a text: the end-of-text id, or 0 if the network's vocabulary lacks it."""
+        """The id that precedes a text: the end-of-text id, or 0 if the network's vocabulary does not have that id."""
         end = self.tokenizer.end_of_text_id
         return end if end < self.network.config.vocab_size else 0
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt; for an empty prompt, they are just `begin_id`."""
+        """Return the ids of a prompt. For an empty prompt, the only id is `begin_id`."""
         return self.tokenizer.encode(prompt).tolist() or [self.begin_id]
 
     def ask(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of the prompt that asks the model for the next message of a conversation.
 
-        They come from the model's template. Without one, the messages are joined into one text to continue, with a
-        newline after each answer.
+        The model's template determines the prompt. If the model has no template, the prompt consists of all messages
+        as a single text to continue, with a newline after each answer.
         """
         if self.template is not None:
             return self.template.prompt(self.tokenizer, messages)
         return self.encode("".join(content + "\n" * (role == ASSISTANT) for role, content in messages))
 
     def spell(self, token: int) -> bytes:
-        """Return the bytes of an id; a special token is spelled out, and an id outside the vocabulary has no bytes."""
+        """Return the bytes of an id. Those of a special token are its name; an id outside the vocabulary has none."""
         return self.tokenizer.spell(token) if token < self.tokenizer.vocabulary_size else b""
 
     def decode(self, ids: list[int]) -> str:
@@ -101,7 +101,7 @@ class Trained:
 
 
 def load(location: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
-    """Load a model and its tokenizer. Raises BadInput, which names the damaged file.
+    """Load a model and its tokenizer. Raises BadInput with the name of the damaged file.
 
     `tokenizer`: the name or file of a tokenizer that replaces the model's own, or None.
     """
@@ -115,12 +115,12 @@ def load(location: ModelLocation, tokenizer: str | None, device: torch.device) -
 
 
 def load_network(location: ModelLocation) -> GPT:
-    """Load a model without its tokenizer onto the CPU. Raises BadInput, which names the damaged file."""
+    """Load a model without its tokenizer onto the CPU. Raises BadInput with the name of the damaged file."""
     if not location.is_lockstep_checkpoint:
         return load_foreign(location.path, location.run)
     with refusing(location.path / STATE):
         config = read_state(location.path).config.network_config()
-    with refusing(location.path / WEIGHTS, kinds=(OSError, ValueError)):  # for example, if it was deleted a moment ago
+    with refusing(location.path / WEIGHTS, kinds=(OSError, ValueError)):  # for example, if it was just deleted
         return with_parameters(config, load_file(location.path / WEIGHTS))
 
 

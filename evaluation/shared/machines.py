@@ -1,4 +1,4 @@
-"""The machines and software that a run's jobs used. A run that was resumed elsewhere has been trained on several."""
+"""The machines and software that a run's jobs used. A run has several machines if it was resumed on another one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from training.telemetry.metrics_log import Detail, RunEvent, event_of
 
 @attrs.frozen(kw_only=True)
 class TrainedOn:
-    """The machines, software and commits that the jobs of a run have used, as text; None if unknown."""
+    """Texts about the machines, software and commits that the jobs of a run have used. None means unknown."""
 
     machines: str | None
     software: str | None
     commits: str | None
-    devices: tuple[str, ...]  # the names of all devices that are known, without duplicates
+    devices: tuple[str, ...]  # the names of all known devices, without duplicates
 
 
 def trained_on(
@@ -24,9 +24,9 @@ def trained_on(
 ) -> TrainedOn:
     """Return the machines, software and commits of the jobs that trained a run up to a step.
 
-    `records`: the run's metrics, as `current_records` returns them. `environment` and `git_commit` describe only the
-    last job; they come from `resolved.json`, which is the only source for runs of earlier versions, whose lines do not
-    name a machine. Without an environment, the commit is not used either.
+    `records`: the run's metrics from `current_records`. `environment` and `git_commit` come from `resolved.json` and
+    describe only the last job. They are needed for runs of earlier versions, whose metrics do not name a machine.
+    Without an environment, the commit is not used either.
     """
     starts = [line for line in records if event_of(line) == RunEvent.START]
     jobs = [line for line in starts if line["step"] < step] or starts[:1]
@@ -70,7 +70,7 @@ def _software(start: Mapping[str, Any]) -> str | None:
 
 
 def _over_steps(values: Sequence[tuple[int, str | None]]) -> str | None:
-    """Return a text such as "A, from step 500 on B", or None if no value is known.
+    """Return a text such as "A, from step 500 on B", or None if none of the values is known.
 
     `values`: the first step of each job, and its value.
     """

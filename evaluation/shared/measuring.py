@@ -18,7 +18,7 @@ from evaluation.shared.weights_on_disk import identity_of
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
 from training.telemetry.metrics_log import GIVEN_TOKENIZER
 
-TIMEOUT_SECONDS = 3600  # how long a rank waits for the others in a collective
+TIMEOUT_SECONDS = 3600  # limit of the time that a rank waits for the others in a collective
 Batch = TypeVar("Batch")
 Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
@@ -32,10 +32,10 @@ def measure_each(
 ) -> None:
     """Measure each model of a command, store its result under the name `kind`, and print it.
 
-    `prepare`: runs on rank 0 before any model is loaded; all ranks receive what it returns. `measure`: runs on all
+    `prepare`: runs on rank 0 before any model is loaded; all ranks receive its return value. `measure`: runs on all
     ranks, and returns the fields of the result and the text to print.
 
-    A model that cannot be measured does not stop the others; BadInput names it at the end.
+    If a model cannot be measured, the other models still are, and BadInput is raised at the end.
     """
     ranks = meet(options.device, TIMEOUT_SECONDS)
 
@@ -47,7 +47,7 @@ def measure_each(
 
     def load_and_measure(location: ModelLocation) -> tuple[WeightsIdentity | None, tuple[dict[str, Any], str]]:
         trained = load_on_all(ranks, location, options.tokenizer)
-        # The weights are hashed before the measurement, because that may change the network's layout for generation.
+        # The weights are hashed before the measurement, which may change the network's layout for generation.
         weights = identity_of(trained.network, location.path) if ranks.coordinates else None
         values, text = measure(trained, prepared, ranks)
         if trained.given_tokenizer is not None:
@@ -68,7 +68,7 @@ def measure_each(
 
 
 def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:
-    """Divide the batches among the ranks, and return on every rank the results of `work` in the batches' order.
+    """Divide the batches among the ranks. Return, on every rank, the results of `work` in the order of the batches.
 
     The batches must be the same on all ranks. If `work` raises BadInput on one rank, all ranks raise it.
     """

@@ -1,6 +1,7 @@
-"""The files that describe a network: they must not contradict each other, and weights that are not read are reported.
+"""Check the files in a model's directory.
 
-Unread weights are named in a note. If it is unclear which weights are the model's, they are refused.
+The files that describe the network must not contradict each other. Files of weights that are not read are named in a
+note. If it is unclear which weights are the model's, the directory is refused.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from training.checkpoints.directory import WEIGHTS
 
 INDEX = f"{WEIGHTS}.index.json"  # lists the tensors of weights that are split over several files
 NANOGPT = "ckpt.pt"
-# Files that state the number of heads: Hugging Face's, gpjt's (run directories and published models), OpenAI's.
+# Files that state the number of heads: those of Hugging Face, of gpjt (runs and published models), and of OpenAI.
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 ORIGINAL_CONFIG = "params.json"  # Meta's; it is not read, but it may contradict the other files
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_config.json")
@@ -37,7 +38,7 @@ FACTS = {
 def check_model_files(path: Path, run: Path | None) -> None:
     """Raise BadInput if files in a model's directory contradict each other, and print a note on unread weights.
 
-    `run`: the run directory that the model belongs to, whose model.json must agree, too.
+    `run`: the run directory that the model belongs to, or None. The files must also agree with its model.json.
     """
     configs = [path / name for name in (*CONFIG_FILES, ORIGINAL_CONFIG)]
     configs += [] if run is None else [run / "model.json"]
@@ -45,12 +46,12 @@ def check_model_files(path: Path, run: Path | None) -> None:
     read = set(weight_files(path))
     if (path / INDEX).is_file() and (path / WEIGHTS).is_file() and WEIGHTS not in read:
         raise BadInput(
-            f"{path}: {WEIGHTS} and the files listed in {INDEX} both contain the weights; delete one of the two"
+            f"{path}: {WEIGHTS} and the files listed in {INDEX} both contain the weights; delete one or the other"
         )
     for name in ADAPTERS:
         if (path / name).is_file():
             raise BadInput(
-                f"{path / name}: adapters are not applied; merge it into the weights, or move it out of the folder"
+                f"{path / name}: adapters are not applied; merge this one into the weights, or move it elsewhere"
             )
     shards = [file.name for file in path.glob("model-*-of-*.safetensors") if file.name not in read]
     if shards and (path / INDEX).is_file():
@@ -59,7 +60,7 @@ def check_model_files(path: Path, run: Path | None) -> None:
     if unread and read:
         more = f" and {len(unread) - 1:,} more" if len(unread) > 1 else ""
         show(
-            note(f"{path}: reading {min(read)}; other files of weights next to it are ignored: {unread[0]}{more}"),
+            note(f"{path}: reading {min(read)}; the other files of weights in it are ignored: {unread[0]}{more}"),
             once=True,
         )
 
@@ -76,7 +77,7 @@ def weight_files(path: Path) -> list[str]:
 
 
 def check_facts(configs: Iterable[tuple[Path, dict[str, Any]]]) -> None:
-    """Raise BadInput if two keys, in one file or in several, contradict each other about a fact of the network."""
+    """Raise BadInput if two keys, in the same file or in two, contradict each other about a fact of the network."""
     stated: dict[str, tuple[Path, str, Any]] = {}  # by fact: where it was stated first
     for file, values in configs:
         for fact, keys in FACTS.items():
@@ -96,6 +97,6 @@ def check_facts(configs: Iterable[tuple[Path, dict[str, Any]]]) -> None:
 
 
 def inner_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration in a file's values; in gpjt's published models, it is the object under "cfg"."""
+    """Return the configuration in the content of a file. In gpjt's published models, it is the object under "cfg"."""
     inside = values.get("cfg")
     return inside if isinstance(inside, dict) else values

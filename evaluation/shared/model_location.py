@@ -25,7 +25,7 @@ HUB_FILES += ["*.safetensors", "tokenizer*.json"]
 
 @attrs.frozen
 class ModelLocation:
-    """Where a model, its run and its results are."""
+    """The directories of a model, its run and its results."""
 
     path: Path  # the checkpoint or model directory
     run: Path | None  # the run directory of a checkpoint
@@ -33,13 +33,13 @@ class ModelLocation:
 
     @property
     def is_lockstep_checkpoint(self) -> bool:
-        """True for a checkpoint of Lockstep, which has a record of its training, even if it is damaged."""
+        """True for a checkpoint of Lockstep, even a damaged one. Only such a model has a record of its training."""
         marks = (STATE,) if self.run is None else (STATE, MANIFEST)
         return any(os.path.lexists(self.path / file) for file in marks)
 
     @property
     def title(self) -> str:
-        """The model's name for people; for a run, the names of the run and the checkpoint."""
+        """The model's name in the output. For a run, it consists of the names of the run and the checkpoint."""
         name = self.home.resolve().name
         return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
 
@@ -58,9 +58,9 @@ class ModelLocation:
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:
-    """Find a model by its directory, or download it if it is OWNER/NAME on the hub. Raises BadInput.
+    """Find a model in its directory, or download OWNER/NAME from the hub. Raises BadInput.
 
-    `name`: the checkpoint of a run; default: the best one.
+    `name`: the checkpoint to use if the model is a run; None: the best one.
     """
     home = home_of(reference)
     path = Path(reference)
@@ -98,7 +98,7 @@ def home_of(reference: str) -> Path:
 
 
 def is_model(path: Path) -> bool:
-    """Return whether a folder is a run or a model, and not just the folder of results of a model on the hub."""
+    """Return whether a folder is a run or a model. A folder with only the results of a model on the hub is neither."""
     return any((path / name).exists() for name in (CHECKPOINTS, "train.json", WEIGHTS, NANOGPT_MODEL, *CONFIG_FILES))
 
 
@@ -112,6 +112,6 @@ def _hub_name(reference: str) -> str:
 
 def _run_of(checkpoint: Path) -> Path | None:
     """Return the run directory that a checkpoint is in, or None. The folder `checkpoints` may be a symbolic link."""
-    # Path.resolve would follow the link, so the path is also tried without following links.
+    # Path.resolve follows the link, so the path is also tried without following links.
     paths = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100
     return next((path.parents[1].resolve() for path in paths if path.parent.name == CHECKPOINTS), None)

@@ -1,4 +1,4 @@
-"""Find a model's tokenizer: the one given by the user, the one in the model's files, or the one its run recorded."""
+"""Find a model's tokenizer: the one that the user gave, the one in the model's files, or the one its run recorded."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +24,9 @@ GPT2_VOCABULARY_SIZE = 50_257
 
 
 def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelConfig) -> Tokenizer | None:
-    """Return the requested tokenizer; without a request, the one of the model's tokens, or None if that is unknown.
+    """Return the requested tokenizer, or the tokenizer of the model's tokens if `requested` is None. Raises BadInput.
 
-    Raises BadInput.
+    Return None if no tokenizer is requested and the model's own is unknown.
     """
     if requested is not None:
         loaded: Tokenizer | None = load_tokenizer(requested)
@@ -41,7 +41,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
         loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:
         show(loaded.surrounding_note, once=True)
-    # nanoGPT's models of characters have no id for the end of text, which the tokenizer counts as an additional id.
+    # nanoGPT's models of characters have no id for the end of text, but the tokenizer has one and counts it.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
         raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")
@@ -49,7 +49,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
 
 
 def given_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> GivenTokenizer | None:
-    """Return the record of a tokenizer given with --tokenizer, or None if it gives the same ids as the model's own."""
+    """Return the record of a tokenizer from --tokenizer, or None if it gives the same ids as the model's own."""
     model_tokenizer, is_same = _own_tokenizer(location, tokenizer, config)
     if is_same:
         return None
@@ -70,7 +70,7 @@ def _own_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelC
 
     The name is None if the model does not name a tokenizer. A run's own tokenizer is the one of its tokens, even if
     other tokenizer files are next to the weights. A model that names no tokenizer but has GPT-2's vocabulary size is
-    assumed to use GPT-2's tokenizer, as it is without --tokenizer.
+    assumed to use GPT-2's tokenizer; the same assumption is made without --tokenizer.
     """
     with suppress(BadInput):  # damaged files are a reason to pass --tokenizer
         if (recorded := location.tokenizer) is not None and location.run is not None:

@@ -20,13 +20,14 @@ from tokens.documents.parquet import REFUSED_FIELDS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, GIVEN_TOKENIZER
 
 MOST_BYTES = 1 << 30  # size limit of a file
-NAMED_FIELDS = 20  # largest number of fields that a note on unread fields names
+NAMED_FIELDS = 20  # largest number of fields that are named in a note on unread fields
 WANTED = "wanted a JSON array of records, or JSON Lines"
-WANTED_ANSWERS = "wanted a file of answers, as evaluate.py instruct writes it"
+WANTED_ANSWERS = "wanted a file of answers that evaluate.py instruct wrote"
 
-TOKENIZER = "tokenizer_fingerprint"  # setting: a name alone does not determine which ids a tokenizer gives
-ADDED_TOKENS = "ordinary_added_tokens"  # setting: the fingerprint does not include these
-LATER_SETTINGS = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # missing from the files of earlier versions
+# Two settings of an answer file. They are stored because a tokenizer's name does not determine its ids, and because its
+# fingerprint does not include the added tokens.
+TOKENIZER, ADDED_TOKENS = "tokenizer_fingerprint", "ordinary_added_tokens"
+LATER_SETTINGS = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # settings that files of earlier versions do not have
 
 
 @attrs.frozen(kw_only=True)
@@ -52,17 +53,17 @@ class Answers:
     """A file of answers by one fine-tuned model."""
 
     model: str  # the model's title
-    seed: int  # seed of the fine-tuning
-    home: Path | None  # the run or model directory, for evaluations.jsonl
-    settings: dict[str, Any]  # settings of the fine-tuning
+    seed: int  # seed of the fine-tuning run
+    home: Path | None  # the run or model directory, whose evaluations.jsonl gets the results
+    settings: dict[str, Any]  # settings of the fine-tuning run
     answers: list[Answer]
-    weights: WeightsIdentity | None = None  # weights before the fine-tuning; None: unknown
+    weights: WeightsIdentity | None = None  # weights before fine-tuning; None: unknown
 
 
 def read_records(path: Path) -> list[Record]:
     """Read records from a JSON array or JSON Lines, and print a note on fields that are not read.
 
-    Raises BadInput, which names the first damaged record.
+    Raises BadInput with the number of the first damaged record.
     """
     unread = Counter[str]()
     records = [_record(row, f"{path}: record {number}", unread) for number, row in enumerate(_rows(path), 1)]
@@ -73,14 +74,17 @@ def read_records(path: Path) -> list[Record]:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Create the output folder of an option before anything is trained. Raises BadInput if it is not writable."""
+    """Create the folder that an output option names. Raises BadInput if it is not writable.
+
+    Call this before anything is trained.
+    """
     with refusing(f"{folder}: cannot be written", f"pass another {option}", (OSError,)):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write a file of answers, which `read_answers` reads. Raises BadInput."""
+    """Write a file of answers in the format that `read_answers` reads. Raises BadInput."""
     rows = [
         attrs.asdict(answer.record) | {"answer": answer.text, "reference_loss": answer.reference_loss}
         for answer in answers.answers
@@ -104,26 +108,29 @@ def read_answers(path: Path) -> Answers:
         where = f"{path}: answer {number}"
         record, loss = _record(row, where, unread, "answer", "reference_loss"), row.get("reference_loss")
         if not isinstance(row.get("answer"), str) or not (loss is None or type(loss) in (int, float)):
-            raise BadInput(f"{where}: wanted a text as 'answer', and a number or null as 'reference_loss'")
+            raise BadInput(f"{where}: wanted a string as 'answer', and a number or null as 'reference_loss'")
         check_text(row["answer"], f"{where}: answer")
         answers.append(Answer(record=record, text=row["answer"], reference_loss=loss))
     _note_unread(path, unread)
     model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
     if not isinstance(model, str) or type(seed) is not int or not isinstance(settings, dict):
-        raise BadInput(f"{path}: wanted a text as 'model', an integer as 'seed' and an object as 'settings'")
+        raise BadInput(f"{path}: wanted a string as 'model', an integer as 'seed' and an object as 'settings'")
     return Answers(
         model=model,
         seed=seed,
         home=_home(path, value.get("home")),
         settings=settings,
         answers=answers,
-        # Older files have only the hash of the values, which is among the settings.
+        # Older files have only the hash of the weights' values, and have it among the settings.
         weights=WeightsIdentity.of(value) or WeightsIdentity.of(settings),
     )
 
 
 def _home(path: Path, recorded: Any) -> Path | None:
-    """Return the directory of a model's results: the one that contains its answers/, otherwise the recorded one."""
+    """Return the directory of a model's results.
+
+    If the file is in the folder answers/ of such a directory, return this directory; otherwise, the recorded one.
+    """
     folder = path.resolve().parent
     enclosing = folder.parent if folder.name == ANSWERS else None
     if enclosing is not None and (enclosing / EVALUATIONS).is_file():
@@ -134,7 +141,7 @@ def _home(path: Path, recorded: Any) -> Path | None:
 def _record(row: Any, where: str, unread: Counter[str], *known_keys: str) -> Record:
     """Return the record in a row. Raises BadInput.
 
-    Keys of the row that are neither fields of a record nor among `known_keys` are counted in `unread`.
+    `unread` counts the keys of the row that are neither fields of a record nor among `known_keys`.
     """
     if not isinstance(row, dict):
         raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")

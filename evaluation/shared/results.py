@@ -1,4 +1,4 @@
-"""Results of evaluations: the append-only log `evaluations.jsonl` of a run or model, measures, and training costs."""
+"""Results of evaluations: measures, training costs, and the append-only log `evaluations.jsonl` of a run or model."""
 
 import json
 import math
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from evaluation.shared.model_location import ModelLocation
     from training.state import Position
 
-# A function of two lists of samples, which have one sample per training seed, and a confidence level. It returns the
-# interval of the first list's mean minus the second list's mean, or None if the samples cannot be compared.
+# A function that compares two lists of samples, with a sample for each training seed, at a confidence level. It returns
+# the interval of the first list's mean minus the second list's mean, or None if the samples cannot be compared.
 Difference = Callable[[list[Any], list[Any], float], Interval | None]
 
 
 def perplexity(nats: float) -> float:
-    """Return the perplexity of a loss; infinity if it is too large for a float."""
+    """Return the perplexity of a loss. It is infinite if it is too large for a float."""
     try:
         return math.exp(nats)
     except OverflowError:
@@ -41,8 +41,9 @@ class Published:
 
     values: dict[str, str]  # by model, with the digits of the source
     source: str
-    comparable: Callable[[Any], bool] = lambda _: True  # takes a result's sample; True if it is from the same data
-    otherwise: str | None = None  # the note to print if the values are omitted because they are not comparable
+    # A function that takes a result's sample, and returns whether the published values were measured on the same data
+    comparable: Callable[[Any], bool] = lambda _: True
+    otherwise: str | None = None  # note to print if the values are omitted because they are not comparable
 
 
 @attrs.frozen(kw_only=True)
@@ -53,20 +54,20 @@ class Measure:
     unit: str = ""
     digits: int = 4
     higher_is_better: bool = True
-    difference: Difference | None = None  # None: no statement about two models
+    difference: Difference | None = None  # None: no statements about differences between models are made
     published: Published | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Measurement:
-    """A measure's value for one model, with a standard error, with an interval, or with neither."""
+    """A measure's value for a model, with a standard error, an interval, or neither."""
 
     measure: Measure
     value: float
     error: float | None = None
     freedom: float = math.inf  # degrees of freedom of the error
     interval: Interval | None = None  # 95 %
-    sample: Any = None  # what `measure.difference` compares; its type depends on the evaluation
+    sample: Any = None  # the data that `measure.difference` compares; the type depends on the evaluation
 
     @property
     def text(self) -> str:
@@ -85,16 +86,16 @@ class Measurement:
 class EvaluationResult:
     """An evaluation of a model, read from a line of `evaluations.jsonl`."""
 
-    evaluation: str  # what was evaluated: the command, with the name of the task if the command has several
+    evaluation: str  # name of the command, followed by the variant of the evaluation if the command has several
     model: str
     time: str
     subject: str  # identity of the data; only results with equal subjects are comparable
     description: str  # the subject in words
     measurements: list[Measurement]
     ranks_models: bool = True  # False: the intervals omit a source of chance, so no model is called better
-    left_out: int = 0  # items without an answer, which were left out for all models alike
+    left_out: int = 0  # number of items without an answer, which were left out for all models alike
     weights: WeightsIdentity | None = None  # the measured weights; None: the line has no hash
-    given_tokenizer: str | None = None  # name of the tokenizer of --tokenizer, unless it is known to be the model's own
+    given_tokenizer: str | None = None  # name of --tokenizer's tokenizer, unless it is known to be the model's own
 
     @classmethod
     def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
@@ -106,7 +107,7 @@ class EvaluationResult:
         return result if tokenizer is None or not tokenizer.is_other else result.with_tokenizer(tokenizer)
 
     def with_tokenizer(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
-        """Return this result with separate columns, for a model that was measured with a tokenizer not its own."""
+        """Return this result for separate columns, because the model was measured with a tokenizer not its own."""
         measurements = [
             attrs.evolve(
                 measurement,
@@ -133,9 +134,9 @@ class EvaluationResult:
 def append_result(
     home: Path, model: str, kind: str, values: dict[str, Any], weights: WeightsIdentity | None = None
 ) -> None:
-    """Append a result to the log of a model's directory, and sync it. Raises BadInput.
+    """Append a result to the log in a model's directory, and sync the log. Raises BadInput.
 
-    `weights`: the measured weights; None only for answers of older versions, which do not record them.
+    `weights`: the measured weights; None only for answers from older versions, which do not record the weights.
     """
     hashes = {} if weights is None else weights.as_record()
     result = {"evaluation": kind, "model": model, "time": utc_now(), **hashes, **values}
@@ -149,25 +150,25 @@ def append_result(
 
 
 def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
-    """Return a model's results of one kind, oldest first. Raises BadInput as `read_results` does."""
+    """Return a model's results of this kind, oldest first. Raises BadInput as `read_results` does."""
     return [result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)]
 
 
 def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
     """Return all results, oldest first, converted by `parse`. Raises BadInput.
 
-    Damaged results are left out: those for which `parse` returns None, and those that are not valid records.
+    Damaged results are left out. These are results for which `parse` returns None or which are not valid records.
     """
     return read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None).noted()
 
 
 @attrs.frozen(kw_only=True)
 class RunCost:
-    """What the training of a run has cost up to a checkpoint."""
+    """The cost of training a run up to a checkpoint."""
 
     tokens: int
     hours: float  # wall clock
-    hours_by_price: dict[float | None, float]  # by the machine's price in USD per hour; None: no price is known
+    hours_by_price: dict[float | None, float]  # by the machine's price in USD per hour; None: the price is unknown
 
     @property
     def dollars(self) -> float | None:
@@ -195,16 +196,16 @@ def cost_of(location: "ModelLocation", position: "Position") -> RunCost:
 def seconds_by_price(
     lines: Sequence[dict[str, Any]], elapsed_seconds: float, price: float | None
 ) -> dict[float | None, float]:
-    """Return the seconds, among the first `elapsed_seconds` of a run, that were paid at each price per hour.
+    """Divide the first `elapsed_seconds` of a run by price. Return the seconds paid at each price per hour.
 
-    `lines`: the run's metrics. `price`: the price to use if no job has recorded one.
+    `lines`: the run's metrics. `price`: the price to use if no job has recorded a price.
     """
     seconds: dict[float | None, float] = {}
     counted_seconds, line_price = 0.0, (default_price := last_price(lines, price))
     for reached, line_price in priced_seconds(lines, default_price):
         before, counted_seconds = counted_seconds, min(reached, elapsed_seconds)
         seconds[line_price] = seconds.get(line_price, 0.0) + counted_seconds - before
-    # The remaining seconds are those after the last line, until the checkpoint was saved.
+    # The remaining seconds are between the last line and the time when the checkpoint was saved.
     seconds[line_price] = seconds.get(line_price, 0.0) + elapsed_seconds - counted_seconds
     return {price: paid_seconds for price, paid_seconds in seconds.items() if paid_seconds > 0}
 

@@ -5,10 +5,11 @@ get the same verdict.
 
 The noise of a training seed is estimated from recipes that were trained with several seeds. If two recipes share
 seeds, their runs are paired by seed: an effect that a seed has on all recipes alike, such as the order of the data,
-cancels. The error is pooled over all recipes. Pooling is wrong if one unstable recipe scatters more than the rest.
-Therefore, a difference must also be significant by the t-interval of the two compared recipes alone, whose level is
-5 % / k ** (2/3) for k comparisons. Plain Bonferroni, 5 % / k, would hold for any variances but needs one or two more
-seeds. The exponent 2/3 is our choice; benchmarks/sweep_verdicts.py measures its effect.
+cancels. The error is pooled over all recipes. Pooling is wrong if one unstable recipe varies more than the rest.
+Therefore, a difference must also be significant according to a second t-interval, which is computed from the runs of
+the two compared recipes alone. For k comparisons, its level is 5 % / k ** (2/3). Plain Bonferroni, 5 % / k, would hold
+for any variances but needs one or two more seeds. The exponent 2/3 is our choice; benchmarks/sweep_verdicts.py measures
+its effect.
 """
 
 import math
@@ -25,24 +26,28 @@ ERROR = 0.05  # probability that at least one false difference is reported when 
 CONFIDENCE = 1 - ERROR
 PAIRWISE_EXPONENT = 2 / 3
 BAND_ERROR = 0.04  # error rate for a run's mean over the whole band; single places get the rest of ERROR
-# A judged difference must also be significant by the t-interval of the seeds of its two models alone. With two seeds,
-# that interval has the first level; benchmarks/judge_errors.py shows why no level gives both few errors and enough
-# verdicts. With more seeds, the level is the second number if one of the two models clearly varies more than all
-# others. Otherwise, the p-value of the test for that, times the third number, is added, which gives at most 23 %.
+# A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
+# models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
+# benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
+# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3 % and 23 %. The p-value is
+# from a test of whether one of the two models varies more than all other models; it is close to 0 if one clearly does.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
-POWER = 0.9  # probability of detection that the functions about detectable differences assume
+POWER = 0.9  # probability with which a difference that is called detectable is detected
 SOUGHT_DEVIATIONS = 3.0  # difference, in seed deviations, that the default number of seeds must detect
 _NODES, _CELLS, _REACH = 96, 200, 8.5  # quadrature nodes; grid cells; bound of the integral in standard deviations
-# Candidate spectra of a stream of units: a first-order autoregression plus a share of noise that is independent between
-# units.
+# Parameters of the candidate spectra of a stream of units. Each spectrum is a first-order autoregression plus a share
+# of noise that is independent between units.
 _CORRELATIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.99)
 _FRESH_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
-# With fewer units than the first number, no correlation is looked for. More units than the second are summed in groups.
+# With fewer than _LEAST_UNITS units, correlation is not considered. More than _MOST_UNITS units are summed in groups.
 _LEAST_UNITS, _MOST_UNITS = 8, 1024
-# A correlation has two parameters, so twice its log-likelihood must exceed the one for independence by this much.
+# A model with correlation has two more parameters than a model of independent units, so it is preferred only if it
+# exceeds that model by this amount in twice the log-likelihood.
 _PREFERRED = 4.0
-_AS_LIKELY = 1.0  # a more cautious spectrum is used if twice its log-likelihood is at most this far below the best
-_FLAT = 0.65  # by the spectrum, the chosen frequencies must average at least this share of the power at zero
+# A more cautious spectrum is used if it is at most this amount below the likeliest one in twice the log-likelihood.
+_AS_LIKELY = 1.0
+# The mean power of the chosen frequencies must be at least this share of the power at zero, according to the spectrum.
+_FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
 
@@ -52,7 +57,7 @@ class Interval:
     """An estimate with the bounds of its confidence interval."""
 
     value: float
-    low: float | None = None  # None, like `high`, if the sample has a single unit and its spread is unknown
+    low: float | None = None  # `low` and `high` are None if the sample has a single unit, so its spread is unknown
     high: float | None = None
     error: float | None = None  # standard error, if the bounds come from Student's t
 
@@ -74,8 +79,8 @@ class Interval:
         If both standard errors are known, the result is Student's interval of the summed errors. Its critical value is
         the mean of the two critical values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964), so
         that a small error with few degrees of freedom has little effect. The probability of a false difference is at
-        most 5 %, or 6.2 % if an error with one degree of freedom is several times as large as the other one. If either
-        standard error is unknown, the half widths are added in quadrature, which gives a wider interval.
+        most 5 %, or 6.2 % if one error has a single degree of freedom and is several times as large as the other error.
+        If either standard error is unknown, the half widths are added in quadrature, which gives a wider interval.
         """
         if self.low is None or self.high is None:
             return self
@@ -89,7 +94,7 @@ class Interval:
         return Interval(value=self.value, low=self.value - low, high=self.value + high, error=total)
 
     def record(self) -> dict[str, float | None]:
-        """Return the fields of an interval that are stored in a result."""
+        """Return the fields that represent the interval in a stored result."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
     def text(self, digits: int, sign: str = "") -> str:
@@ -113,17 +118,20 @@ class SeedNoise:
     pairwise_freedom: float = 1.0
 
     def reach(self, comparisons: int, critical: float | None = None) -> float:
-        """Return the half width of the interval for one of several comparisons.
+        """Return the half width of the interval for a difference.
 
-        `critical`: the critical value to use with the pooled error; default: Bonferroni's.
+        `comparisons`: the number of differences that are tested together. `critical`: the critical value to use with
+        the pooled error; None: Bonferroni's.
         """
         return max(self._reaches(comparisons, critical))
 
     def added_to(self, difference: Interval, comparisons: int) -> Interval:
-        """Return the interval of one of several differences, widened by this seed noise.
+        """Return the interval of a difference, widened by this seed noise.
 
-        There are two candidates, one with the pooled error and one with the error from the two recipes' runs; the wider
-        one is returned. Both grow with the number of comparisons, so the wider one also does.
+        `comparisons`: the number of differences that are tested together, including this one.
+
+        One candidate has the pooled error, and the other has the error from the two recipes' runs; the wider candidate
+        is returned. Both become wider as the number of comparisons grows, and therefore so does the returned interval.
         """
         pooled_reach, pairwise_reach = self._reaches(comparisons, None)
         candidates = [
@@ -136,26 +144,29 @@ class SeedNoise:
         )
 
     def _reaches(self, comparisons: int, critical: float | None) -> tuple[float, float]:
-        """Return two half widths for one of several comparisons: from the pooled error and from the pairwise error."""
+        """Return two half widths for a difference, from the pooled error and from the pairwise error."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
         return critical * self.pooled, pairwise_quantile(comparisons, self.pairwise_freedom) * self.pairwise
 
 
 def plus_minus(value: float, error: float | None, digits: int) -> str:
-    text = f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0, for example for -0.04
+    text = f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0, such as -0.04 after rounding, into 0.0
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t distribution. `freedom` is positive; if infinite, the distribution is normal."""
+    """Return a quantile of Student's t distribution.
+
+    `freedom` is positive; if it is infinite, the distribution is normal.
+    """
     if math.isinf(freedom):
         return NormalDist().inv_cdf(probability)
     return float(special.stdtrit(freedom, probability))
 
 
 def student_interval(value: float, error: float | None, freedom: float, confidence: float = CONFIDENCE) -> Interval:
-    """Return Student's interval of a value with this standard error, or an interval without bounds if it is None."""
+    """Return Student's interval of a value. It has no bounds if the standard error is None."""
     if error is None:
         return Interval(value=value)
     reach = student_quantile((1 + confidence) / 2, freedom) * error
@@ -185,10 +196,11 @@ def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None
     `step`: the value of a hit minus the value of a miss. `paired`: the values are differences between two models, which
     are 0 if both models hit or both miss an item.
 
-    If all items are hit, all are missed, or the models never differ, the plain error is 0, as if no other sample could
-    have given a different mean. Therefore, the error is never smaller than with two additional items: one hit and one
-    miss (Agresti and Coull, American Statistician 52, 1998), or, if paired, one item on which the models differ, half
-    in each direction, and one on which they agree (Agresti and Min, Statistics in Medicine 24, 2005).
+    If all items are hits, all are misses, or the models never differ, the plain error is 0, as if no other sample could
+    have given a different mean. Therefore, the error is never smaller than it would be with two additional items. These
+    are a hit and a miss (Agresti and Coull, American Statistician 52, 1998), or, if `paired`, an item on which the
+    models differ, half in each direction, and an item on which they agree (Agresti and Min, Statistics in Medicine 24,
+    2005).
     """
     error, number = mean_and_error(values)[1], len(values) + 2
     if error is None:
@@ -202,12 +214,12 @@ def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None
 
 @attrs.frozen(kw_only=True)
 class StreamMean:
-    """The mean of a stream of units in which neighbouring units may be correlated."""
+    """The mean of a stream of units in which neighboring units may be correlated."""
 
     value: float
     error: float | None  # standard error; None for a single unit
     freedom: float  # degrees of freedom of the error
-    independent: float  # number of independent units that would give this error; all units if none are correlated
+    independent: float  # number of independent units that would give this error; at most the number of units
 
     def error_for(self, freedom: float) -> float | None:
         """Return the error that gives a reader who assumes these degrees of freedom the same 95 % interval."""
@@ -220,13 +232,14 @@ class StreamMean:
 def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
     """Return the ratio of the two sums over a stream's units, with an error that accounts for their correlation.
 
-    The units must be in the order of the stream. Neighbouring documents of a corpus are often similar, and an error
-    that treats them as independent is then too small, by half or more. Therefore, the units' deviations from the mean
-    are transformed to frequencies (cosines), where independent units have the same power everywhere. If a spectrum of
-    correlated units explains the powers better, by Whittle's likelihood, the variance is the mean power of the lowest
-    frequencies only. It is divided by the share of the power at frequency zero that these frequencies have according to
-    that spectrum, and each of them adds a degree of freedom (Mueller, Journal of Econometrics 141, 2007; Lazarus et
-    al., Journal of Business and Economic Statistics 36, 2018). Otherwise, the error is that of `mean_and_error`.
+    The units must be in the order of the stream. Neighboring documents of a corpus are often similar, and then an error
+    that treats them as independent is too small, by half or more. Therefore, the units' deviations from the mean are
+    transformed to frequencies (cosines). For independent units, the power is the same at all frequencies. If a spectrum
+    of correlated units explains the powers better, according to Whittle's likelihood, the variance is estimated from
+    the mean power of the lowest frequencies only. This mean is divided by the share of the power at frequency zero that
+    the spectrum predicts for it, and each of these frequencies adds a degree of freedom (Mueller, Journal of
+    Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise, the error
+    is the one of `mean_and_error`.
 
     Correlation over more units than the stream has cannot be detected. benchmarks/document_errors.py measures the
     coverage.
@@ -254,7 +267,7 @@ def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
 
 
 def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
-    """Estimate the power at frequency zero; return the number of lowest frequencies that were used, and the power."""
+    """Estimate the power at frequency zero. Return the number of lowest frequencies that were used, and the power."""
     shapes, logarithms, flatness = _spectra(len(powers))
     likelihood = -0.5 * (logarithms + len(powers) * np.log(shapes @ powers / len(powers)))
     deficits = 2 * (likelihood.max() - likelihood)  # one per spectrum; the first spectrum belongs to independent units
@@ -271,9 +284,9 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
 def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
-    The first spectrum belongs to independent units. The arrays are the inverse of each spectrum (spectra, frequencies),
-    the sum of its logarithms (spectra,), and the mean of its lowest 1, 2, ... frequencies as a share of its power at
-    zero (spectra, frequencies).
+    The first spectrum belongs to independent units. The arrays are the inverse of each spectrum (spectra, frequencies);
+    the sum of its logarithms (spectra,); and its mean power over the lowest 1, 2, ... frequencies, as a share of its
+    power at zero (spectra, frequencies).
     """
     cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
     rows, at_zero = [np.ones(number)], [1.0]
@@ -288,22 +301,23 @@ def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper bounds, both (M,), between which all M values of one more run should be.
+    """Return the lower and upper bounds, both (M,), that should contain all M values of a further run.
 
-    `values` (R, M): the values of R runs at M places, for example steps. `apart`: values that are this many places
-    apart are assumed to have independent noise.
+    `values` (R, M): the values of R runs at M places, for example steps. `apart`: the distance, in places, from which
+    the noise of two values is assumed to be independent.
 
     The band is Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section
-    4.7) with Bonferroni's level. The variance at a place is the mean over all M places, or the mean over the places up
-    to `apart` away if that is larger. A deviation that a run keeps from its first place to its last affects all places,
-    and only R - 1 degrees of freedom are known about it. Therefore, the band is never narrower than Student's interval
-    of a further run's mean over the places. benchmarks/band_errors.py measures both together.
+    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places, or, if that is
+    larger, at the places up to `apart` away. If a run deviates by the same amount from its first place to its last, all
+    places are affected, and there are only R - 1 degrees of freedom for such deviations. Therefore, the band is never
+    narrower than Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures the
+    error rate of the complete band.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
     near = []
     for place in range(number):
-        reach = min(apart, place + 1)  # the first values are means over fewer steps and scatter more than later ones
+        reach = min(apart, place + 1)  # the first values are means over fewer steps, so they vary more than later ones
         near.append(variances[max(0, place - reach) : place + reach + 1].mean())
     critical = student_quantile(1 - ERROR / number / 2, (runs - 1) * number / apart)
     mean_reach = student_quantile(1 - BAND_ERROR / 2, runs - 1) * values.mean(axis=1).std(ddof=1)
@@ -346,7 +360,7 @@ def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float,
 
 
 def shared_seeds(first: Runs, second: Runs) -> list[int]:
-    """Return the seeds by which two recipes are paired, or an empty list if they share fewer than two seeds."""
+    """Return the seeds that two recipes share, by which their runs are paired; [] if they share fewer than two."""
     seeds = sorted(first.keys() & second.keys())
     return seeds if len(seeds) > 1 else []
 
@@ -383,7 +397,7 @@ def dunnett_quantile(comparisons: int, freedom: float) -> float:
     """Return Dunnett's two-sided critical value for `comparisons` differences from one base.
 
     The base and the variants must have equal numbers of seeds. Dunnett (1955, JASA 50, 1096) bounds the largest of k
-    statistics that share the base and one pooled error, and whose correlation is therefore 1/2:
+    statistics that share the base and a pooled error, so that their correlation is 1/2:
 
         P(max |T| <= c) = E over s and z of [Phi(sqrt(2) c s + z) - Phi(-sqrt(2) c s + z)] ** k
 
@@ -405,7 +419,7 @@ def dunnett_quantile(comparisons: int, freedom: float) -> float:
 
 @cache
 def power(shift: float, comparisons: int, seeds: int) -> float:
-    """Return the probability of detecting one difference of `shift` standard errors from a base.
+    """Return the probability of detecting that a variant differs by `shift` standard errors from the base.
 
     All variances are assumed to be equal. There are `comparisons` variants with `seeds` seeds each.
     """
@@ -424,7 +438,7 @@ def power(shift: float, comparisons: int, seeds: int) -> float:
 
 @cache
 def detectable_deviations(comparisons: int, seeds: int) -> float:
-    """Return the difference that is detected with probability POWER, in standard deviations of one run over seeds."""
+    """Return the difference that is detected with probability POWER, in standard deviations of a run over seeds."""
     return detectable_shift(lambda shift: power(shift, comparisons, seeds)) * math.sqrt(2 / seeds)
 
 
@@ -450,12 +464,12 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     `scores`: float64 (M models, S fine-tuning seeds, Q questions); NaN marks a question that was not judged. Raises
     ValueError unless the same questions were judged for all models.
 
-    Questions are paired. Seeds are not, and their variance is pooled over models, but no interval is narrower than the
-    t-interval of the seeds of its one or two models, at a level that depends on whether those scatter more than the
-    other models (`_pairwise_error`). With two seeds, that safeguard is weak: the intervals assume that the seeds of all
-    models scatter alike. The noise of single answers is part of both errors, so the intervals are conservative. With
-    one seed, they cover only the choice of questions and do not show which model is better. The intervals of the
-    differences are simultaneous (Bonferroni).
+    Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, no interval
+    is narrower than a t-interval that is computed only from the seeds of its one or two models, with a level that
+    depends on whether these vary more than the other models (`_pairwise_error`). With two seeds, the safeguard is weak:
+    the intervals assume that the seeds of all models vary alike. The noise of single answers is part of both errors, so
+    the intervals are conservative. With one seed, they cover only the choice of questions and do not show which model
+    is better. The intervals of the differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():

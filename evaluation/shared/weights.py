@@ -1,8 +1,8 @@
 """Identity of the weights that a result was measured on. It depends on their content, not on a checkpoint's name.
 
 A stored result has two hashes. `weights_sha256` is the hash of the values in fp32, ordered by name; it is the same for
-a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Readers compare this
-one, because Lockstep's checkpoints have it in their manifest, so that no model has to be loaded.
+a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Readers compare the
+second hash, which the manifest of a Lockstep checkpoint contains, so that no model has to be loaded.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ SHOWN_DIGITS = 12  # digits of a hash that messages show
 
 @attrs.frozen(kw_only=True)
 class WeightsIdentity:
-    """The known hashes of a model's weights."""
+    """The hashes that are known of a model's weights."""
 
     values_sha256: str | None = None
     files_sha256: str | None = None
@@ -36,7 +36,7 @@ class WeightsIdentity:
         return {key: value for key, value in hashes.items() if value is not None}
 
     def is_same(self, identity: "WeightsIdentity | None") -> bool | None:
-        """Return whether both identities are of the same weights, or None if they have no kind of hash in common."""
+        """Return whether both identities belong to the same weights, or None if they have no kind of hash in common."""
         pairs = [] if identity is None else zip(attrs.astuple(self), attrs.astuple(identity), strict=True)
         equal = [ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None]
         return any(equal) if equal else None

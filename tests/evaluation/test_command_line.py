@@ -28,7 +28,7 @@ RHYMES = Measure(
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """The toy command's measures module is this one."""
+    """Read the results of the toy command. This function is here because this module is the command's `measures`."""
     measurement = Measurement(measure=RHYMES, value=record["rhymes"], error=1.0, sample=record["rhymes"])
     return [EvaluationResult.of(record, subject="sonnets", description="of 10 sonnets", measurements=[measurement])]
 

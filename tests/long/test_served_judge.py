@@ -100,7 +100,7 @@ def test_a_model_served_by_transformers_judges(tmp_path: Path) -> None:
             scores["anchor"] == 50
         )  # the score depends only on the position, and the anchor has each position equally often
         assert [row["score"] for row in scores["candidates"]] == [50, 50]
-        assert "so there are no ranks" in done.stdout  # there is only one fine-tuning
+        assert "so there are no ranks" in done.stdout  # there is only one fine-tuning run
         lines = map(json.loads, store.read_text().splitlines())
         usage = [line["reply"]["usage"] for line in lines if "reply" in line]
         assert len(usage) == QUESTIONS * ORDERS

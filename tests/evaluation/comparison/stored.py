@@ -1,4 +1,4 @@
-"""Stored results of models that were never trained, and the command `evaluate.py compare`."""
+"""Helpers: store results of models that were never trained, and run `evaluate.py compare`."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def result(evaluation: str, measurements: list[Measurement], **more: Any) -> Eva
 
 
 def write(home: Path, kind: str, **values: Any) -> Path:
-    """Append a result of the model that has the folder's name."""
+    """Append a result of the model whose name is the folder's name."""
     append_result(home, home.name, kind, values)
     return home
 
@@ -91,7 +91,7 @@ def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: 
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
-    """Append a judge's score, given as value, low and high, and the session's differences."""
+    """Append a judge's score and the differences of its session. `score`: the value, `low` and `high`."""
     value = dict(zip(("value", "low", "high"), score, strict=True))
     return write(home, "judge", **({"candidate": home.name} | JUDGE | more), score=value, differences=differences)
 

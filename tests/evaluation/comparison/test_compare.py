@@ -161,7 +161,7 @@ def test_longer_training_is_better_but_a_copy_is_not(runs: dict[str, Path], tmp_
     seeds = compared(runs["long"], runs["other"], "--markdown")
     assert "- Seed noise, held-out loss: long step-00000008, other step-00000008 (2 seeds) from " in seeds
     same = compared(runs["long"], copy, "--markdown")
-    assert f"{runs['long']}: {long}, {copy}: {long} are runs of one recipe: their difference is noise" in same
+    assert f"{runs['long']}: {long}, {copy}: {long} are runs of the same recipe: their difference is noise" in same
 
 
 def test_unknown_and_incomplete_lines_are_ignored(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_models_without_common_results_are_refused(runs: dict[str, Path], tmp_pa
 
 
 def advised(*models: str | Path) -> list[str]:
-    """Return the command, without the interpreter, that compare recommends for models without a common text."""
+    """Return the command that compare recommends for models without a common text, without the interpreter."""
     command = one_line(evaluate("compare", *models)).rpartition(": python ")[2]
     script, *words = shlex.split(command)
     assert script == "evaluate.py"

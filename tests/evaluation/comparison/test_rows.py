@@ -1,4 +1,4 @@
-"""The rows of a comparison: which stored results are used, and which runs are one recipe."""
+"""The rows of a comparison: which stored results are used, and which runs have the same recipe."""
 
 import json
 import shutil
@@ -36,9 +36,8 @@ def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp
         return row([], **train).recipe
 
     plain = recipe()
-    assert (
-        plain is not None and recipe(without="activation") == plain
-    )  # an older version without this key had only GPT-2's activation
+    # Older versions without this key had only GPT-2's activation.
+    assert plain is not None and recipe(without="activation") == plain
     same = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60, "spike_window": 9}
     same |= {"checkpoint_interval": 7, "recompute_blocks": True, "microbatch_size": 4, "dataset": "/elsewhere"}
     same |= {"random_seed": 9, "precision": "fp32", "clipping_max_norm": 1, "final_learning_rate_percent": 10}
@@ -53,7 +52,7 @@ def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp
 
 
 def test_copy_without_links_has_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
-    """The ends of runs are one recipe whatever their steps, so a row has to recognize the end of its run."""
+    """At the end of a run, the step is not part of the recipe, so a row must recognize the end even without links."""
     [original] = rows_of(runs["long"])
     for kind in ("files", "none"):
         shutil.copytree(runs["long"], home := tmp_path / kind / runs["long"].name, symlinks=True)

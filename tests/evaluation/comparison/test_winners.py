@@ -1,7 +1,7 @@
-"""A winner is named if recipes differ, and hardly ever if only their seeds, or keys without an effect, differ.
+"""A winner is named if recipes differ, but hardly ever if only the seeds or keys without an effect differ.
 
-The losses are simulated. Groups of documents are equally hard for all models; in addition, each model has noise on each
-group, and each training seed has noise, which is larger.
+The losses are simulated. A group of documents is equally hard for all models. In addition, each model has noise on each
+group, and each training seed has noise, which changes the loss more.
 """
 
 import math
@@ -23,7 +23,9 @@ from experiments.sweep.sweep_table import VariantResult, judge_variants
 from tests.evaluation.comparison.stored import core, result, rows_of
 from tests.evaluation.shared.test_significance import session
 
-GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # noise in nats per token; the text's is that of a model on a group
+# SEED_NOISE is the standard deviation over seeds, and TEXT_NOISE the standard deviation of a model's loss on a group;
+# both are in nats per token.
+GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02
 DEVIATION = float(np.hypot(SEED_NOISE, TEXT_NOISE / GROUPS**0.5))  # standard deviation of a measured loss over seeds
 TOKENS = np.full(GROUPS, 1000.0)
 
@@ -31,10 +33,10 @@ TOKENS = np.full(GROUPS, 1000.0)
 def table(
     draw: np.random.Generator, seeds: list[int], shifts: list[float] | None = None, *, first_times: float = 1
 ) -> list[Row]:
-    """Return models of recipes. `seeds`: the number of seeds of each; 0 is a single model whose recipe is unknown.
+    """Return models that were trained with several recipes.
 
-    `shifts`: the shift of each recipe's loss, in seed deviations. `first_times`: factor for the first recipe's seed
-    noise.
+    `seeds`: the number of seeds of each recipe; 0 stands for a single model whose recipe is unknown. `shifts`: the
+    shift of each recipe's loss, in seed deviations. `first_times`: factor for the first recipe's seed noise.
     """
     hardness, rows, common = draw.normal(3.5, 0.5, GROUPS), [], draw.normal(0, 2 * SEED_NOISE, 99)
     for recipe, count in enumerate(seeds):
@@ -54,7 +56,7 @@ def model(label: str, nats: np.ndarray, recipe: str | None, seed: int | None) ->
 
 
 def pair(measure: Measure, deviation: float | None = 1.0, **more: Any) -> Pair:
-    """Return two models, a and b, for a verdict. With a deviation of None, the seed noise is unknown."""
+    """Return two models, a and b, for a verdict. If the deviation is None, the seed noise is unknown."""
     a, b = (Group(labels=[name], results={1: result("any", [], **more)}) for name in "ab")
     noise = None if deviation is None else SeedNoise(pooled=deviation, freedom=4)
     return Pair(measure=measure, groups=(a, b), noise=noise)
@@ -97,7 +99,7 @@ def test_single_seeds_need_a_stated_deviation() -> None:
         for line in comparison.statements
         if "no winner: the seed noise is unknown" in line
     ]
-    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval is of the text
+    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval covers only the text
     advised = ["--seed-deviation" in " ".join(comparison.notes) for comparison in comparisons]
     assert advised == ["no winner" in " ".join(comparison.statements) for comparison in comparisons]
     assert not winners(compare(table(draw, [5, 1], [0, 20])))  # a single run says nothing about the seed noise
@@ -167,4 +169,4 @@ def test_text_and_seed_noise_are_combined(tmp_path: Path) -> None:
     line = f"c, d (2 seeds) are better than a, b (2 seeds) by {value:.4f} [{value - reach:.4f}, {value + reach:.4f}]"
     statements = compare(rows).statements
     assert f"CORE, part: {line} of the centered score" in statements
-    assert "CORE, part: a, b (2 seeds) are runs of one recipe: their difference is noise" in statements
+    assert "CORE, part: a, b (2 seeds) are runs of the same recipe: their difference is noise" in statements

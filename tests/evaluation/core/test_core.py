@@ -1,4 +1,4 @@
-"""CORE: prompts and scores are nanochat's, computed item by item; results are paired, and files are checked."""
+"""CORE: prompts and scores equal nanochat's; results are compared item by item, and files are checked."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def tasks_of(folder: Path, names: str | None = None, count: int | None = None) -
 
 
 def spoken(row: dict[str, Any], delimiter: str) -> tuple[list[str], int]:
-    """Return an item's texts, and the index of the gold one."""
+    """Return an item's texts, and the index of the correct text."""
     if "choices" in row:
         return [row["query"] + delimiter + choice for choice in row["choices"]], row["gold"]
     if "context_options" in row:
@@ -70,14 +70,17 @@ def spoken(row: dict[str, Any], delimiter: str) -> tuple[list[str], int]:
 
 @torch.no_grad()
 def single(trained: Trained, row: list[int]) -> tuple[np.ndarray, list[int]]:
-    """Return the loss of each token except the first, and the likeliest tokens, of a single row."""
+    """Return the losses of a row's tokens, except the first one, and the likeliest token at each of their positions."""
     row_tokens = torch.tensor([row])
     logits = trained.network(row_tokens)[0, :-1].double()
     return -logits.log_softmax(1).gather(1, row_tokens[0, 1:, None])[:, 0].numpy(), logits.argmax(1).tolist()
 
 
 def expected(trained: Trained, texts: list[str], gold: int, kind: str, before: str) -> tuple[bool, float]:
-    """Return whether an answer is correct by nanochat's rule, one row at a time, and the gold bits per byte."""
+    """Return whether the answer is correct by nanochat's rule, and the bits per byte of the gold answer.
+
+    The rows are computed one at a time.
+    """
     end = trained.tokenizer.end_of_text_id
     rows = [[end, *text.encode()] for text in texts]
     if kind == "schema":
@@ -191,9 +194,9 @@ def test_models_are_compared_item_by_item(tmp_path: Path) -> None:
     a, b = scored(tmp_path / "a", 120, 1.0), scored(tmp_path / "b", 130, 1.01)
     comparison = compare(rows_of(a, b))
     assert comparison.columns == ["model", "CORE", "gold bits/byte"]
-    # The models differ on 10 of 200 items, each worth 4/3. With 20 files of one task and one file of two tasks, the
-    # error is sqrt(20 + 4) / 22 of a file's. It includes two additional items, one of which differs, half in each
-    # direction.
+    # The models differ on 10 of 200 items, each worth 4/3. There are 20 files with one task and a file with two tasks,
+    # so the error is sqrt(20 + 4) / 22 times the error of a single file. The error includes two additional items; on
+    # one of them, the models differ, half in each direction.
     difference, error = 0.05 / 0.75, math.sqrt((11 / 202 - (10 / 202) ** 2) / 202) / 0.75 * math.sqrt(24) / 22
     bounds = f"{difference:.4f} [{difference - 1.96 * error:.4f}, {difference + 1.96 * error:.4f}]"
     assert any(

@@ -1,4 +1,4 @@
-"""Write a bundle in the form of nanochat's, with tasks of all kinds, of random words."""
+"""Write a bundle in the form of nanochat's. It has tasks of all kinds, which consist of random words."""
 
 import json
 import random
@@ -20,7 +20,7 @@ TASKS = [  # label, file, number of examples, delimiter
 
 
 def items(count: int) -> dict[str, list[dict[str, Any]]]:
-    """Return items of each kind, some with equal choices, a choice that is a prefix of another, or a long text."""
+    """Return items of each kind. Some have equal choices, a choice that is a prefix of another, or a long text."""
     draw = random.Random(0)
 
     def text(least: int, most: int) -> str:
@@ -40,7 +40,10 @@ def items(count: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_bundle(folder: Path, count: int = 23, **changed: list[dict[str, Any]]) -> Path:
-    """Write a folder, and an equal `eval_bundle.zip` next to it; return the folder. `changed`: the items of a kind."""
+    """Write a folder and, next to it, an `eval_bundle.zip` with the same content. Return the folder.
+
+    `changed`: the items of a kind, which replace the usual items.
+    """
     rows = items(count) | changed
     entries = [
         f"- label: {label}\n  dataset_uri: some/{kind}.jsonl\n  num_fewshot: [{shots}]\n"

@@ -1,4 +1,4 @@
-"""Exports load in Hugging Face's own classes and give the same output, and published models can be used here."""
+"""Exports load in Hugging Face's own classes and give the same output as here; published models can be used here."""
 
 import json
 import math
@@ -93,9 +93,8 @@ def test_transformers_loads_exports_in_either_precision(
         assert ("gpt2" in card.partition("# ")[0].lower()) == (name == "GPT2LMHeadModel")
         stored[dtype] = load_file(tmp_path / dtype / "model.safetensors")
         assert {value.dtype for value in stored[dtype].values()} == {getattr(torch, dtype)}
-        piped = pipeline("text-generation", str(tmp_path / dtype))(
-            "def "
-        )  # without a length limit, because the context is short
+        # No length limit is passed, because generation_config.json has one that suits the short context.
+        piped = pipeline("text-generation", str(tmp_path / dtype))("def ")
         assert piped[0]["generated_text"].startswith("def ")
         if dtype == "float32":
             with torch.no_grad():
@@ -150,7 +149,7 @@ def test_pushed_model_equals_the_export(copied: Path, hub: Hub, tmp_path: Path) 
     options = ("--like", "hf:owner/model", "--init-from", "owner/model", "--set", f"dataset={tokens}")
     complete(run, *options, "--max-steps", "1", environment=where)
     assert load_run(run, []).model == load_run(copied, []).model
-    output_of(*push, environment=at_hub(hub))  # push again, as after a push that failed
+    output_of(*push, environment=at_hub(hub))  # push again, as if the first push had failed
     refused = evaluate("export", copied, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert "You don't have the rights" in one_line(refused)
 
@@ -177,7 +176,7 @@ def test_second_simultaneous_export_is_refused(finished: Path, tmp_path: Path, m
         with pytest.raises(
             BadInput, match=r"out: another export is writing to this folder; wait for it, or pass another folder"
         ):
-            export(model, out, None, None)  # as if by another process
+            export(model, out, None, None)  # as another process might do
         write(model, partial, dtype)
 
     monkeypatch.setattr(export_module, "_write_model", overtaken)
@@ -213,7 +212,7 @@ def test_leftovers_of_a_killed_export_are_handled(
     assert not (tmp_path / ".partial-out").exists() and (tmp_path / "out" / "config.json").is_file()
     errors = capsys.readouterr().err
     for name in (".partial-other", ".partial-old-x1y2"):
-        assert f"NOTE: {tmp_path / name}: left by an export that was killed" in errors
+        assert f"NOTE: {tmp_path / name}: remains of an export that was killed" in errors
     assert "step-00000001" not in errors
 
 

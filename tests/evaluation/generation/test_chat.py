@@ -1,4 +1,4 @@
-"""`evaluate.py chat` in a terminal: answers, commands and interrupts; and the answer to a single message."""
+"""`evaluate.py chat`: answers, commands and interrupts in a terminal, and the answer to a single message."""
 
 import json
 import os
@@ -39,7 +39,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role[0] + ':' + message.cont
 
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with a chat template, whose answers are long and plain ASCII."""
+    """A directory of a model with a chat template. The model's answers are long and plain ASCII."""
     folder, values = tmp_path_factory.mktemp("talker"), TINY_MODEL | {"context_length": 1 << 14}
     model = GPT(ModelConfig(**values))
     initialize(model, 1)
@@ -55,7 +55,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @attrs.frozen
 class Talker(Trained):
-    """A model whose template and ends are not read from files."""
+    """A model whose template and end-of-answer ids are not read from files."""
 
     template: Template | None = None
     stop_ids: frozenset[int] = frozenset()
@@ -164,7 +164,7 @@ def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
 
 def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
-    words = iter(["y", "ye", "yes"])  # the last two are at least as long as an answer may be
+    words = iter(["y", "ye", "yes"])  # the last two have the maximum length of an answer or more
 
     def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[DrawnToken]:
         for number, letter in enumerate(next(words)[:count], start=1):

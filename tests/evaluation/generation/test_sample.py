@@ -1,4 +1,4 @@
-"""`evaluate.py sample` streams a text of any length after a prompt from anywhere."""
+"""`evaluate.py sample` streams a text of any length, after a prompt from an option, a file or stdin."""
 
 import re
 import signal

@@ -25,9 +25,8 @@ def test_same_seed_gives_the_same_continuation(copied: Path) -> None:
     assert greedy.startswith("[greedy] def")
     assert sampled.strip()
     assert first.stdout == again.stdout != different.stdout
-    assert (
-        "] d" in smoke(copied, "--prompt", "", "--tokens", "100").stdout
-    )  # longer than the context, and without a prompt
+    # The text is longer than the context, and the prompt is empty.
+    assert "] d" in smoke(copied, "--prompt", "", "--tokens", "100").stdout
 
 
 def test_gallery_is_equal_on_any_number_of_ranks(copied: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning is a run: its token files are correct, and updates use the mean over the answers' tokens."""
+"""A fine-tuning run has correct token files, and its updates use the mean over the answers' tokens."""
 
 import json
 from pathlib import Path
@@ -71,9 +71,8 @@ def test_update_uses_the_mean_over_answer_tokens(copied: Path, tmp_path: Path) -
     ):
         torch.testing.assert_close(tuned_parameter, expected_parameter, atol=2e-6, rtol=1e-4, msg=name)
     assert tuned.template is not None
-    assert outcome == train_run(
-        tmp_path / "tuned", location.path, torch.device("cpu")
-    )  # the run is complete, so nothing is trained again
+    # The run is complete, so nothing is trained again.
+    assert outcome == train_run(tmp_path / "tuned", location.path, torch.device("cpu"))
 
 
 def test_short_context_cuts_the_beginning_of_the_prompt(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_earlier_answers_and_runs_are_reused(make_run: MakeRun, data: Path, tmp_
 
 @pytest.mark.slow
 def test_interrupted_fine_tuning_resumes(copied: Path, data: Path, tmp_path: Path) -> None:
-    # There are enough epochs that even a busy machine interrupts it before the end.
+    # There are so many epochs that even on a busy machine, the run is interrupted before its end.
     options = ("--data", data, "--epochs", "40", "--learning-rate", "1e-4")
     instruct(copied, *options, "--output", tmp_path / "whole")
     parts = (*options, "--output", tmp_path / "parts", "--keep", tmp_path / "kept")
@@ -166,7 +166,7 @@ def test_answers_of_earlier_weights_are_archived(tmp_path: Path) -> None:
     write_answers(file, first)
     before = file.read_bytes()
     _write(file, first)
-    assert not (tmp_path / "archive").exists()  # answers of the same fine-tuning are replaced
+    assert not (tmp_path / "archive").exists()  # answers with the same settings are replaced
     later = {"tokenizer_fingerprint": "f", "ordinary_added_tokens": ["<a>"], "given_tokenizer": None}
     assert _settings_agree(settings, settings | later)  # an older version did not record these settings
     assert _settings_agree(settings | later, settings | later)
@@ -187,9 +187,9 @@ def test_unknown_hidden_folder_is_not_removed(tmp_path: Path) -> None:
     _refuse_other_folder(run)  # the folder does not exist
     run.mkdir()
     (run / f".partial-{IDENTITY}").touch()
-    _refuse_other_folder(run)  # left by a session that was killed
+    _refuse_other_folder(run)  # the folder has only the file of a session that was killed
     (run / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning has begun here; move it away"):
+    with pytest.raises(BadInput, match=r"contains notes.txt, but no fine-tuning run was started here; move it away"):
         _refuse_other_folder(run)
     (run / IDENTITY).write_text("{}")
     _refuse_other_folder(run)

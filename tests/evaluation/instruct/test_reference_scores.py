@@ -1,4 +1,4 @@
-"""Scores that need no judge are means with errors, and unknown errors are left out."""
+"""Scores that need no judge are means with standard errors. Unknown errors are left out."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.evaluation.comparison.stored import instructed, rows_of
 
 
 def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
-    """Return the scores of answers, each given as (answer, reference, reference loss)."""
+    """Return the scores of answers. Each row has an answer, its reference, and the loss of the reference."""
     rows = [
         Answer(record=Record(instruction="Say it.", input="", output=reference), text=text, reference_loss=loss)
         for text, reference, loss in answers

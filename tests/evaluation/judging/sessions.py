@@ -54,7 +54,7 @@ def write(folder: Path, model: str, level: int, seed: int = 0, *, questions: ran
 
 @attrs.frozen
 class Sessions:
-    """Sessions of evaluate.py judge with one server, answer files and store."""
+    """Sessions of evaluate.py judge that share a server, files of answers, and a store."""
 
     server: Judge
     files: list[Path]
@@ -99,7 +99,7 @@ class Sessions:
         return set(read_store(self.store).open)
 
     def check_paid_once(self, *, wrong: int = 0) -> None:
-        """Check that every prompt has one valid verdict, and that all billed replies are stored."""
+        """Check that every prompt has exactly one valid verdict, and that all billed replies are stored."""
         replies = self.replies()
         right = Counter(reply.key for reply in replies if reply.problem(3) is None)
         assert sorted(right.values()) == [1] * PROMPTS

@@ -1,4 +1,4 @@
-"""The judge's client: a request ends whatever its server does, and a request that was not sent is not billed."""
+"""The judge's client: every request ends, whatever the server does, and a request that was not sent is not billed."""
 
 import asyncio
 from contextlib import suppress
@@ -90,9 +90,8 @@ def test_failure_halves_the_concurrency() -> None:
             ends[number].set()
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert (slots.allowed, len(entered)) == (2, allowed_in), (
-                number
-            )  # the next request begins when only one is running
+            # The next request begins when only one request is running.
+            assert (slots.allowed, len(entered)) == (2, allowed_in), number
         for _ in range(9):
             slots.halve()
         slots.widen()
@@ -122,7 +121,7 @@ def test_only_retried_failures_halve_the_concurrency(
     monkeypatch.setattr(RequestSlots, "halve", halve)
     server.faults, server.retry_after = {4: "429", 6: "500", 8: "dropped", 9: "400"}, "0.001"
     sessions.said("--concurrency", "4", "--allow-left-out", "20")
-    assert len(halved) == 3 and max(halved) <= 2  # a rejected prompt is no reason to send fewer
+    assert len(halved) == 3 and max(halved) <= 2  # a rejected prompt does not reduce the number
 
 
 BODIES: list[Any] = [
@@ -177,7 +176,7 @@ def test_only_strings_become_reply_text() -> None:
     parts = {"message": {"content": [{"type": "text", "text": "a verdict"}]}}
     assert read_reply(request, body | {"choices": [parts]}).text == "a verdict"
     for wrong in ({"id": 5}, {"model": ["m"]}, {"choices": [{"message": message, "finish_reason": 3}]}):
-        assert "wanted a text" in str(read_reply(request, body | wrong).error), wrong
+        assert "wanted a string" in str(read_reply(request, body | wrong).error), wrong
     choices = [{"message": message | {"refusal": True}, "finish_reason": "stop"}]
     assert "refusal: got True" in str(read_reply(request, body | {"choices": choices}).error)
     assert read_reply(request, body | {"usage": usage | {"prompt_tokens": True}}).usage is None

@@ -14,11 +14,12 @@ from tests.launch import RANK_OF_TWO
 
 KEY = "sk-proj-/secret+key=0123"
 OPENAI = ("--base-url", "https://api.openai.com/v1")
-REFUSED = {  # by options: the key in the environment, and the error
+REFUSED = {  # for each list of options: the key in the environment, and the expected error
+    # This error is raised before the scores are computed, which takes a while.
     OPENAI: (
         "",
         "OPENAI_API_KEY: not set; set it to your OpenAI API key",
-    ),  # raised before the scores, which take a while
+    ),
     ("--base-url", "localhost:1"): ("", "--base-url: got 'localhost:1', wanted http:// or https://"),
     ("--base-url", "https://me:secret@host/v1"): (
         "",

@@ -52,9 +52,8 @@ def test_no_answer_can_pretend_to_be_another() -> None:
 def test_reference_is_anonymous_among_the_answers() -> None:
     prompts = make_prompts(panel(2, 4, slots=2), JUDGE, repeats=3, seed=0)
     assert len(prompts) == 2 * 4 * 3
-    assert (
-        len({prompt.key for prompt in make_prompts(panel(2, 4), JUDGE, repeats=9, seed=0)}) == 4 * 6
-    )  # there are not more different orders
+    # There are only six different orders of three answers.
+    assert len({prompt.key for prompt in make_prompts(panel(2, 4), JUDGE, repeats=9, seed=0)}) == 4 * 6
     for prompt in prompts:
         texts = list(json.loads(prompt.text)["answers"].values())
         right = f"right {prompt.question}"
@@ -67,9 +66,8 @@ def test_verdict_key_depends_only_on_the_question() -> None:
     def key(number: int = 0, **changed: str) -> str:
         return make_prompts(panel(2, 1), attrs.evolve(JUDGE, **changed), repeats=2, seed=0)[number].key
 
-    assert (
-        key() == "36efc5ae72e9f3b0744755df0f29281c165b8b36ab4e3b7c0c86a7fc60727508"
-    )  # the key in stores of commit 2996586
+    # This is the key in stores of commit 2996586.
+    assert key() == "36efc5ae72e9f3b0744755df0f29281c165b8b36ab4e3b7c0c86a7fc60727508"
     assert len({key(), key(1), key(model="gpt-5"), key(effort="low"), key(base_url="http://there/v1")}) == 5
 
 
@@ -109,9 +107,8 @@ def test_invalid_verdict_error_says_what_is_wrong(reply: str, problem: str) -> N
 def test_fenced_verdicts_and_quoted_scores_are_read(score: str, around: str) -> None:
     verdict = '{"grades": [{"label": "A", "score": X}, {"label": "B", "score": 56.5}]}'.replace("X", score)
     assert [grade.score for grade in read_grades(around % verdict, 2)] == [7, 56.5]
-    reordered = (
-        verdict.replace('"A"', '"X"').replace('"B"', '"A"').replace('"X"', '"B"')
-    )  # grades are sorted by position
+    # Grades are sorted by position.
+    reordered = verdict.replace('"A"', '"X"').replace('"B"', '"A"').replace('"X"', '"B"')
     assert [grade.score for grade in read_grades(reordered, 2)] == [56.5, 7]
 
 

@@ -1,4 +1,7 @@
-"""Scores are the judge's grades; they are stored once, never replaced by fewer, and compared within their session."""
+"""Scores are means of the judge's grades.
+
+They are stored only once, are not followed by results of fewer verdicts, and are compared only within their session.
+"""
 
 import json
 import re
@@ -18,13 +21,13 @@ from tests.judge_server import Judge
 
 
 def grades(prompt: Prompt, *scores: float) -> list[Grade]:
-    """Return a verdict on a prompt. `scores`: the score of each candidate, and finally that of the reference."""
+    """Return a verdict on a prompt. `scores`: the score of each candidate, and then the score of the reference."""
     return [Grade(score=scores[answer], comment="") for answer in prompt.order]
 
 
 def test_scores_are_means_of_the_judges_grades(faultless: Result) -> None:
     good, poor = faultless["candidates"]
-    assert faultless["candidate"] == "good"  # the candidate to which the line belongs
+    assert faultless["candidate"] == "good"  # the candidate that the line is about
     assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
     assert (poor["model"], poor["score"]) == ("poor", 42)
     assert faultless["anchor"] == 95
@@ -67,7 +70,7 @@ def test_single_fine_tunings_are_not_ranked(seeds: int) -> None:
     assert seeds == 1 or [scores.ranks(number) for number in (0, 1)] == [(2, 2), (1, 1)]
     text = describe(models, scores)
     assert ("rank " in text.splitlines()[0]) == (seeds > 1)
-    assert ("only this one fine-tuning" in text, "--seeds 2 or more" in text) == (seeds == 1, seeds == 1)
+    assert ("only one fine-tuning run" in text, "--seeds 2 or more" in text) == (seeds == 1, seeds == 1)
     mixed = score(models, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
     assert ("not significant" in describe(models, mixed)) == (seeds > 1)
 
@@ -98,7 +101,8 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
     for effort in ("low", "none", "low", "none"):
         done = sessions.said("--effort", effort)
     assert re.search(
-        r"good: no result was added, because the one of \S+ leaves out 0 prompts, and this one leaves out 0", done
+        r"good: no result was added, because the result of \S+ leaves out 0 prompts, and the new result leaves out 0",
+        done,
     )
     complete = sessions.results.read_text()
     assert len(complete.splitlines()) == 2
@@ -109,7 +113,7 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
     assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %, so the result was not stored" in refused
     server.every = "400"
     done = sessions.said("--effort", "low", "--allow-left-out", "50")
-    assert "leaves out 0 prompts, and this one leaves out 7" in done
+    assert "leaves out 0 prompts, and the new result leaves out 7" in done
     assert sessions.results.read_text() == complete
 
 
@@ -137,9 +141,9 @@ def test_compare_ranks_no_single_fine_tunings(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
     comparison = compare(rows_of(*homes))
-    statement = "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
+    statement = "judge's score: a and b cannot be ranked with one fine-tuning run each: -4.00 [-7.00, -1.00] points"
     assert comparison.statements == [statement]
-    assert any("95 % intervals over questions only, with one fine-tuning each" in note for note in comparison.notes)
+    assert any("95 % intervals over questions only, with one fine-tuning run each" in note for note in comparison.notes)
 
 
 def test_judged_runs_with_equal_names_are_distinguished(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sessions over real sockets: no fault of the server loses a verdict, pays for it twice, or turns it into a zero."""
+"""Sessions over real sockets: no fault of the server causes a verdict to be lost, paid for twice, or read as zero."""
 
 import re
 import signal
@@ -39,10 +39,11 @@ def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: 
     assert "verdicts: 13 of 15, refused: 2" in done
     stored = sessions.result()
     assert (stored["left_out"], stored["refused"]) == (2, 2)
+    # Refusals do not count as zeros.
     assert [(row["model"], row["score"]) for row in stored["candidates"]] == [
         ("good", 62),
         ("poor", 42),
-    ]  # refusals are not zeros
+    ]
     too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
@@ -106,7 +107,8 @@ def test_killed_session_continues_without_repaying(server: Judge, sessions: Sess
     done = sessions.said()
     assert f"{PROMPTS - replies + 1} requests, {replies - 1} already answered" in done
     assert len(server.requests) - requests == PROMPTS - replies + 1
-    assert len(server.replies) == PROMPTS  # a reply that was paid for and lost is repeated but not billed again
+    # The server repeats a lost reply that was paid for, but does not bill it again.
+    assert len(server.replies) == PROMPTS
     assert sessions.result() == faultless
     assert printed(done) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
@@ -134,7 +136,7 @@ def test_rejected_prompt_does_not_stop_the_others(server: Judge, sessions: Sessi
     done = sessions.said("--allow-left-out", "20")
     assert "prompts rejected by the server: 2, for example 'Instruction " in done
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
-    sessions.said()  # they are sent again, because the server may accept them now
+    sessions.said()  # rejected prompts are sent again, because the server may accept them now
     assert sessions.result() == faultless
     server.every = "400"
     done = sessions.run("--effort", "high")
@@ -152,7 +154,7 @@ def test_session_continues_after_a_full_disk(server: Judge, sessions: Sessions, 
 
 
 def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessions) -> None:
-    """A request with an incomplete body is not repeated in the session."""
+    """A request that got an incomplete body is not repeated in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
     failed = ["429", "500", "503", "400"]  # the API itself reports these, so they cost nothing
     server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
@@ -178,7 +180,7 @@ def test_internal_error_loses_no_reply_in_flight(
 
     def broken(store: VerdictStore, line: StoreLine) -> None:
         append(store, line)
-        if len(store.replies) == 6 and not server.released.is_set():  # the first reply that overtakes the slow ones
+        if len(store.replies) == 6 and not server.released.is_set():  # the first reply that overtakes the slow replies
             server.released.set()
             raise RuntimeError("a fault of ours")
 
@@ -214,10 +216,11 @@ def test_spending_never_exceeds_the_limit(server: Judge, sessions: Sessions, fau
     assert "--max-usd: got 0.5, but 15 requests may cost about $" in one_line(refused)
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
+    # The session becomes more expensive than planned.
     server.faults, server.wrong_again = (
         dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"),
         True,
-    )  # more expensive than planned
+    )
     done = sessions.run(*silent, "--max-usd", str(estimate * 1.05))
     spent = float(re.findall(r"sessions: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")

@@ -1,4 +1,4 @@
-"""A chat model trained for a few steps, and real servers of it on loopback."""
+"""A chat model that was trained for a few steps, and real servers on loopback that serve it."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve() -> Serve:
-    """Return a context manager that serves a run. The first line of its output has the address."""
+    """Return a context manager that serves a run. The first line of the server's output has the address."""
 
     @contextmanager
     def serving(run: Path, *options: str, **environment: str) -> Iterator[Served]:

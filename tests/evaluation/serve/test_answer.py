@@ -1,4 +1,4 @@
-"""Parts of an answer: complete characters up to the first stop string, and tokens with the parts they complete."""
+"""Parts of an answer: they have complete characters up to the first stop string, and the tokens that complete them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,11 +51,12 @@ def take(answer: ServedAnswer, token: int) -> AnswerPart:
 
 
 @given(st.binary(max_size=30), st.lists(st.sampled_from(["a", "ab", "bab", "é", "aa b"]), max_size=4))
-@example(b"b", ["a", "bab"])  # "a" is complete before "bab", which begins before it
+@example(b"b", ["a", "bab"])  # "a" is completed before "bab", although "bab" begins first
 def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
     full_text = text.decode(errors="replace")
-    # The stop string that is complete first ends the answer, or the longest of those with the same last character.
+    # The stop string that is completed first ends the answer. If several are completed by the same character, the
+    # longest one does.
     places = [(position + len(stop), position) for stop in stops if (position := full_text.find(stop)) >= 0]
     answer_parts = parts(text, stop=tuple(stops))
     assert "".join(part.text for part in answer_parts) == full_text[: min(places, default=(0, len(full_text)))[1]]
@@ -95,11 +96,12 @@ def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: 
 
 def test_possible_stop_strings_are_held_back() -> None:
     assert [part.text for part in parts(b"a12b", stop=("12x",))][:4] == ["a", "", "", "12b"]
+    # An id outside the tokenizer's vocabulary has no text.
     assert [part.text for part in parts([300, *b"a"])] == [
         "",
         "a",
         "",
-    ]  # an id outside the tokenizer's vocabulary has no text
+    ]
     assert [(part.text, part.finish) for part in parts(b"abc", count=2)] == [("a", None), ("b", "length")]
 
 

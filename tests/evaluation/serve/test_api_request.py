@@ -1,4 +1,4 @@
-"""Requests, read without a server: hostile templates are refused, and equivalent requests give equal prompts."""
+"""Reading requests without a server: hostile templates are refused, and equivalent requests give equal prompts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The page of `evaluate.py serve` in a browser: chat, coloured tokens, stopping, errors, narrow and dark screens."""
+"""The page of `evaluate.py serve` in a browser: chat, colored tokens, stopping, errors, narrow and dark screens."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +22,7 @@ def browser() -> Any:
 
 
 def opened(browser: Any, served: Served, troubles: list[str], width: int = 390) -> Any:
-    """Return a page with temperature 0. Its error messages and requests to other servers are added to `troubles`."""
+    """Return a page with temperature 0. The page's errors and its requests to other servers are added to `troubles`."""
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.on("console", lambda message: troubles.append(message.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -50,7 +50,7 @@ def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_chat_shows_coloured_tokens_with_alternatives(browser: Any, served: Served, width: int) -> None:
+def test_chat_shows_colored_tokens_with_alternatives(browser: Any, served: Served, width: int) -> None:
     troubles: list[str] = []
     page = opened(browser, served, troubles, width)
     page.click("#options-button")
@@ -67,7 +67,7 @@ def test_chat_shows_coloured_tokens_with_alternatives(browser: Any, served: Serv
     cell = page.locator(".text span").first
     background = "element => getComputedStyle(element).backgroundColor"
     plain = cell.evaluate(background)
-    page.check("#colours")
+    page.check("#colors")
     assert cell.evaluate(background) != plain and page.locator(".legend").is_visible()
     cell.click() if width == 390 else cell.hover()
     tooltip = cell.evaluate("element => getComputedStyle(element, '::after').content")

@@ -47,7 +47,7 @@ def ask(served: Served, body: Any, path: str = "/v1/chat/completions", **headers
 
 
 def stream(served: Served, **body: Any) -> socket.socket:
-    """Return a connection on which an answer has begun to stream."""
+    """Return a connection that has begun to receive a streamed answer."""
     data = json.dumps({**GREEDY, "stream": True, **body}).encode()
     connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -171,7 +171,8 @@ def test_prompt_scores_suit_lm_evaluation_harness(chat_run: Path, served: Served
         assert text.startswith(
             b"".join(b"<|endoftext|>" if entry == end else bytes([entry]) for entry in prompt).decode()
         )
-        # There is always one more entry than the prompt has tokens, because the harness drops the last one.
+        # The number of entries is always one more than the number of the prompt's tokens. The harness drops the last
+        # entry.
         assert {len(values) for values in scores.values()} == {len(prompt) + 1}
         assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
         expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]

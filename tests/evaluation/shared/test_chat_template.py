@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face directories are rendered like in transformers; damaged ones give one-line errors."""
+"""Chat templates of Hugging Face are rendered as transformers renders them; damaged ones give one-line errors."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) 
     rendered, _ = render_jinja_template([conversation], chat_template=CHAT_ML, add_generation_prompt=True, **tokens)
     assert tokenizer.decode(prompt) == rendered[0]
     end = tokenizer.special_tokens["<|im_end|>"]
-    assert prompt.count(end) == 4  # the one that the user typed is ordinary text
+    assert prompt.count(end) == 4  # the end token that the user typed is ordinary text
     assert template.ends(tokenizer) == [end, end]
 
 

@@ -1,4 +1,4 @@
-"""Models are loaded as other programs save them, for example with tied weights that are stored once."""
+"""Models that other programs have saved are loaded, for example with tied weights that are stored only once."""
 
 import json
 import re
@@ -26,7 +26,7 @@ TIED = attrs.evolve(SMALL, tie_weights=True, qkv_bias=True)
 
 
 class Shared(nn.Module):
-    """A module with two names for one tensor, like the model of gpjt/ddp-base-model-from-scratch."""
+    """A module with two names for the same tensor, like the model of gpjt/ddp-base-model-from-scratch."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_contradicting_stock_config_is_refused(tmp_path: Path, change: dict[str,
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
-    """Write ckpt.pt in the way nanoGPT's train.py does for a compiled model."""
+    """Write ckpt.pt as nanoGPT's train.py does for a compiled model."""
     model = network(attrs.evolve(TIED, activation="gelu"))
     folder.mkdir()
     content = {
@@ -220,11 +220,11 @@ def test_pickle_runs_no_code_and_is_refused(tmp_path: Path, monkeypatch: pytest.
 
     message = refused(checkpoint(tmp_path / "code", config=Code()))
     assert (
-        "a pickle that contains more than tensors and plain values" in message
+        "it is a pickle that could run code, because it contains more than tensors" in message
         and 'python -c "import torch; ' in message
     )
     assert not (tmp_path / "ran").exists()
-    assert "got no 'model' and 'model_args'" in refused(checkpoint(tmp_path / "other", model_args=None))
+    assert "got no 'model' or no 'model_args'" in refused(checkpoint(tmp_path / "other", model_args=None))
     numbers = checkpoint(tmp_path / "numbers", model={"transformer.wte.weight": 1})
     assert "wanted only tensors" in refused(numbers)
     torn = checkpoint(tmp_path / "torn")

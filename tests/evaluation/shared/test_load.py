@@ -60,15 +60,13 @@ def test_foreign_models_generate_like_ours(
 
 def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) -> None:
     typed = os.path.relpath(copied)
-    assert (
-        str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"
-    )  # results contain the path as it was typed
+    # Results contain the path in the form in which it was typed.
+    assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"
     exported = tmp_path / "exported"
     output_of("export", copied, exported)
     (exported / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    damaged = load(
-        locate(str(exported), None), None, torch.device("cpu")
-    )  # most commands do not need the ends of an answer
+    # A damaged generation_config.json is accepted here, because most commands do not need the ids that end an answer.
+    damaged = load(locate(str(exported), None), None, torch.device("cpu"))
     with pytest.raises(BadInput, match="eos_token_id: got 'x'"):
         _ = damaged.stop_ids
     config, weights = exported / "config.json", exported / "model.safetensors"
@@ -99,9 +97,8 @@ def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) ->
     weights.unlink()
     assert "missing; wanted weights in safetensors files" in refused()
     (copied / "checkpoints/step-00000008/state.json").unlink()
-    assert "state.json: missing; choose another checkpoint" in refused(
-        "smoke", copied
-    )  # it is not treated as another program's model
+    # The checkpoint is not treated as another program's model.
+    assert "state.json: missing; choose another checkpoint" in refused("smoke", copied)
 
 
 def test_checkpoint_with_unknown_train_keys_loads(copied: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several models in one command: a model that cannot be measured does not stop the others."""
+"""Commands that measure several models: if a model cannot be measured, the others still are."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_bad_models_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, caps
     assert [location.title for location in prepared[0]] == ["good", "damaged", "endless", "fine"]
     assert capsys.readouterr().out == "good: measured good\nfine: measured fine\n"
     assert run("gone") == problems[:1] and len(prepared) == 1
-    measuring.stop()  # as at the end of the process
+    measuring.stop()  # as is done at the end of the process
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -72,7 +72,7 @@ def test_shared_results_keep_the_order_of_batches(monkeypatch: pytest.MonkeyPatc
             device=torch.device("cpu"), coordinates=rank == 0, data_parallel=SimpleNamespace(rank=rank, size=size)
         )
         assert measuring.share(ranks, range(7), work) == [0, 10, 20, 30, 40, 50, 60]
-    assert sorted(done) == list(range(7))  # each batch on one rank
+    assert sorted(done) == list(range(7))  # each batch was computed on only one rank
 
 
 def test_error_on_one_rank_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

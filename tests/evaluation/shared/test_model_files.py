@@ -1,4 +1,4 @@
-"""Files that contradict each other about a network or its tokenizer are refused; neither is preferred."""
+"""Files that contradict each other about a network or its tokenizer are refused; no file takes precedence."""
 
 import json
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_unread_weight_files_are_noted(model: Path, capsys: pytest.CaptureFixtur
         (model / name).write_bytes(b"")
     locate(str(model), None)
     assert (
-        "reading model.safetensors; other files of weights next to it are ignored: ckpt.pt and 1 more"
+        "reading model.safetensors; the other files of weights in it are ignored: ckpt.pt and 1 more"
         in capsys.readouterr().err
     )
     load_foreign(model, None)
@@ -79,7 +79,7 @@ def test_contradicting_tokenizer_files_are_refused(tmp_path: Path) -> None:
     write_tokenizer_files(tokenizer, tmp_path, 128)
     assert read_tokenizer_files(tmp_path) is not None
     (tmp_path / "tokenizer.model").write_text("".join(f"{code} {rank}\n" for rank, code in enumerate(["YQ=="] * 300)))
-    assert read_tokenizer_files(tmp_path) is not None  # this is not a file of ranks, which is noted
+    assert read_tokenizer_files(tmp_path) is not None  # the file does not contain ranks, which causes a note
     (tmp_path / "tokenizer.model").unlink()
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"a": vocabulary["b"], "b": vocabulary["a"]}))

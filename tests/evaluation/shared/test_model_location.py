@@ -1,4 +1,4 @@
-"""Models are found in runs even if links were lost, and folders that hide models on the hub are noted."""
+"""Models are found in runs even if links were lost. A folder that hides a model on the hub causes a note."""
 
 import json
 import shutil
@@ -18,9 +18,8 @@ def test_missing_best_checkpoint_is_an_error(copied: Path) -> None:
     state = json.loads((directory / "latest" / "state.json").read_text())
     assert state["best_step"] == state["step"] == 8
     (directory / "latest").unlink()
-    (directory / "latest").symlink_to(
-        "step-00000004"
-    )  # as if the run had stopped then and the best checkpoint were elsewhere
+    # This is as if the run had stopped at step 4 and the best checkpoint were elsewhere.
+    (directory / "latest").symlink_to("step-00000004")
     shutil.rmtree(directory / "step-00000008")
     absent = f"{directory}/best: the best checkpoint, step-00000008, is not on this disk; .* another one: .*/latest"
     with pytest.raises(BadInput, match=absent):

@@ -1,4 +1,4 @@
-"""A given tokenizer that is not the model's own is reported; a run's token directories come from its record."""
+"""A tokenizer from --tokenizer that is not the model's own is reported; a run's record names its token directories."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,8 @@ def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.Captur
     unknown = record_of_given(tmp_path / "old", "bytes")
     assert unknown is not None and (unknown.name, unknown.is_other) == ("bytes", False)
     assert GivenTokenizer.of({"given_tokenizer": characters.as_record()}) == characters
-    # As without --tokenizer, a model of GPT-2's size that names no tokenizer is assumed to use GPT-2's.
+    # A model that names no tokenizer but has GPT-2's vocabulary size is assumed to use GPT-2's tokenizer, even with
+    # --tokenizer.
     location = ModelLocation(tmp_path / "old" / "checkpoints" / "a", tmp_path / "old", tmp_path / "old")
     named = attrs.evolve(load_tokenizer("bytes"), name="gpt2")
     assert given_tokenizer(location, named, attrs.evolve(SMALL, vocab_size=50257)) is None

@@ -1,4 +1,4 @@
-"""Records and answers are read completely, or an error names the damaged one."""
+"""Records and answers are read completely, or an error names the damaged record or answer."""
 
 import json
 from pathlib import Path
@@ -77,11 +77,11 @@ def test_written_answers_can_be_read_back(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"answers": []}, "wanted a file of answers"),
-        ({"answers": [ROW]}, "answer 1: wanted a text as 'answer'"),
+        ({"answers": [ROW]}, "answer 1: wanted a string as 'answer'"),
         ({"answers": [ROW | {"answer": "a", "reference_loss": True}]}, "a number or null as 'reference_loss'"),
         ({"answers": [ROW | {"answer": "a", "history": [1]}]}, "answer 1: got 'history', which is not read"),
         ({"seed": True}, "an integer as 'seed'"),
-        ({"model": 3}, "wanted a text as 'model'"),
+        ({"model": 3}, "wanted a string as 'model'"),
         ({"settings": None}, "an object as 'settings'"),
     ],
     ids=str,

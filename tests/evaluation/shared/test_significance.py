@@ -113,7 +113,7 @@ def test_different_seeds_give_the_unpaired_test() -> None:
 
 
 def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviation: float = 0) -> np.ndarray:
-    """Return a judge's scores, 0 to 100, of equal models: most questions are hard for all, and answers are noisy."""
+    """Return a judge's scores of equal models, 0 to 100. Most questions are hard for all models; answers are noisy."""
     models, seeds, questions = shape
     scores = draw.beta(0.6, 2, questions) * 100 + draw.normal(0, 8, (models, 1, questions))
     scores = scores + draw.normal(0, 18, shape) + draw.normal(0, seed_deviation, (models, seeds, 1))
@@ -124,7 +124,7 @@ def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviati
 @pytest.mark.parametrize("shape", [(2, 2, 110), (3, 2, 500), (2, 3, 500), (2, 1, 110), (3, 1, 80)], ids=str)
 def test_equal_models_seldom_differ(shape: tuple[int, int, int], deviation: float) -> None:
     draw, sessions = np.random.default_rng(sum(shape)), 400
-    of_seeds = deviation if shape[1] > 1 else 0  # with one fine-tuning each, there is never a winner
+    of_seeds = deviation if shape[1] > 1 else 0  # with one fine-tuning run each, there is never a winner
     intervals = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
     assert (
         np.mean([any(interval.excludes_zero for interval in session_intervals) for session_intervals in intervals])
@@ -157,7 +157,7 @@ def test_unjudged_questions_are_left_out_for_all_models() -> None:
     assert (alone[0], differences[0, 1]) == (Interval(value=10), Interval(value=6))
 
 
-def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
+def neighbors(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
     """Return normal units with deviation 1. Each unit is correlated with the one before it."""
     units = draw.standard_normal(shape)
     for at in range(1, shape[-1]):
@@ -166,10 +166,10 @@ def neighbours(draw: np.random.Generator, shape: tuple[int, ...], correlation: f
 
 
 @pytest.mark.parametrize(("number", "correlation"), [(100, 0.8), (100, 0.95), (256, 0.5), (256, 0.95), (1500, 0.8)])
-def test_interval_covers_despite_correlated_neighbours(number: int, correlation: float) -> None:
+def test_interval_covers_despite_correlated_neighbors(number: int, correlation: float) -> None:
     draw, repeats = np.random.default_rng(number), 300
     sizes = np.ceil(20 * np.exp(draw.normal(0, 0.8, (repeats, number))))
-    units = 3.5 + 0.4 * neighbours(draw, (repeats, number), correlation)
+    units = 3.5 + 0.4 * neighbors(draw, (repeats, number), correlation)
     inside = 0
     for levels, counts in zip(units, sizes, strict=True):
         mean = stream_mean(levels * counts, counts)
@@ -190,7 +190,7 @@ def test_independent_units_keep_the_plain_error() -> None:
         for mean, row, size in zip(means, values, sizes, strict=True)
     ]
     assert np.mean(same) > 0.95 and means[0].independent == 300
-    alike = stream_mean(neighbours(draw, (2000,), 0.9), np.ones(2000))
+    alike = stream_mean(neighbors(draw, (2000,), 0.9), np.ones(2000))
     assert alike.independent == pytest.approx(2000 * 0.1 / 1.9, rel=0.5)
     assert stream_mean(np.full(50, 2.0), np.ones(50)).error == 0 and stream_mean(np.ones(1), np.ones(1)).error is None
 
@@ -216,7 +216,7 @@ def test_judged_difference_must_exceed_its_seeds_noise(seeds: int) -> None:
     wide, narrow = np.linspace(-15, 15, seeds), np.linspace(-0.1, 0.1, seeds)
     scores = np.stack([wide, narrow, narrow + 1, narrow - 1, narrow])[:, :, None] + np.zeros(50)
     means, differences = two_way_intervals(scores)
-    level = 0.12 if seeds == 2 else 0.03  # the first model clearly scatters more than the others
+    level = 0.12 if seeds == 2 else 0.03  # the first model clearly varies more than the others
     errors = [scores_of_model.std(ddof=1) / seeds**0.5 for scores_of_model in (wide, narrow)]
     error, freedom = combined_error(*((scores_of_model, seeds - 1) for scores_of_model in errors))
     pooled = student_quantile(0.9975, 5 * (seeds - 1)) * (2 / 5) ** 0.5 * errors[0]
@@ -237,7 +237,7 @@ NOISES = st.builds(
 
 @given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
 def test_more_comparisons_never_narrow_an_interval(noise: SeedNoise, text: float, documents: int) -> None:
-    """Holm's procedure relies on this: a pair that differs among many pairs also differs among few."""
+    """Holm's procedure relies on this: if a pair differs significantly among many pairs, it also does among few."""
     widths = []
     for comparisons in range(1, 11):
         interval = student_interval(1.0, text, documents, 1 - ERROR / comparisons)
@@ -260,4 +260,4 @@ def test_equal_models_seldom_differ_despite_an_unstable_one() -> None:
     for _ in range(tables):
         scores = deviations * draw.standard_normal((3, 3, 1)) + draw.normal(0, 15, (3, 3, 40))
         false += any(interval.excludes_zero for interval in two_way_intervals(scores)[1].values())
-    assert false <= 0.075 * tables  # 5 % and four standard errors at most; pooled variances give 10 %
+    assert false <= 0.075 * tables  # at most 5 % plus four standard errors; pooled variances would give 10 %
