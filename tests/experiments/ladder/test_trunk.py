@@ -84,7 +84,7 @@ def test_a_half_written_branch_is_completed(
 
 def test_a_branch_needs_the_trunks_checkpoint(make_ladder: MakeLadder, tmp_path: Path) -> None:
     trunk = trunk_of(make_ladder(), tmp_path / "ladder")
-    with pytest.raises(BadInput, match=r"no such checkpoint, but .* must begin with it; move .* away"):
+    with pytest.raises(BadInput, match=r"no such checkpoint, but .* must start with it; move .* away"):
         write_branch(trunk, trunk.horizons[0])
 
 
