@@ -1,4 +1,4 @@
-"""The best size for a budget has the lowest loss that the money buys, and warnings where the ladder does not reach."""
+"""The best size for a budget has the lowest affordable loss, with warnings if it is outside the ladder's range."""
 
 import attrs
 import pytest
@@ -61,7 +61,7 @@ def test_the_best_size_has_the_lowest_affordable_loss() -> None:
     share = choice.tokens_per_second / roofline(choice.model, machine.gpu)
 
     def loss(model: ModelConfig) -> float:
-        seconds = 3600 * 10 / machine.usd_per_hour - 120  # without 120 s of start-up
+        seconds = 3600 * 10 / machine.usd_per_hour - 120  # the start-up takes 120 s
         tokens = int(seconds * share * roofline(model, machine.gpu))
         return law.predict(matmul_parameter_count(model), tokens).value
 

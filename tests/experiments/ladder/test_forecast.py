@@ -1,4 +1,4 @@
-"""The forecast of a target run: its lines, and the file that --plan reads."""
+"""The forecast for a target run: the printed lines, and the file that --plan reads."""
 
 import json
 from pathlib import Path

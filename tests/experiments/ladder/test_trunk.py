@@ -1,4 +1,4 @@
-"""Trunks and branches: a branch is bit-identical to a run that was trained alone, whatever the pauses."""
+"""Trunks and branches: a branch is bit-identical to a complete run of its own, even if it was paused or killed."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The runs of a sweep are ordinary run directories, whose recipe cannot change once they have results."""
+"""The runs of a sweep are ordinary run directories. Their recipe cannot change as soon as they have results."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSwe
 
 
 def record_of(run: Path, **changes: object) -> None:
-    """Write the record of a trained run, with changes of its train.json or of the record."""
+    """Write the record of a trained run. `changes` change keys of its train.json or of the record itself."""
     train = load_run(run, ()).train.flat()
     stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["1" * 64]}
     record = {
@@ -177,7 +177,7 @@ def test_a_sweep_can_grow_but_not_change(
     file = make_sweep(set={"train.weight_decay": 0.2})
     write(file)
     change(file, set={"train.weight_decay": 1, "model.n_kv_heads": 2})
-    first = write(file)  # nothing has begun
+    first = write(file)  # no run has started
     (first[0] / "metrics.jsonl").touch()
     change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})

@@ -24,7 +24,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit and two changes in its working tree: a changed file, and a new file it needs."""
+    """Return a repository with one commit. Its working tree has a changed file, which needs a new file."""
     project = tmp_path / "project"
     (project / "token_files").mkdir(parents=True)
     (project / "train.py").write_text("first")
@@ -110,7 +110,7 @@ with checkout.Snapshots() as snapshots:
 
 @pytest.fixture
 def check_out(project: Path) -> Path:
-    """A script that writes the files of HEAD into a folder."""
+    """Return a script that writes the files of HEAD into a folder."""
     script = project.parent / "check_out.py"
     script.write_text(CHECK_OUT)
     return script

@@ -13,7 +13,7 @@ from experiments.trial.trial_rule import keep_level
 def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
     number, rule = begin(tmp_path, "one", None, {"run": "runs/quickstart"})
     assert (number, rule.level) == (1, keep_level(1, 0))
-    finish(tmp_path, "same", "same bits", "")  # has no statistical test, so it does not count as a trial
+    finish(tmp_path, "same", "same bits", "")  # this verdict needs no statistical test, so it does not count as a trial
     assert begin(tmp_path, "two", 4, {})[1].level == keep_level(2, 0)
     finish(tmp_path, "one", "better", "better by 0.1")
     finish(tmp_path, "one", "worse", "a second verdict")

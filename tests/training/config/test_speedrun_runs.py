@@ -1,4 +1,4 @@
-"""Run directories of the speedrun: all have one recipe, the record's steps, and a class to be exported as."""
+"""Run directories of the speedrun: all have the same recipe, the steps of the record, and a class for the export."""
 
 import attrs
 import pytest

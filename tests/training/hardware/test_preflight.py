@@ -1,4 +1,4 @@
-"""Preflight: each check says what it found and what to do, and problems end a run before it costs anything."""
+"""Preflight: each check reports its finding and what to do, and problems end a run before it costs anything."""
 
 import re
 import resource
@@ -32,7 +32,7 @@ COMPILES = PreflightRequirements().compiles
 
 @pytest.fixture
 def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emulate a machine with eight usable GPUs, a compiler and much shared memory."""
+    """Emulate a machine with eight usable GPUs, a compiler and plenty of shared memory."""
     monkeypatch.setattr(preflight, "choose_device", lambda requested: requested or "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -1,4 +1,7 @@
-"""Estimates: hours and dollars of a run on machines for rent agree with published training times; several nodes."""
+"""Estimates: a run's hours and dollars on machines for rent agree with published training times.
+
+Other tests are on plans for several nodes.
+"""
 
 import json
 import re
@@ -58,7 +61,7 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
 
 
 FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
-HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # a few layers are counted quickly
+HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because layers take time to count
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""--dry-run describes what the other options of the same command line would do."""
+"""--dry-run describes the effects of all other options on its command line."""
 
 from pathlib import Path
 
@@ -43,7 +43,8 @@ def test_dry_run_describes_every_option(make_run: MakeRun, capsys: pytest.Captur
             words += [str(answers), "--set", "objective=answers"]
         lines = dry_run_output(capsys, run, *words)
         assert lines != plain, name
-        if name not in ("--set", "--token-files", "--world-size"):  # these change the arithmetic of the run
+        # The description of the plan shows the effects of these three options.
+        if name not in ("--set", "--token-files", "--world-size"):
             assert f" {name}" in lines
 
 

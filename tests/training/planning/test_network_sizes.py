@@ -1,4 +1,4 @@
-"""Sizes that are counted without memory equal those of a real network, for any number of layers."""
+"""Sizes that are counted on the meta device equal those of a real network, for any number of layers."""
 
 import math
 from types import SimpleNamespace
