@@ -263,7 +263,9 @@ class ShardedGPT(GPT):
         layers.finish(self)
 
     def output_weight(self) -> Tensor:
-        raise TypeError("the output head's weight is divided over tensor shards; use those of the modules in `shards`")
+        raise TypeError(
+            "the output head's weight is divided over tensor shards; use the weights of the modules in `shards`"
+        )
 
 
 class ShardedParts:

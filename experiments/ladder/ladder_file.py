@@ -152,7 +152,7 @@ def _ascending(file: Path, key: str, values: Any, least: int) -> tuple[float, ..
 
 BATCH_EXPONENT = 2 / 3
 RATE_EXPONENT = -1 / 3
-# The forecast warns if the ratio between the target's learning rate and that of the rule is larger than this.
+# The forecast warns if the target's learning rate differs from the rule's learning rate by more than this factor.
 MOST_DEVIATION = 1.25
 
 

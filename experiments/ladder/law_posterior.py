@@ -58,7 +58,7 @@ class Laws:
     alpha: np.ndarray
     beta: np.ndarray
     spread: np.ndarray  # standard deviation of a run's noise, as a share of the loss
-    noise: np.ndarray  # random noise of one new run, as a share of the loss
+    noise: np.ndarray  # random noise of a new run, as a share of the loss
     weight: np.ndarray
 
     def losses(self, size: float, tokens: float) -> np.ndarray:

@@ -67,7 +67,7 @@ class DiskNeed:
 
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
-    """What a run requires of this machine."""
+    """The requirements of a run for this machine."""
 
     device: str | None = None  # the requested device; None: cuda if there are GPUs
     # Features that compile kernels on a GPU, mapped to the settings that turn them off; `compiled_on_gpu` returns them

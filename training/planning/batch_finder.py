@@ -39,7 +39,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
     """Find the largest micro-batch that fits on every rank, and print it. With `write`, write it into train.json.
 
     `overrides` are the texts of --set with which `run` was loaded. `processes` is the number of ranks to start on this
-    machine; None means one for each GPU. Under torchrun, every rank starts one process of its own. Raises BadInput if
+    machine; None means one for each GPU. Under torchrun, every rank starts only one process. Raises BadInput if
     not even one sequence fits, or if a probe fails.
     """
     if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):

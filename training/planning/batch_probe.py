@@ -86,13 +86,13 @@ class Prober:
         self.leads = environment_rank() == 0
         self.world_size = max(environment_world_size(), len(self._environments))
         self._command, self._store = command, store
-        self._number = 0  # of the present probe
+        self._number = 0  # number of the present probe
         self._processes: list[Any] = []
 
     def agree(self, size: int | None) -> int | None:
         """Return the leader's choice of the next micro-batch on every rank, or None at the end of the search.
 
-        `size` is this choice; it matters only on the leader.
+        `size` is the choice of this rank; only the leader's is used.
         """
         key = f"finder {restarts()}: size {self._number}"
         if self.leads:
@@ -191,7 +191,7 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     state = make_state(run.model, train, plan, numerics, ranks)
-    # Any weights will do, and these take a GPU almost no time.
+    # Any weights will do, and a GPU can initialize these in almost no time.
     for parameter in state.parallel.named_parameters().values():
         nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
     return state, make_settings(train, plan, numerics)

@@ -34,7 +34,7 @@ ASSUMED_START_UP_SECONDS = 120.0
 
 @attrs.frozen(kw_only=True)
 class Offer:
-    """What a run needs and costs on one machine."""
+    """The memory, time and money that a run needs on one machine."""
 
     machine: Machine
     # The plan with the run's micro-batch or a smaller one. None if no micro-batch is possible; `problem` says why.
@@ -263,7 +263,7 @@ def _offer(
 def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any) -> dict[str, Offer]:
     """Return a machine's offers for all layouts that fit, the cheapest first. Throughputs are estimates."""
     offers, unmeasured, execution = {}, attrs.evolve(machine, tokens_per_second=None), run.train.execution
-    # On one node, hsdp is the same as fsdp, so only one of them is listed.
+    # On one node, hsdp is the same as fsdp, so hsdp is tried only if the run uses it.
     kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else execution.parallel})
     for tensor_size in sorted({1, 2, 4, NODE_GPUS, execution.tensor_parallel}):
         for kind in kinds if tensor_size in shard_counts(run.model) else ():

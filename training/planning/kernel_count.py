@@ -119,7 +119,8 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.compiled = compiled  # otherwise, the passes save what PyTorch's autograd saves
         self.backward = self.in_block = False
-        # Bytes by place ("block" or "outer") and by what they are proportional to ("sequences", or "fixed")
+        # Saved bytes, by place ("block" or "outer") and growth ("sequences" if they grow with the micro-batch, or
+        # "fixed")
         self.saved: Counter[tuple[str, str]] = Counter()
         self.moved: Counter[str] = Counter()  # bytes that a block moves
         self.attention_width = 0

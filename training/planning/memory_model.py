@@ -92,7 +92,7 @@ class BatchMemory:
         logits = self._logits(chunk)
         next_to_logits = HALF_BYTES * row if chunks > 1 else max(HALF_BYTES * row, hidden)
         backward, activations = max(logits + next_to_logits, STATE_BYTES * row + hidden), self.kept
-        if chunks > 1:  # the input of the chunk in bf16, and the gradients of earlier chunks and of the weight
+        if chunks > 1:  # add the chunk's input in bf16, and the gradients of earlier chunks and of the weight
             activations += HALF_BYTES * width * chunk + HIDDEN_BYTES * width * (self._tokens - 2 * chunk)
             backward += STATE_BYTES * row
         return Moment(
@@ -105,8 +105,8 @@ class BatchMemory:
     def block(self) -> Moment:
         """The backward pass of the last block.
 
-        At this moment, the activations of all blocks are alive or, with `recompute_blocks`, those of one recomputed
-        block and the inputs of the others.
+        At this moment, the activations of all blocks are alive or, with `recompute_blocks`, the activations of one
+        recomputed block and the inputs of all other blocks.
         """
         blocks, gradients = self._kept_blocks, HIDDEN_BYTES + OUTPUT_GRADIENT_BYTES
         width = self._local * self._model.emb_dim  # each tensor shard has a gradient of the whole sequence
@@ -117,7 +117,8 @@ class BatchMemory:
         return Moment(
             copies=blocks * self._saved.block_copies,
             activations=activations,
-            # The gradient of a tied head stays in memory until that of the embedding is added, after the blocks.
+            # The gradient of a tied head stays in memory until the embedding's gradient is added to it. That is after
+            # the blocks.
             backward=gradients * width * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
         )
 

@@ -74,7 +74,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, overridden):
         old = values[section].get(key, KEYS[section][key].default)
         if key == "vocab_size" and command.options.init_from is not None and value < old:
-            continue  # a model can get more ids, but not fewer
+            continue  # the vocabulary of a trained model can grow, but cannot shrink
         if key not in overridden and value != old and old is not None and not (model and section == "model"):
             values[section][key] = value
             lines.append(f"{section}.json: {key} {json.dumps(old)} -> {json.dumps(value)}: {reason}")

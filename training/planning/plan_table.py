@@ -21,8 +21,8 @@ _HEADINGS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
 WIDTH = 80  # columns of a terminal
 _UNKNOWN = (
-    "tokens/s of such a small network must be measured: train.py RUN --max-steps 100 measures them on this machine and "
-    "adds a first row; --price-per-hour gives it dollars"
+    "tokens/s of such a small network must be measured: train.py RUN --max-steps 100 measures them on this machine, "
+    "and the table then starts with a row for this job; with --price-per-hour, the row also has dollars"
 )
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, with matrix products and attention as fast as in "
@@ -52,7 +52,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     elif (gpus := estimate.requested_gpus) is not None:
         machine = f"{gpus} GPU{'s' * (gpus > 1)}, as in the directory's name"
     assert plan is not None
-    priced = [offer for offer in possible if offer.throughputs]  # those whose hours and dollars can be calculated
+    priced = [offer for offer in possible if offer.throughputs]  # only for these, hours and dollars can be calculated
     rows = []
     if estimate.last_job is not None:
         speed, hours, price = estimate.last_job
@@ -181,8 +181,9 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
         lines.append(f"{ROUGH}: an estimate with a roofline that was fitted to a similar GPU, not to this one")
     if estimate.network.nodes > 1:
         lines.append(
-            f"simulation: computation as on one node, and {estimate.network.link:g} GB/s between nodes, without the "
-            "time that the last micro-batch's backward pass hides; none of this is measured (docs/nodes.md)"
+            f"simulation: the computation time of one node, and communication at {estimate.network.link:g} GB/s "
+            "between nodes, except for the part that the last micro-batch's backward pass hides; none of this is measured "
+            "(docs/nodes.md)"
         )
     if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(
