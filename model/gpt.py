@@ -33,7 +33,7 @@ INITIAL_POSITION_STD = 0.01  # standard deviation of the position embedding, as 
 class HeadOptions(NamedTuple):
     """Options of the output head, which determine how its matrix product becomes logits."""
 
-    vocabulary_size: int  # rows of the weight after this number of rows are padding
+    vocabulary_size: int  # the weight has a row for each token; all further rows are padding
     softcap: float | None = None  # a number c: each logit z becomes c tanh(z / c)
 
 
@@ -113,7 +113,7 @@ class CacheGroup:
         return torch.cat([cache.attend(layer, *parts) for cache, *parts in texts], dim=2)
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Count the new tokens as seen, and return `x` unchanged."""
+        """Add the new token of each text to its length, and return `x` unchanged."""
         for cache in self.caches:
             cache.length += 1
         return x
@@ -126,7 +126,7 @@ class ScoringCache:
         self.positions, self.attend, self.finish_last = cache.positions, cache.attend, cache.finish
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Count the new tokens as seen, and return `x` unchanged."""
+        """Add the new tokens to the length of the text, and return `x` unchanged."""
         self.finish_last(x)
         return x
 
@@ -223,7 +223,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The network: token embedding and positions, blocks, final norm, output head.
 
-    Rows of the embedding from `vocab_size` on are padding, and stay zero.
+    The rows of the embedding after the first `vocab_size` rows are padding, and stay zero.
     """
 
     def __init__(self, config: ModelConfig):

@@ -121,7 +121,7 @@ def sequence_losses(
 def token_losses(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], reduction: str = "none"
 ) -> Float[Tensor, "*N"]:
-    """Return the loss of each target, given its row of logits, in nats and fp32; or the mean or sum of these losses.
+    """Return the loss of each target in nats and fp32, given its row of logits. `reduction` may ask for the mean or sum.
 
     Training and every measurement of a model's loss use this function. `reduction` has the same meaning as in torch's
     cross_entropy.

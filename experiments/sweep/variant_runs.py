@@ -175,7 +175,7 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 def train_sweep(
     pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str
 ) -> Callable[[], None]:
-    """Train the runs, except those that the rule stops, and return a function that shows the results.
+    """Train all runs except those that the rule stops. Return a function that shows the results.
 
     Raise errors as `RunPool.train` does.
     """

@@ -182,8 +182,8 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     if estimate.network.nodes > 1:
         lines.append(
             f"simulation: the computation time of one node, and communication at {estimate.network.link:g} GB/s "
-            "between nodes, except for the part that the last micro-batch's backward pass hides; none of this is measured "
-            "(docs/nodes.md)"
+            "between nodes, except for the part that the last micro-batch's backward pass hides; none of this is "
+            "measured (docs/nodes.md)"
         )
     if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(
