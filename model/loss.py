@@ -121,7 +121,7 @@ def sequence_losses(
 def token_losses(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], reduction: str = "none"
 ) -> Float[Tensor, "*N"]:
-    """Return the loss of each target in nats and fp32, given its row of logits. `reduction` may ask for the mean or sum.
+    """Return the loss of each target, or their mean or sum, given a row of logits for each. Losses are nats in fp32.
 
     Training and every measurement of a model's loss use this function. `reduction` has the same meaning as in torch's
     cross_entropy.

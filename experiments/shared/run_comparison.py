@@ -35,7 +35,7 @@ class RecordedRun:
     """
 
     directory: Path
-    measure: Mapping[str, Any]  # by MEASURE_KEYS, "validation tokens" and "tokenizer"
+    measure: Mapping[str, Any]  # the keys are MEASURE_KEYS, "validation tokens" and "tokenizer"
     token_files: Mapping[str, str]  # hash or plan of each stream, by the folder and split from which it was read
     train_tokens: int | None  # tokens that the complete run reads
     conditions: Mapping[str, Any]  # conditions, in addition to the settings, on which the loss depends

@@ -127,7 +127,7 @@ class RunPool:
                 display.say(f"{target.name}: an earlier job is still training it; waiting for that job")
         if locked and self.account.after_kill:
             self.account.beat()
-            return  # after a call was killed, its job still uses its devices until it has saved a checkpoint
+            return  # a job of a killed call still uses devices until it has saved a checkpoint
         for target in [target for target in waiting if target not in locked]:
             if target.awaited and target.end(progress := read_progress(target.directory)) is not None:
                 waiting.remove(target)
@@ -156,7 +156,7 @@ class RunPool:
         return TrainingProcess(target.directory, command, environment)
 
     def _handle_end(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
-        """If a job has ended, remove it from the list and record its outcome."""
+        """If a job has ended, remove it from the list of jobs and record its outcome."""
         if (end := job.process.end()) is None:
             return
         self._jobs.remove(job)

@@ -37,8 +37,8 @@ class RunProgress:
     def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
         """Return whether the run is trained to a step.
 
-        It must have ended, or have a checkpoint at this step or later. If it `validates`, it must also have the
-        validation loss at this step.
+        The run must have ended, or have a checkpoint at this step or later. If the run `validates`, it must also have
+        the validation loss at this step.
         """
         return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
 

@@ -45,7 +45,7 @@ _BUCKET = ValueCheck(
 
 
 def _microbatch_size_from_minibatch_size(size: Any, file_values: Mapping[str, Any]) -> Any:
-    """Return gpjt's minibatch_size, which is our microbatch_size. Raise ValueError if the file has different values."""
+    """Return gpjt's minibatch_size, which is our microbatch_size. Raise ValueError if both keys differ in the file."""
     if file_values.get("microbatch_size", size) != size:
         raise ValueError(
             f"got {quoted(size)}, wanted the value of microbatch_size, because it is the old name of that key; remove "

@@ -135,7 +135,7 @@ KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for sec
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
 # Values that are better than the defaults, which are gpjt's. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# The key of each older name that gpjt/ddp-base-model-from-scratch used; then the same in both directions
+# The key of each older name, which gpjt/ddp-base-model-from-scratch used. The second mapping has both directions.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
@@ -159,7 +159,8 @@ def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]
 def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
     """Return the values that change results by more than rounding, by file and key.
 
-    The seed and plumbing keys are left out. If the other values make a key ineffective, it has its default.
+    The seed and plumbing keys are left out. If a key has no effect in combination with the other values, its default is
+    returned.
     """
     values: dict[str, dict[str, Any]] = {"model": attrs.asdict(model), "train": train.flat()}
     for section, key in list(_ineffective_keys(**values)):

@@ -101,7 +101,7 @@ def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ran
 def _describe_unusable(usable: int, installed: int, warning: str) -> str:
     """Explain why some GPUs cannot be used.
 
-    `warning` is the text of torch's warning. Only its words show that the driver is too old.
+    `warning` is the text of torch's warning, because nothing else shows that the driver is too old.
     """
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
