@@ -98,7 +98,7 @@ def test_choices_at_an_edge_have_warnings() -> None:
     assert "intervals were tested up to 30 x" in "\n".join(limits_of(far, fit(), family, RUN))
     [edge] = best_sizes(fit(), LADDER, RUN, 50, machines)
     limits = "\n".join(limits_of(edge, fit(), LADDER, RUN))
-    assert edge.model == LADDER[-1] and "a larger one may be better" in limits
+    assert edge.model == LADDER[-1] and "a larger size may be better" in limits
     assert "tokens per parameter, but the ladder has 5 to 20" in limits
 
 
