@@ -5,9 +5,9 @@ noise is unknown, the distribution of E, A and B is therefore a Student's t in c
 grid of exponents. Only laws with positive E, A and B are used, and they are summed over the possible correlations
 between the horizons of a trunk.
 
-These are the priors: The logarithm of each exponent has a Student's t distribution around EXPONENT. E and the values of
-the other two terms at the center of the ladder are uniform. The correlation is one of the keys of SHARED, with the
-weight given there. The variance of the noise is scaled inverse chi-squared around NOISE or NOISE_OF_ONE_SEED.
+The priors are as follows. The logarithm of each exponent has a Student's t distribution around EXPONENT. E and the
+values of the other two terms at the center of the ladder are uniform. The correlation is one of the keys of SHARED,
+with the weight given there. The variance of the noise is scaled inverse chi-squared around NOISE or NOISE_OF_ONE_SEED.
 """
 
 import math
@@ -105,7 +105,7 @@ def explaining_laws(observed: Observations) -> Laws:
 
 
 def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return laws, with the shape (SHARED, pairs, DRAWS, columns of Laws), and their weights.
+    """Return laws with the shape (SHARED, pairs, DRAWS, columns of Laws), and the weights of these laws.
 
     The weights are a flat array with values of at most 1.
     """

@@ -63,7 +63,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
     os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the surrounding repository is at another commit
     table = TrialTable(trial=trial, notes=trial.notes())
     try:
-        pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, whole=False))
+        pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, ends_run=False))
         check_measured(trial, ["probe"])
         base = trial.directory("base", "probe") / RESOLVED
         steps = {side: recorded_number(trial.directory(side, "probe") / RESOLVED, "steps") for side in SIDES}
@@ -151,17 +151,17 @@ def describe_lengths(trial: Trial, steps: Mapping[str, int]) -> Iterator[str]:
 
 
 def _targets(
-    trial: Trial, name: str, steps: Mapping[str, int], changes: dict[str, Any], *, whole: bool = True
+    trial: Trial, name: str, steps: Mapping[str, int], changes: dict[str, Any], *, ends_run: bool = True
 ) -> list[Target]:
     """Write the run directory of each side, with the `changes` of train.json, and return the targets.
 
-    `steps` has the target step of each side. If `whole` is false, the run continues after this step.
+    `steps` has the target step of each side. If `ends_run` is false, the run has another step after it.
     """
     targets = []
     for side in SIDES:
         directory, sections = trial.directory(side, name), trial.sections[side]
         write_run_directory(directory, sections | {"train": sections["train"] | changes})
-        last_step = steps[side] + (not whole)
+        last_step = steps[side] + (not ends_run)
         targets.append(Target(directory, last_step, steps[side], validates=True, code=CODE / trial.trees[side]))
     return targets
 

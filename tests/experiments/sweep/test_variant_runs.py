@@ -81,7 +81,7 @@ def test_variants_that_train_the_same_are_refused(
 def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(file := make_sweep(levers={"train.precision": ["fp32", "bf16"]}))
     runs = runs_of(sweep, file.with_suffix(""), 1)
-    check_variants(sweep, runs, None)  # for other machines, where "auto" is unknown
+    check_variants(sweep, runs, None)  # no error, because other machines may resolve "auto" differently
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs, "cpu")
     assert str(error.value) == (
@@ -127,7 +127,7 @@ def test_a_sweep_compares_what_its_runs_recorded(
     sweep = read_sweep(file := make_sweep())
     runs = runs_of(sweep, file.with_suffix(""), 1)
     write_runs(runs)
-    assert check_records(sweep, runs) == []  # nothing has begun
+    assert check_records(sweep, runs) == []  # no run has started
     for run in runs:
         record_of(run.directory)
     assert check_records(sweep, runs) == []

@@ -59,7 +59,7 @@ def test_a_checkout_has_new_files_and_tokens(project: Path, snapshots: Snapshots
     assert (code / "candidate" / "token_files").resolve() == project / "token_files"
     assert snapshots.tree_of(".") == candidate and git(project, "status", "--porcelain").splitlines() == [
         *("M train.py", '?? "ne\\303\\274.py"')
-    ]  # git ignores the files of the trial, and nothing is staged
+    ]  # git ignores the trial's files, and the trial has staged nothing
 
 
 def test_a_trial_adds_nothing_to_the_repository(project: Path) -> None:

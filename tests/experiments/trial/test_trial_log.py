@@ -56,7 +56,7 @@ def test_a_damaged_line_is_counted_and_named(
     with (tmp_path / TRIALS).open("a") as file:
         file.write(json.dumps(bad) + "\n")
     number, rule = begin(tmp_path, "two", 4, {})
-    assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the beginning of a trial
+    assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the start of a trial
     path = tmp_path / TRIALS
     shown = capsys.readouterr().err
     assert f"{path}: skipped 1 damaged line, from line 2 on; each of them counts as a trial" in shown

@@ -148,9 +148,9 @@ def test_killed_saves_reduce_the_disk_need(make_run: MakeRun, monkeypatch: pytes
     partial.mkdir(parents=True)
     with (partial / "model.safetensors").open("wb") as file:
         file.write(b"x" * (1 << 16))
-        file.truncate(1 << 30)  # a sparse file, as a save creates it
+        file.truncate(1 << 30)  # a save also starts with a sparse file
     fresh = disk_need(config, resumes=False)
-    assert disk_need(config, resumes=True) == fresh  # without a checkpoint, it is moved to the archive
+    assert disk_need(config, resumes=True) == fresh  # without a checkpoint, a partial save is archived
     (folder / "step-00000004").mkdir()
     resumed = disk_need(config, resumes=True)
     assert 1 << 16 <= fresh.total_bytes - resumed.total_bytes < 1 << 20

@@ -90,7 +90,7 @@ def test_no_process_outlives_a_killed_search(make_run: MakeRun) -> None:
     options = ("--device", "cpu", "--set", "train.global_batch_size=null")
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
     process.stdout.readline()
-    launch.wait_until(process.children, process)  # the ranks of the next probe
+    launch.wait_until(process.children, process)  # wait for the ranks of the next probe
     os.kill(process.pid, 9)
     launch.wait_until(lambda: not process.children(), seconds=60)
 

@@ -126,7 +126,8 @@ ELASTIC = {"world_size": 8, "determinism": "elastic"}
 SHARDED = {"world_size": 8, "parallel": "fsdp"}
 
 
-# Peaks of benchmarks/emulated_steps.py on the H100, torch 2.13.0; tests/cuda/test_memory_prediction.py has all shapes
+# Peaks that benchmarks/emulated_steps.py measured for the H100 with torch 2.13.0. tests/cuda/test_memory_prediction.py
+# has all shapes.
 @pytest.mark.parametrize(
     ("size", "microbatch_size", "accumulation", "settings", "gib"),
     [
@@ -159,7 +160,7 @@ def test_larger_micro_batches_may_need_less_memory() -> None:
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
 
 
-# The same on 8 H100s; groups of `shared` GPUs share each layer
+# The same for 8 H100s, where groups of `shared` GPUs share each layer
 @pytest.mark.parametrize(
     ("shared", "model", "size", "settings", "gib"),
     [

@@ -49,7 +49,7 @@ def test_muon_keeps_one_moment_of_block_matrices() -> None:
     sizes = network_sizes(TINY)
     matrices = sum(math.prod(axes.shape) for axes in sizes.block.values() if len(axes.shape) == 2)
     assert matrices > 0
-    # AdamW's second moment in fp32, of two layers
+    # AdamW's second moment of two layers, in fp32
     assert sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2) == 2 * 4 * matrices
 
 

@@ -72,7 +72,7 @@ def test_no_published_number_is_above_the_bound() -> None:
         assert row["tokens_per_second"] < row["gpus"] * bound(config, row["gpu"])
 
 
-# benchmarks/kernel_bytes.py on emulated GPUs, 124M: bytes per token, layer and C
+# Bytes per token, layer and C that benchmarks/kernel_bytes.py counts on emulated GPUs for networks of the size 124M
 ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
 
 
