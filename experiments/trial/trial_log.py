@@ -93,7 +93,7 @@ def rule_of(log: TrialLog, name: str, pairs: int | None) -> tuple[int, TrialRule
         if pairs is not None and line.looks != (pairs,):
             looks = ", ".join(map(str, line.looks))
             advice = "the number of pairs is fixed before the first pair; leave the option out"
-            raise BadInput(f"--pairs {pairs}: {name} has begun with looks after {looks} pairs; {advice}")
+            raise BadInput(f"--pairs {pairs}: {name} was started with looks after {looks} pairs; {advice}")
         return line.number, TrialRule(level=line.level, looks=line.looks)
     return log.next_number, TrialRule.of(keep_level(log.next_number, log.gains), pairs)
 

@@ -98,7 +98,7 @@ def test_continuing_a_ladder_with_other_ranks_is_refused(make_ladder: MakeLadder
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     (trunk.directory / "metrics.jsonl").touch()
-    problem = r"begun with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
+    problem = r"started with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
     with pytest.raises(BadInput, match=problem):
         trunks_of(attrs.evolve(ladder, ranks=8), ladder.sizes[0], 0.01)
     with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of world size 1"):

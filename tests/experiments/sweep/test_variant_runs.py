@@ -183,7 +183,7 @@ def test_a_sweep_can_grow_but_not_change(
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
     change(file, set={"train.weight_decay": 0.4})
-    changed = r"base-seed-42/train.json: this run has begun with weight_decay 1.0, but the experiment now has 0.4"
+    changed = r"base-seed-42/train.json: this run was started with weight_decay 1.0, but the experiment now has 0.4"
     with pytest.raises(BadInput, match=changed):
         write(file)
 

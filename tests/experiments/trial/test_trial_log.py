@@ -29,7 +29,7 @@ def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
 
 def test_the_number_of_pairs_cannot_change(tmp_path: Path) -> None:
     begin(tmp_path, "one", 4, {})
-    with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; the number of"):
+    with pytest.raises(BadInput, match="--pairs 6: one was started with looks after 4 pairs; the number of"):
         begin(tmp_path, "one", 6, {})
 
 
