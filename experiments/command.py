@@ -27,7 +27,7 @@ REASONS_NEEDED = {"--max-usd": "the price of the machine"}
 
 
 def _rules(more: str) -> OptionRules:
-    """Return the option rules of an experiment that has `more` options. All of them work with --dry-run."""
+    """Return the option rules of an experiment that also has the options in `more`. All options work with --dry-run."""
     used = f"{POOL} {more}".rstrip()
     return OptionRules(
         work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons_needed=REASONS_NEEDED
@@ -44,7 +44,7 @@ class ExperimentCommand:
 
 @attrs.frozen(kw_only=True)
 class FileCommand(ExperimentCommand):
-    """The options of an experiment that a file describes."""
+    """The options of an experiment that is described by a file."""
 
     file: Annotated[Path, option("JSON file of the experiment", name="FILE")] = attrs.field(kw_only=False)
     output: Annotated[
@@ -120,7 +120,7 @@ COMMANDS = {
 
 
 def run_sweep(command: SweepCommand) -> int | None:
-    """Train the runs that are missing, and print the table."""
+    """Train the missing runs of a sweep, and print the table."""
     from experiments.shared.experiment_files import check_results, missing_tokens, output_of
     from experiments.sweep import variant_runs
     from experiments.sweep.measured_loss import check_unseen
@@ -153,7 +153,7 @@ def run_sweep(command: SweepCommand) -> int | None:
 
 
 def run_ladder(command: LadderCommand) -> int | None:
-    """Train the runs that are missing, print the results, and write the target's forecast."""
+    """Train the missing runs of a ladder, print the results, and write the target's forecast."""
     from experiments.ladder.forecast import check_forecast, write_forecast
     from experiments.ladder.ladder_file import read_ladder
     from experiments.ladder.ladder_table import train_ladder
@@ -172,7 +172,7 @@ def run_ladder(command: LadderCommand) -> int | None:
         return execute(
             command, ladder.output, plan, missing, partial(train_ladder, ladder=ladder, usd=command.best_for)
         )
-    except NoForecast:  # the forecast and results of an earlier call are no longer valid
+    except NoForecast:  # an earlier call's forecast and results are no longer valid
         write_forecast(ladder.target.directory, None)
         for path in result_files(ladder.output, LADDER):
             write_or_remove(path, None)
@@ -222,4 +222,4 @@ def execute(
     except PoolStopped as stopped:
         show("", f"experiment.py: {stopped}")
         return EXIT_STOPPED
-    return show_results()  # outside of the pool, so that Ctrl-C interrupts it
+    return show_results()  # called outside the pool, so that Ctrl-C interrupts it

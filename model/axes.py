@@ -1,8 +1,9 @@
-"""Named axes of the network's parameters: what the rows and columns of each parameter stand for.
+"""Named axes of the network's parameters: the names state what the rows and columns of each parameter stand for.
 
-A linear layer's weight has its outputs as rows and its inputs as columns; an embedding has it the other way round. The
-names of the axes determine padded rows, initial weights, weight decay, learning rates by group, and which matrices Muon
-trains. Tensor shards divide some axes (TENSOR_AXES, docs/parallel.md). FSDP shards rows, whatever their axis is.
+The rows of a linear layer's weight are its outputs, and the columns are its inputs; in an embedding, the rows are the
+inputs and the columns are the outputs. The names of the axes determine padded rows, initial weights, weight decay,
+learning rates by group, and which matrices Muon trains. Tensor shards divide some axes (TENSOR_AXES, docs/parallel.md).
+FSDP shards the rows of every parameter, regardless of their axes.
 """
 
 import functools
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
-# The axes of the rows, then of the columns, by the last word of a layer's name. `heads` are those of queries, and
-# `kv_heads` those of keys or values; every head is as wide as `head`.
+# For the last word of a layer's name: the axes of the rows, then the axis of the columns. `heads` are the heads of
+# queries, `kv_heads` are the heads of keys or values, and `head` is the width of a head.
 LAYERS = {
     "token_embedding": ("vocab", "embed"),
     "position_embedding": ("position", "embed"),
@@ -29,23 +30,24 @@ LAYERS = {
     **dict.fromkeys(("embedding_norm", "attention_norm", "mlp_norm", "final_norm"), ("embed",)),
 }
 EMBEDDINGS = ("token_embedding", "position_embedding")
-SHARDS = "shards."  # prefix of a shard's parameter; the shard's index in the process and the plain name follow
-TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")  # tensor shards divide these and have a full copy of all others
+SHARDS = "shards."  # the name of a shard's parameter: this prefix, the shard's index in the process, the plain name
+# Tensor shards divide these axes. Every shard has a full copy of a parameter that has none of them.
+TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")
 
 
 class Axis(NamedTuple):
-    """A dimension of the network, and its size in a parameter."""
+    """A named dimension of the network, with its size in a parameter."""
 
     name: str
     size: int
-    parts: int | None = None  # units that are never split between tensor shards, such as heads; None: single rows
+    parts: int | None = None  # number of units, such as heads, that tensor shards never split; None: any row may be cut
 
 
 @attrs.frozen(kw_only=True)
 class Axes:
     """The axes of a complete parameter, including the padding of the vocabulary."""
 
-    rows: tuple[Axis, ...]  # a fused matrix has several axes, one below the other
+    rows: tuple[Axis, ...]  # the rows of a fused matrix have several axes, one below the other
     columns: Axis | None  # None for a vector
     embedding: bool  # rows are looked up by their index
 
@@ -60,7 +62,7 @@ class Axes:
 
 
 def axes_of(name: str, config: ModelConfig) -> Axes:
-    """Return the axes of a parameter by its name in the network. Raises KeyError if LAYERS does not have its layer."""
+    """Return the axes of the parameter with this name. Raises KeyError if its layer is missing in LAYERS."""
     path, _, kind = name.rpartition(".")
     layer = path.rpartition(".")[2]
     rows, *columns = LAYERS[layer]
@@ -90,10 +92,10 @@ class ShardRows(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class ShardCut:
-    """A tensor shard's part of a parameter: some ranges of rows, one below the other, and of each row some columns."""
+    """A tensor shard's part of a parameter: ranges of rows, one below the other, and a range of columns."""
 
     rows: tuple[ShardRows, ...]
-    columns: range | None  # None: all
+    columns: range | None  # None means all columns
     shape: tuple[int, ...]
 
     def whole_rows(self, first: int, count: int) -> Iterator[tuple[slice, ShardRows]]:
@@ -140,7 +142,7 @@ def plain_name(name: str) -> str:
 
 
 def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
-    """Return the number of a parameter's rows that a checkpoint stores, which is without the vocabulary's padding."""
+    """Return how many of a parameter's rows a checkpoint stores: all except the vocabulary's padding."""
     return config.vocab_size if axes_of(name, config).row_names == ["vocab"] else rows
 
 

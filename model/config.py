@@ -1,11 +1,11 @@
 """Model configuration (model.json): shape and options of a network.
 
 C embedding width, H heads, K key-value heads, D head width (C = H * D), L layers, M MLP width, T context length,
-V vocabulary size. Every option defaults to GPT-2's choice; docs/architecture.md has the sources of the others.
+V vocabulary size. By default, every option has GPT-2's value; docs/architecture.md has the sources of all other values.
 
-An option is one field of ModelConfig. Its row holds its default and check, its meaning, its names in other programs,
-its spelling in the stock classes of Hugging Face transformers, and its words for the model card. The network itself is
-in gpt.py. Parameters, bytes and all FLOPs except those of attention are counted from the network.
+An option is one field of ModelConfig. Its row has its default and check, its meaning, its names in other programs, its
+keys in the stock classes of Hugging Face transformers, and its text for the model card. The network itself is in
+gpt.py. Parameters, bytes and all FLOPs except the FLOPs of attention are counted from the network.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,16 +19,17 @@ from common.errors import InvalidValue, Problem
 
 # Stock classes, by their `model_type`
 GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT = "gpt2", "llama", "arcee", "qwen3", "nanochat"
-ROTARY = (LLAMA, ARCEE, QWEN3, NANOCHAT)  # the classes with RoPE, whose config.json have the same keys
-ALL_CLASSES: dict[str, None] = dict.fromkeys((GPT2, *ROTARY))  # the `stock` of an option that all classes compute
-NANOGPT_KEYS = "nanogpt"  # the entry of nanoGPT's checkpoints in the table that `keys_by_program` returns
+ROTARY = (LLAMA, ARCEE, QWEN3, NANOCHAT)  # the classes with RoPE; they have the same keys in config.json
+ALL_CLASSES: dict[str, None] = dict.fromkeys((GPT2, *ROTARY))  # the `stock` of an option that all classes support
+NANOGPT_KEYS = "nanogpt"  # the entry for nanoGPT's checkpoints in the table that `keys_by_program` returns
 
-INITIAL_STD = 0.02  # of linear and token-embedding weights, as in OpenAI's model.py
-# The embedding has a multiple of this many rows in memory: matmuls over 50,304 rows are faster than over 50,257.
+INITIAL_STD = 0.02  # standard deviation of linear and token-embedding weights, as in OpenAI's model.py
+# In memory, the embedding's number of rows is a multiple of this, because matmuls are faster over 50,304 rows than over
+# 50,257.
 VOCABULARY_MULTIPLE = 128
 
-GATED = ("swiglu",)  # activations of an MLP that has a third matrix, the gate
-# Activations of the MLP, and how a model card describes them
+GATED = ("swiglu",)  # with these activations, the MLP has a third matrix, the gate
+# Activations of the MLP, with their descriptions in a model card
 ACTIVATION_WORDS = {
     "gelu_tanh": "GELU, approximated by tanh",
     "gelu": "exact GELU",
@@ -38,12 +39,12 @@ ACTIVATION_WORDS = {
 # The names of these activations in transformers
 STOCK_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu2": "relu2", "swiglu": "silu"}
 _RENAMED_ACTIVATIONS = {name: stock_name for name, stock_name in STOCK_ACTIVATIONS.items() if name != stock_name}
-# Our names by transformers' names, of which gelu_tanh has two
+# Our names, by the names in transformers; gelu_tanh has two names there
 OUR_ACTIVATIONS = {stock_name: name for name, stock_name in STOCK_ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh"
 }
 UNGATED = tuple(name for name in ACTIVATION_WORDS if name not in GATED)
-# Biases in the words of a model card, by qkv_bias and `biases`. The exported file has zeros for missing ones.
+# The model card's description of biases, by qkv_bias and `biases`. The exported file has zeros for missing biases.
 BIASES = {
     (True, True): "all",
     (True, False): "of queries, keys and values",
@@ -56,18 +57,18 @@ BIASES = {
 class ArchitectureOption:
     """The part of an option's row that keys of train.json do not have. In the comments, `config` is a ModelConfig."""
 
-    # Stock class -> values that it can compute; None: all. A class that is missing computes only the default.
+    # Stock class -> values that it supports; None means all values. A class that is missing supports only the default.
     stock: Mapping[str, tuple[Any, ...] | None] = attrs.field(factory=dict)
-    # Stock class or other program -> keys of this option in its config.json or model file
+    # Stock class or other program -> this option's keys in the config.json or model file there
     keys: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
-    # (config, stock class) -> value of these keys, or attrs.NOTHING to leave them out. None: the field's value
+    # (config, stock class) -> value of these keys, or attrs.NOTHING to leave them out. None means the field's value.
     stock_value: Callable[[Any, str], Any] | None = None
     card: Callable[[Any, str], tuple[str, str] | None] | None = None  # (config, stock class) -> row of the model card
-    divided: str | None = None  # attribute of ModelConfig that tensor shards divide into equal parts
+    divided: str | None = None  # the attribute of ModelConfig whose value tensor shards divide into equal parts
 
     @property
     def file_keys(self) -> tuple[str, ...]:
-        """The names of this option in model files of all other programs."""
+        """This option's names in the model files of all other programs."""
         return tuple(dict.fromkeys(key for keys in self.keys.values() for key in keys))
 
 
@@ -82,9 +83,9 @@ def option(
 ) -> Any:
     """Return a field of ModelConfig with its two rows: a KeyRow, and an ArchitectureOption with the arguments `row`.
 
-    An error about an unknown key recognizes the option by its keys in other programs' model files, and by `names`,
-    which are names that only command lines use. `keys_note` explains how values in those model files differ from ours,
-    if they do.
+    If a user writes an unknown key, the error recognizes it as this option by the option's keys in other programs'
+    model files and by `names`, which are names that only command lines use. If the values in those model files differ
+    from ours, `keys_note` explains the difference.
     """
     architecture = ArchitectureOption(**row)
     file_keys = " ".join(architecture.file_keys)
@@ -95,21 +96,25 @@ def option(
 
 
 def rows(config_class: Any) -> dict[str, ArchitectureOption]:
-    """Return the rows of all options by key. A field without a row is left out."""
+    """Return the row of each option, by key. Fields without a row are left out."""
     fields = attrs.fields(config_class)
     return {field.name: field.metadata[ArchitectureOption] for field in fields if ArchitectureOption in field.metadata}
 
 
 def stock_keys(kind: str) -> dict[str, str]:
-    """Return the key of each option in a stock class's config.json; the first one, if several have the same value."""
+    """Return the key of each option in a stock class's config.json.
+
+    If several keys have the value of an option, the first of them is returned.
+    """
     return {name: row.keys[kind][0] for name, row in rows(ModelConfig).items() if row.keys.get(kind)}
 
 
 def keys_by_program(gpt2: str, rotary: str, **programs: str) -> dict[str, tuple[str, ...]]:
     """Return an option's keys in model files, by stock class or program. Each argument has keys separated by spaces.
 
-    `rotary` has the keys of all classes with RoPE. `programs` may be `nanogpt` (its checkpoint), `openai`
-    (hparams.json) and `meta` (params.json). Keys that these share with GPT2's config.json need not be repeated.
+    `rotary` has the keys of all classes with RoPE. The names of `programs` may be `nanogpt` (for its checkpoints),
+    `openai` (hparams.json) and `meta` (params.json). If GPT2's config.json has a key, too, it need not be repeated
+    there.
     """
     keys = {GPT2: gpt2, **dict.fromkeys(ROTARY, rotary), **programs}
     return {program: tuple(names.split()) for program, names in keys.items()}
@@ -117,7 +122,7 @@ def keys_by_program(gpt2: str, rotary: str, **programs: str) -> dict[str, tuple[
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """The keys of `model.json`, each with its row. They are spelled as in gpjt/ddp-base-model-from-scratch."""
+    """The keys of `model.json`, each with its row. They have the same names as in gpjt/ddp-base-model-from-scratch."""
 
     vocab_size: int = option(
         checks.integer(2, 1 << 24),
@@ -349,7 +354,7 @@ class ModelConfig:
     def folds_embedding_norm(self, stock: str) -> bool:
         """Return whether the export must fold the norm of the token embedding into its table.
 
-        This is so if the network has this norm and the stock class does not.
+        It must do so if the network has this norm but the stock class does not.
         """
         return self.embedding_norm and stock != NANOCHAT
 
@@ -359,7 +364,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the token embedding in memory; checkpoints store only the first `vocab_size` of them."""
+        """Number of rows of the token embedding in memory. Checkpoints store only the first `vocab_size` rows."""
         return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
@@ -380,9 +385,9 @@ def shard_counts(config: ModelConfig) -> list[int]:
 
 
 def indivisible_sizes(config: ModelConfig, shards: int) -> dict[str, int]:
-    """Return the sizes that this number of tensor shards cannot divide, by their names in ModelConfig."""
+    """Return the sizes that are not divisible by this number of tensor shards, by their names in ModelConfig."""
     names = [row.divided for row in rows(type(config)).values() if row.divided]
-    # If there are fewer key-value heads than shards, several shards have a copy of each of these heads.
+    # If there are fewer key-value heads than shards, each head is copied to several shards.
     copied = "kv_heads" if shards % config.kv_heads == 0 else None
     return {name: getattr(config, name) for name in names if getattr(config, name) % shards and name != copied}
 
@@ -394,5 +399,5 @@ def _contradiction(key: str, value: object, expected: str, *other_keys: str, cau
 def _normalized(config: ModelConfig, stock: str) -> str:
     if not config.folds_embedding_norm(stock):
         return "normalized"
-    head = "; the output head is the table without normalization" if config.tie_weights else ""
+    head = "; the output head uses the original table, which is not normalized" if config.tie_weights else ""
     return f"normalized in training; here, the table is already normalized{head}"

@@ -12,7 +12,7 @@ from model.axes import unpadded
 from model.config import ModelConfig
 from model.gpt import GPT
 
-FEW_LAYERS = 4  # if all blocks are alike, this many are built, and the rest is extrapolated
+FEW_LAYERS = 4  # if all blocks are alike, only this many blocks are built, and the counts are extrapolated
 INITIALIZERS = (nn.init.normal_, nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.zeros_, nn.init.ones_)
 
 
@@ -32,7 +32,8 @@ def matmul_parameter_count(config: ModelConfig) -> int:
 def flops_per_token(config: ModelConfig) -> int:
     """Return the FLOPs of the forward and backward pass per token: 6 N + 12 L C T, with N matmul parameters.
 
-    The formula is from PaLM (arXiv 2204.02311), appendix B. It does not subtract what causal masking or a window saves.
+    The formula is from PaLM (arXiv 2204.02311), appendix B. It does not subtract the FLOPs that causal masking or an
+    attention window saves.
     """
     attention = 12 * config.n_layers * config.emb_dim * config.context_length
     return 6 * matmul_parameter_count(config) + attention
@@ -40,15 +41,18 @@ def flops_per_token(config: ModelConfig) -> int:
 
 @functools.cache
 def meta_network(config: ModelConfig) -> GPT:
-    """Return a network on the meta device, which has shapes but no memory. It is cached, so do not change it."""
+    """Return a network on the meta device, where tensors have shapes but no memory.
+
+    The network is cached, so the caller must not change it.
+    """
     with torch.device("meta"), _Uninitialized():
         return GPT(config)
 
 
 def with_few_blocks(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of a smaller network with FEW_LAYERS blocks, from which the whole can be extrapolated.
+    """Return the configuration with only FEW_LAYERS blocks, so that counts can be extrapolated from a small network.
 
-    If the blocks do not all have the same shapes, `config` itself is returned.
+    If the blocks do not all have the same shapes, `config` is returned unchanged.
     """
     few = attrs.evolve(config, n_layers=min(config.n_layers, FEW_LAYERS))
     shapes = [[parameter.shape for parameter in block.parameters()] for block in meta_network(few).blocks]
@@ -57,13 +61,13 @@ def with_few_blocks(config: ModelConfig) -> ModelConfig:
 
 @functools.cache
 def _counts(config: ModelConfig) -> tuple[int, int]:
-    """Return the number of parameters, and the number of those that are in matrix products."""
+    """Return the number of parameters, and the number of parameters that are used in matrix products."""
     small_config = with_few_blocks(config)
     network = meta_network(small_config)
     linear = {id(part.weight) for part in network.modules() if isinstance(part, nn.Linear)}
     linear.add(id(network.output_weight()))
     tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
-    outer, blocks = [0, 0], [0, 0]  # parameters, and those in matrix products
+    outer, blocks = [0, 0], [0, 0]  # in each list: all parameters, parameters in matrix products
     for name, parameter in network.named_parameters():
         if parameter.dim() > 1 and id(parameter) not in linear | tables:
             raise BadInput(

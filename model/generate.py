@@ -1,4 +1,4 @@
-"""Text generation: sampling one token at a time with a key-value cache."""
+"""Text generation: sample one token at a time, with a key-value cache."""
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from model.gpt import GPT, Cache, CacheGroup, KeyValueCache, ScoringCache
 from model.loss import check_finite
 
-LOGITS = "the model's logits are"  # the beginning of an error
+LOGITS = "the model's logits are"  # an error message begins with this
 Finish = Literal["stop", "length"]  # a token ended the text, or the text reached its maximum length
 
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """Sampling options: how the next token is drawn from the logits."""
+    """Sampling options, which determine how the next token is drawn from the logits."""
 
     temperature: float = 1.0  # 0 always chooses the most likely token
     top_k: int | None = None  # number of candidates to keep; None keeps all
-    top_p: float = 1.0  # keep the most likely candidates until their probabilities add up to this; 1 keeps all
+    top_p: float = 1.0  # keep the most likely candidates until their probabilities add up to top_p; 1 keeps all
     seed: int = 0
 
 
@@ -30,8 +30,8 @@ def lay_out_for_generation(model: GPT) -> None:
     """Store the wide matrices of a model on a CPU in column-major order, in place.
 
     Names, shapes and values do not change. Generating one token multiplies matrices by a vector, which is limited by
-    memory reads; they are 1.3 times as fast in this order (GPT-2 124M, one core of an AMD EPYC). Use it only for
-    inference, because it changes the order of additions.
+    memory reads. With this layout, it is 1.3 times as fast (GPT-2 124M, one core of an AMD EPYC). Use the layout only
+    for inference, because it changes the order of additions.
     """
     if model.token_embedding.weight.device.type != "cpu":
         return
@@ -42,12 +42,15 @@ def lay_out_for_generation(model: GPT) -> None:
 
 
 class Prefix:
-    """The tokens of one text with their keys and values, kept between calls of `draw` even if one is interrupted."""
+    """The tokens of one text with their keys and values. It can be reused for several calls of `draw`.
+
+    It stays valid if a call is interrupted.
+    """
 
     def __init__(self, model: GPT):
         self.model = model
         self.cache = KeyValueCache(model.config, batch_size=1, device=model.token_embedding.weight.device)
-        self.tokens: list[int] = []  # the first `cache.length` have keys and values
+        self.tokens: list[int] = []  # the cache has keys and values of the first `cache.length` tokens
 
     def shared(self, tokens: list[int]) -> int:
         """Return the number of tokens at the beginning of `tokens` whose keys and values are stored here."""
@@ -55,7 +58,7 @@ class Prefix:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def reuse(self, tokens: list[int]) -> list[int]:
-        """Keep what this text has in common with the beginning of `tokens`, and return the tokens still to compute.
+        """Keep the beginning that this text shares with `tokens`, and return the tokens that are still to be computed.
 
         The last token is always computed, because its logits are needed.
         """
@@ -69,35 +72,36 @@ class DrawnToken(NamedTuple):
 
     token: int
     logits: Float[Tensor, "V"]  # fp32, before temperature, top-k and top-p; on the model's device
-    finish: Finish | None  # why the text ends here, or None; the token of a "stop" is not part of the text
+    # The reason why the text ends here; None if it does not end. With "stop", the token is not part of the text.
+    finish: Finish | None
 
 
 class Drawing:
     """A text that is drawn token by token, from logits that `advance` computes.
 
-    The network sees the last `context_length` tokens, as in nanoGPT. Once the text is longer, every new token requires
-    computing all of them again.
+    The network sees the last `context_length` tokens, as in nanoGPT. As soon as the text is longer than that, all of
+    these tokens must be computed again for every new token.
     """
 
     def __init__(
         self, prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
     ) -> None:
-        """Start a text of at most `count` new tokens, which any token of `stop` ends.
+        """Start a text of at most `count` new tokens. Any token in `stop` ends the text.
 
-        If the prefix already has tokens, the logits equal those with a new prefix except for rounding, because sums are
-        added in a different order. Raises ValueError if the prompt is empty.
+        If the prefix already has tokens, the logits differ by rounding from those with an empty prefix, because sums
+        are added in a different order. Raises ValueError if the prompt is empty.
         """
         if not prompt:
             raise ValueError("the prompt has no tokens")
         self.prefix, self.sampling, self.remaining, self.stop = prefix, sampling, count, stop
         self.context = prefix.model.config.context_length
         self.generator = torch.Generator(prefix.cache.memory.device).manual_seed(sampling.seed)
-        self.new = prefix.reuse(prompt[-self.context :])  # tokens to compute next
+        self.new = prefix.reuse(prompt[-self.context :])  # tokens that are computed next
 
     def take(self, logits: Float[Tensor, "1 V"]) -> DrawnToken:
         """Draw the next token from these logits, add it to the text, and return it.
 
-        `logits` are those after the last token of `new`. Raises ValueError as `choose` does.
+        `logits` are the network's output after the last token of `new`. Raises ValueError as `choose` does.
         """
         token, tokens = int(choose(logits.float(), self.sampling, self.generator)), self.prefix.tokens
         tokens.append(token)
@@ -113,10 +117,10 @@ class Drawing:
 def advance(
     drawings: Sequence[Drawing], *, most: int | None = None, all_positions: bool = False
 ) -> Float[Tensor, "N V"]:
-    """Run one forward pass over the new tokens of several texts, and return the logits after the last token of each.
+    """Run one forward pass over the new tokens of several texts, and return the logits after each text's last token.
 
-    At most `most` tokens of each text are computed. With `all_positions`, which allows only one text, the logits after
-    each of its tokens are returned, (T, V).
+    At most `most` tokens of each text are computed. With `all_positions`, only one text is allowed, and the logits
+    after each of its tokens are returned, (T, V).
     """
     parts = [drawing.new[:most] for drawing in drawings]
     caches = [drawing.prefix.cache for drawing in drawings]
@@ -157,6 +161,7 @@ def choose(logits: Float[Tensor, "B V"], sampling: Sampling, generator: torch.Ge
     probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
     if sampling.top_p < 1:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        removed = ordered.cumsum(dim=-1) - ordered >= sampling.top_p  # more likely tokens already add up to top_p
+        # A token is removed if the probabilities of more likely tokens already add up to top_p.
+        removed = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
         probabilities = probabilities.masked_fill(removed.scatter(1, order, removed), 0.0)
     return torch.multinomial(probabilities, num_samples=1, generator=generator)

@@ -1,14 +1,14 @@
 """Decoder-only transformer: token ids in, next-token logits out.
 
 The network has pre-norm blocks with fused queries, keys and values. By default it is GPT-2 (Radford et al. 2019,
-OpenAI's released code); the options of ModelConfig replace parts of it when it is constructed.
+OpenAI's released code); the options of ModelConfig replace parts of the network when it is constructed.
 
 `Block.forward` and `GPT.hidden` are the only description of the network's computation. Tensor shards (model/shards.py)
-run the same two functions on layers that exchange their results. Therefore these functions only call layers, and add
-or multiply the results.
+run the same two functions on layers that exchange their results. For this reason, these functions do nothing except
+call layers, and add or multiply the results.
 
 B micro-batch, T tokens, C embedding width, H heads, K key-value heads, D head width (C = H * D), V vocabulary, S tokens
-seen so far.
+of the text up to and including the new ones.
 """
 
 import math
@@ -25,23 +25,24 @@ from model.axes import axes_of, unpadded
 from model.config import GATED, INITIAL_STD, ModelConfig
 
 Rotation = Float[Tensor, "2 T _"] | None  # cosines and sines of RoPE's angles, (2, T, D / 2)
-Recompute = Callable[..., Any]  # a block, its input and rotation -> its output
+Recompute = Callable[..., Any]  # (block, the block's input, rotation) -> the block's output
 
-INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
+INITIAL_POSITION_STD = 0.01  # standard deviation of the position embedding, as in OpenAI's model.py
 
 
 class HeadOptions(NamedTuple):
-    """Options of the output head: how its matrix product becomes logits."""
+    """Options of the output head, which determine how its matrix product becomes logits."""
 
-    vocabulary_size: int  # further rows of the weight are padding
+    vocabulary_size: int  # the weight has a row for each token; all further rows are padding
     softcap: float | None = None  # a number c: each logit z becomes c tanh(z / c)
 
 
 class Pieces(NamedTuple):
     """The residual stream in tensor shards (model/shards.py): a piece of each sequence for each shard of this process.
 
-    Pieces can be added and multiplied like tensors, so `Block.forward` and `GPT.hidden` work with both. They are a
-    tuple because PyTorch, for example in FSDP's hooks, looks into tuples for a module's input and output tensors.
+    Pieces can be added and multiplied like tensors, so `Block.forward` and `GPT.hidden` work with tensors and with
+    pieces. Pieces are a tuple because PyTorch looks for the input and output tensors of a module inside tuples, for
+    example in FSDP's hooks.
     """
 
     tensors: tuple[Float[Tensor, "B _ C"], ...]
@@ -66,12 +67,12 @@ class Pieces(NamedTuple):
 
 
 class KeyValueCache:
-    """Keys and values of the tokens seen so far, so that generation computes each token only once."""
+    """Keys and values of all previous tokens, so that generation computes each token only once."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device):
         shape = (2, config.n_layers, batch_size, config.kv_heads, config.context_length, config.head_width)
         self.memory = torch.empty(shape, device=device)  # (2, L, B, K, T, D)
-        self.length = 0  # number of tokens seen; `finish` advances it after the last block
+        self.length = 0  # number of tokens with keys and values; `finish` increases it after the last block
 
     def positions(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "T"]:
         return torch.arange(self.length, self.length + tokens.shape[1], device=tokens.device)
@@ -87,13 +88,16 @@ class KeyValueCache:
         return attend(queries, keys, values, past_length=self.length)
 
     def finish(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B 1 C"]:
-        """Count the new tokens as seen. Return the last position of `x`, the only one whose next token is unknown."""
+        """Add the new tokens to `length`, and return the last position of `x`.
+
+        Only the token after the last position is unknown, so only its logits are needed.
+        """
         self.length += x.shape[1]
         return x[:, -1:]
 
 
 class CacheGroup:
-    """The caches of T texts, each of batch size 1. Each text gets one new token; together these form one row."""
+    """The caches of T texts, each of batch size 1. Each text gets one new token; the new tokens form one row."""
 
     def __init__(self, caches: list[KeyValueCache]):
         self.caches = caches
@@ -104,12 +108,12 @@ class CacheGroup:
     def attend(
         self, layer: int, queries: Float[Tensor, "1 H T D"], keys: Float[Tensor, "1 K T D"], values: Tensor
     ) -> Float[Tensor, "1 H T D"]:
-        """Append a new key and value to each text, and return the attention of each query to its text."""
+        """Append a new key and value to each text, and return the attention of each query to its own text."""
         texts = zip(self.caches, *(part.split(1, dim=2) for part in (queries, keys, values)), strict=True)
         return torch.cat([cache.attend(layer, *parts) for cache, *parts in texts], dim=2)
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Count the new tokens as seen, and return `x` unchanged."""
+        """Add the new token of each text to its length, and return `x` unchanged."""
         for cache in self.caches:
             cache.length += 1
         return x
@@ -122,7 +126,7 @@ class ScoringCache:
         self.positions, self.attend, self.finish_last = cache.positions, cache.attend, cache.finish
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Count the new tokens as seen, and return `x` unchanged."""
+        """Add the new tokens to the length of the text, and return `x` unchanged."""
         self.finish_last(x)
         return x
 
@@ -144,7 +148,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.emb_dim, config.qkv_width, bias=config.qkv_bias)
         self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
-        # A Python number would be a constant of the compiled block, so every layer would need its own graph.
+        # A Python number would be a constant of the compiled block, so torch would compile a graph for every layer.
         inverse_layer = torch.tensor(1 / (layer + 1), device="cpu") if config.scale_attention_by_inverse_layer else None
         self.register_buffer("inverse_layer", inverse_layer, persistent=False)
         self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
@@ -200,7 +204,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then MLP. Each has a norm before it and is added to the residual stream."""
+    """Transformer block: attention, then MLP. Both have a norm in front, and their outputs are added to the stream."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -219,7 +223,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The network: token embedding and positions, blocks, final norm, output head.
 
-    Rows of the embedding from `vocab_size` on are padding, and stay zero.
+    The rows of the embedding after the first `vocab_size` rows are padding, and stay zero.
     """
 
     def __init__(self, config: ModelConfig):
@@ -238,8 +242,8 @@ class GPT(nn.Module):
     def forward(self, tokens: Int[Tensor, "B T"], cache: Cache | None = None) -> Float[Tensor, "B _ V"]:
         """Return the logits of the next token after each of `tokens`, (B, T, V).
 
-        With a cache, `tokens` continue the tokens that it has seen, and only the logits after the last token are
-        computed, (B, 1, V).
+        With a cache, `tokens` follow the tokens in the cache, and only the logits after the last token are computed,
+        (B, 1, V).
         """
         hidden: Any = self.hidden(tokens, cache)
         return output_logits(hidden, self.output_weight(), self.head_options)
@@ -247,9 +251,9 @@ class GPT(nn.Module):
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, recompute: Recompute | None = None
     ) -> Stream:
-        """Return the input of the output head, (B, T, C); with a cache, only that of the last token, (B, 1, C).
+        """Return the input of the output head, (B, T, C). With a cache, return it only for the last token, (B, 1, C).
 
-        `recompute` runs a block with activation checkpointing. Without it, blocks are simply called.
+        If `recompute` is given, it is called to run each block with activation checkpointing.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device) if cache is None else cache.positions(tokens)
         x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
@@ -265,7 +269,7 @@ class GPT(nn.Module):
         return self.final_norm(x)
 
     def output_weight(self) -> Float[Tensor, "_ C"]:
-        """Return the output head's weight, (padded V, C), which is the token embedding if they are tied."""
+        """Return the output head's weight, (padded V, C). If weights are tied, this is the token embedding."""
         return self.token_embedding.weight if self.head is None else self.head.weight
 
 
@@ -295,29 +299,34 @@ def attend(
     keys, values = repeat_heads(keys, queries.shape[1]), repeat_heads(values, queries.shape[1])
     if not past_length:
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)
-    mask = None  # with is_causal, the first new token would see only the first token of the text
+    # A single new query sees all keys and needs no mask. For several queries, is_causal would be wrong: it would let
+    # the first query see only the first key.
+    mask = None
     if queries.shape[2] > 1:
         mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(past_length)
     return F.scaled_dot_product_attention(queries, keys, values, mask)
 
 
 def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:
-    """Return keys or values for H query heads, (B, H, S, D): copies, because few fused kernels take grouped heads."""
+    """Return keys or values for H query heads, (B, H, S, D).
+
+    The heads are copied, because few fused kernels support groups of query heads.
+    """
     times = heads // x.shape[1]
     return x if times == 1 else x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 
 def rotation_at(positions: Int[Tensor, "T"], config: ModelConfig) -> Float[Tensor, "2 T _"]:
-    """Return the rotation at some positions, in fp32: one angle for each pair of a head's elements."""
+    """Return the rotation at the given positions, in fp32: one angle for each pair of a head's elements."""
     pairs = torch.arange(0, config.head_width, 2, device=positions.device).float() / config.head_width  # (D / 2,)
     angles = torch.outer(positions.float(), 1.0 / config.rope_base**pairs)  # (T, D / 2)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def rotate(x: Float[Tensor, "B H T D"], rotation: Float[Tensor, "2 T _"]) -> Float[Tensor, "B H T D"]:
-    """Return queries or keys rotated by the positive angle; elements i and i + D / 2 are a pair, as in Llama.
+    """Return queries or keys rotated by the positive angle. Elements i and i + D / 2 form a pair, as in Llama.
 
-    The rotation is computed in fp32 and returned in the input's precision.
+    The computation is in fp32, and its result is returned in the input's precision.
     """
     cosine, sine = rotation
     first, second = x.float().chunk(2, dim=-1)
@@ -325,7 +334,7 @@ def rotate(x: Float[Tensor, "B H T D"], rotation: Float[Tensor, "2 T _"]) -> Flo
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Set the weights of a network to their initial values. The network must be on one device, without shards."""
+    """Set the weights of a network to their initial values. The network must be on one device and not sharded."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, values in initial_weights(model, seed):
@@ -335,11 +344,11 @@ def initialize(model: GPT, seed: int) -> None:
 def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the complete initial value of each parameter, one at a time, on the CPU.
 
-    The initialization is GPT-2's: normally distributed, residual projections scaled by 1/sqrt(2 L), biases zero.
-    `zero_init_projections` and `zero_init_head` set residual projections and the head to zero instead.
+    Weights are initialized as in GPT-2: they are normally distributed, residual projections are scaled by 1/sqrt(2 L),
+    and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
 
-    Only the shapes of the model's parameters are used. All values come from one separate generator in this order, so
-    they are the same on every machine and rank.
+    Only the shapes of the model's parameters are used. A separate generator draws all values in this order, so they are
+    the same on every machine and rank.
     """
     generator, config = torch.Generator().manual_seed(seed), model.config
     for name, parameter in model.named_parameters():

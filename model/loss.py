@@ -1,4 +1,4 @@
-"""Training loss: cross-entropy of the next token in nats per token, always in fp32.
+"""Training loss: the cross-entropy of the next token, in nats per token and always in fp32.
 
 B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the output weight (V or more).
 """
@@ -17,10 +17,10 @@ from model.gpt import GPT, HeadOptions, output_logits
 
 
 class NextTokenLoss(nn.Module):
-    """The network and its loss as one module, which DDP or FSDP wraps and a training step calls.
+    """The network and its loss as one module. DDP or FSDP wraps this module, and a training step calls it.
 
     `recompute_blocks` turns on activation checkpointing: in training, only the input of each block is kept. If `chunks`
-    is above 1, logits are computed for one chunk of the tokens at a time, and again in the backward pass.
+    is above 1, logits are computed for one chunk of the tokens at a time, and recomputed in the backward pass.
     """
 
     def __init__(self, network: Any, *, recompute_blocks: bool = False, chunks: int = 1):
@@ -35,10 +35,10 @@ class NextTokenLoss(nn.Module):
         self._sequence_losses = sequence_losses
 
     def compile_head(self, **options: Any) -> None:
-        """Compile the output head and the loss as one graph, in place, as nn.Module.compile does with a module.
+        """Compile the output head and the loss as one graph. Like nn.Module.compile, this changes the object in place.
 
-        The compiled graph never stores fp32 logits, and it does not store their gradient twice (with and without the
-        vocabulary's padding).
+        The compiled graph never stores fp32 logits. It stores their gradient only once, not with the vocabulary's
+        padding and again without it.
         """
         self._head_loss = torch.compile(self._head_loss, **options)
         self._sequence_losses = torch.compile(self._sequence_losses, **options)
@@ -73,7 +73,7 @@ class NextTokenLoss(nn.Module):
     def _loss_in_chunks(
         self, hidden: Float[Tensor, "N C"], targets: Int[Tensor, "N"], factors: Float[Tensor, "N"] | None
     ) -> Float[Tensor, ""]:
-        """Return the mean loss, with the logits of only one chunk in memory; the backward pass computes them again."""
+        """Return the mean loss. Only one chunk's logits are in memory at a time; the backward pass recomputes them."""
         total, chunks = torch.zeros((), device=hidden.device), hidden.chunk(self.chunks)
         chunks_of_factors = [None] * len(chunks) if factors is None else factors.chunk(self.chunks)
         for part, ids, weights in zip(chunks, targets.chunk(self.chunks), chunks_of_factors, strict=True):
@@ -85,7 +85,7 @@ class NextTokenLoss(nn.Module):
     def _loss_by_sequence(
         self, hidden: Float[Tensor, "B T C"], targets: Int[Tensor, "B T"], factors: Float[Tensor, "B T"] | None
     ) -> Float[Tensor, "B"]:
-        """Return the mean loss of each sequence, with the logits of only one chunk of the sequences in memory."""
+        """Return the mean loss of each sequence. The logits of only one chunk of sequences are in memory at a time."""
         weight, options = self.network.output_weight(), self.network.head_options
         rows = [None] * targets.shape[0] if factors is None else factors.chunk(self.chunks)
         parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), rows, strict=False)
@@ -99,9 +99,9 @@ def head_loss(
     options: HeadOptions,
     reduction: str,
 ) -> Float[Tensor, "*N"]:
-    """Return the cross-entropy from the input of the output head.
+    """Return the cross-entropy, computed from the input of the output head.
 
-    `reduction` is that of torch.nn.functional.cross_entropy.
+    `reduction` has the same meaning as in torch.nn.functional.cross_entropy.
     """
     return token_losses(output_logits(hidden, weight, options), targets, reduction)
 
@@ -121,14 +121,15 @@ def sequence_losses(
 def token_losses(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], reduction: str = "none"
 ) -> Float[Tensor, "*N"]:
-    """Return the loss of each target, given its row of logits, in nats and fp32; or the mean or sum of these losses.
+    """Return the loss of each target, or their mean or sum, given a row of logits for each. Losses are nats in fp32.
 
-    Training and every measurement of a model's loss use this function. `reduction` is that of torch's cross_entropy.
+    Training and every measurement of a model's loss use this function. `reduction` has the same meaning as in torch's
+    cross_entropy.
     """
     return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
 
 def check_finite(values: Tensor, subject: str) -> None:
-    """Raise ValueError if a loss or logit is not finite. The error begins with `subject`, such as "the loss is"."""
+    """Raise ValueError if a loss or logit is not finite. The message begins with `subject`, such as "the loss is"."""
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"{subject} not finite: the weights are damaged, or training diverged")

@@ -1,7 +1,8 @@
-"""Convert other programs' GPT-2 state dicts to plain ones, which use our names, and load plain ones into a network.
+"""Convert GPT-2 state dicts of other programs to plain state dicts, and load plain state dicts into a network.
 
-The names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch (those of Raschka's
-book) are recognized, with any prefix that a wrapper adds (DDP, torch.compile, a model class).
+A plain state dict uses our names. The names of Hugging Face, nanoGPT, OpenAI's released code and
+gpjt/ddp-base-model-from-scratch (which are from Raschka's book) are recognized, even with a prefix that a wrapper has
+added (DDP, torch.compile, a model class).
 
 C embedding width, L layers, T context length, V vocabulary size.
 """
@@ -33,24 +34,24 @@ MODULES = {
     **{"norm2": "mlp_norm", "ff.layers.0": "mlp.up", "ff.layers.2": "mlp.down"},
     **{"tok_emb": "token_embedding", "pos_emb": "position_embedding", "out_head": "head"},
 }
-BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; the first one's full name is attn.bias
+BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; the full name of the first is attn.bias
 GPJT_QKV = ("att.W_query", "att.W_key", "att.W_value")  # in the order of attention.qkv
 BLOCK_PARTS = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.up", "mlp.down")
 PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 
 
 def is_nanogpt(state: dict[str, Tensor]) -> bool:
-    """Return whether weights are nanoGPT's, which have Hugging Face's names but the layout of nn.Linear."""
+    """Return whether weights are from nanoGPT. They have Hugging Face's names, but the layout of nn.Linear."""
     return any(
         name.endswith("attn.c_attn.weight") and value.shape[0] > value.shape[-1] for name, value in state.items()
     )
 
 
 def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tensor]:
-    """Convert a state dict with any of these names to a plain one, in fp32.
+    """Convert a state dict with the names of any of these programs to a plain state dict in fp32.
 
-    The output head is dropped if it is `tied` or equals the token embedding. If only the head is stored, as nanoGPT
-    does, which always ties them, it becomes the embedding. Raises ValueError if a parameter is unknown or missing, and
+    The output head is dropped if it is `tied` or equal to the token embedding. nanoGPT always ties them and stores only
+    the head; in this case, the head becomes the embedding. Raises ValueError if a parameter is unknown or missing, or
     if a `tied` head differs from the embedding.
     """
     plain: dict[str, Tensor] = {}
@@ -74,7 +75,10 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
 
 
 def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh") -> ModelConfig:
-    """Return the configuration of the network of a plain state dict. Raises ValueError if `heads` does not divide C."""
+    """Return the configuration of the network with this plain state dict.
+
+    Raises ValueError if C is not divisible by `heads`.
+    """
     vocabulary, width = plain["token_embedding.weight"].shape
     return ModelConfig(
         vocab_size=vocabulary,
@@ -99,14 +103,14 @@ def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
             target, source = unpadded(name, parameter, model.config), state[name]
             if source.shape != target.shape:
                 raise ValueError(f"parameter {name}: got shape {tuple(source.shape)}, wanted {tuple(target.shape)}")
-            parameter.zero_()  # for the padding of the vocabulary
+            parameter.zero_()  # the padding of the vocabulary stays zero
             target.copy_(source)
 
 
 def _our_name(name: str) -> str | None:
-    """Return our name of a parameter, with gpjt's separate queries, keys and values; None for a buffer.
+    """Return our name for another program's parameter, or None for a buffer.
 
-    Raises ValueError if the parameter is unknown.
+    The separate queries, keys and values of gpjt keep separate names. Raises ValueError if the parameter is unknown.
     """
     wrapper = WRAPPERS.match(name)
     inner = name[wrapper.end() :] if wrapper else name
@@ -128,7 +132,7 @@ def _layers(plain: dict[str, Tensor]) -> int:
 
 
 def _join(plain: dict[str, Tensor], block: str) -> None:
-    """Join gpjt's queries, keys and values of a block to one parameter, in place."""
+    """Join the separate queries, keys and values of gpjt into one parameter of a block, in place."""
     for leaf in ("weight", "bias"):
         parts = [plain.pop(f"{block}.{name}.{leaf}") for name in GPJT_QKV if f"{block}.{name}.{leaf}" in plain]
         if len(parts) == len(GPJT_QKV):
@@ -138,9 +142,9 @@ def _join(plain: dict[str, Tensor], block: str) -> None:
 
 
 def _transpose(plain: dict[str, Tensor]) -> None:
-    """Transpose projections that are stored as (in, out) to nn.Linear's layout.
+    """Transpose projections to nn.Linear's layout if they are stored as (in, out).
 
-    The shape of queries, keys and values, the widest projection, shows how they are stored.
+    The fused projection of queries, keys and values is not square, so its shape shows how projections are stored.
     """
     widest = plain.get("blocks.0.attention.qkv.weight")
     if widest is None or widest.dim() != 2 or widest.shape[0] > widest.shape[1]:

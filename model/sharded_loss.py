@@ -1,4 +1,4 @@
-"""Training loss of a network in tensor shards, each of which has some rows of the output head's weight.
+"""Training loss of a network in tensor shards. Each shard has some rows of the output head's weight.
 
 N tokens of a chunk, S shards, L of them in this process, C width, V vocabulary, R = V / S including padding.
 """
@@ -17,15 +17,16 @@ from model.gpt import HeadOptions, Pieces, output_logits
 from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardExchange, ordered_sum
 
-PADDING_LOGIT = -1e30  # of rows beyond the vocabulary: no probability, and no NaN if a shard has only padding
-IGNORED = -100  # stands for a target that another shard has
-SHARDED_HEAD_OPTIONS = ("vocabulary_size", "softcap")  # the HeadOptions that shard_losses can compute
+# The logit of padding rows. It gives them probability 0, and causes no NaN even if a shard has only padding.
+PADDING_LOGIT = -1e30
+IGNORED = -100  # this id replaces a target whose row belongs to another shard
+SHARDED_HEAD_OPTIONS = ("vocabulary_size", "softcap")  # the HeadOptions that shard_losses supports
 
 
 class ShardedLoss(NextTokenLoss):
-    """A network in shards and its loss as one module. Every process returns the loss over all shards.
+    """A network in tensor shards, with its loss, as one module. Every process returns the loss over all shards.
 
-    A chunk is a part of the tokens. The losses of all chunks are joined before the mean is computed.
+    A chunk is a part of the tokens. The token losses of all chunks are joined before the mean is computed.
     """
 
     network: Any
@@ -57,7 +58,7 @@ class ShardedLoss(NextTokenLoss):
         return (losses if factors is None else losses * factors).mean(dim=1)
 
     def _losses_in_chunks(self, hidden: Pieces, targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Return the loss of each token. In training, the backward pass computes the logits of each chunk again."""
+        """Return the loss of each token. In training, the backward pass recomputes the logits of each chunk."""
         parts = zip(*(x.chunk(self.chunks) for x in hidden.tensors), strict=True)
         run: Any = self._losses_of_chunk
         if self.chunks > 1 and self.training:
@@ -78,10 +79,10 @@ class ShardedLoss(NextTokenLoss):
 def shard_losses(
     hidden: Float[Tensor, "N C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "N"], options: HeadOptions
 ) -> Float[Tensor, "2 N"]:
-    """Return two rows: the log-sum of exponentials of a shard's logits, and the logit of each target.
+    """Return two rows: the log-sum-exp of a shard's logits for each token, and the logit of each token's target.
 
-    The logit of a target that another shard has is 0. Targets are relative to the first row of the shard, and
-    `options.vocabulary_size` is the number of its rows that are not padding.
+    If another shard has the target's row, its logit is 0 here. Targets are relative to the first row of the shard, and
+    `options.vocabulary_size` is the number of the shard's rows that are not padding.
     """
     rows = len(weight)
     logits = output_logits(hidden, weight, options._replace(vocabulary_size=rows)).float()
@@ -93,7 +94,7 @@ def shard_losses(
 
 
 class JoinLosses(torch.autograd.Function):
-    """Compute the losses (N,) from what `shard_losses` returns for each shard of this process, (L, 2, N)."""
+    """Compute the losses (N,) from the outputs of `shard_losses` for the shards of this process, (L, 2, N)."""
 
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, local_sums: Float[Tensor, "L 2 N"]) -> Float[Tensor, "N"]:

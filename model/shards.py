@@ -1,9 +1,10 @@
-"""Tensor parallelism: a network in shards, each with a part of the heads, the MLP columns and the vocabulary.
+"""Tensor parallelism: a network in shards. Each shard has a part of the heads, the MLP columns and the vocabulary.
 
-Each shard computes attention and MLP for all tokens, with its part of the weights. Everything between them is computed
-for only a piece of the sequence (Korthikanti et al., arXiv 2205.05198). Sums over shards are added in order, in fp32,
-so the bits depend only on the number of shards and not on the processes that hold them. If several shards need an
-element, each has its own copy, and the gradients of the copies are added (training/parallel/tensor_shards.py).
+Each shard computes attention and MLP for all tokens, with its part of the weights. Between attention and MLP, each
+shard computes only a piece of the sequence (Korthikanti et al., arXiv 2205.05198). Sums over shards are added in order,
+in fp32, so the bits depend only on the number of shards, not on the processes that have them. If several shards need
+the same parameter, each has its own copy, and the gradients of the copies are added
+(training/parallel/tensor_shards.py).
 
 B micro-batch, T tokens, S shards, t = T / S, C width, P processes, L = S / P shards per process, N tokens of a chunk,
 V vocabulary, R = V / S including padding.
@@ -26,12 +27,12 @@ from model.gpt import GPT, Block, Pieces
 
 @attrs.frozen(kw_only=True)
 class ShardExchange:
-    """The shards of this process, and how it exchanges tensors with the processes that have the other shards."""
+    """The shards of this process, and the functions that exchange tensors with the processes of all other shards."""
 
     shards: int
     local_shards: range  # consecutive shards that this process has
     all_gather: Callable[[Tensor], Tensor] = lambda local: local  # (L, ...) -> (S, ...)
-    # (P, ...), a part for each process -> (P, ...), a part from each process
+    # (P, ...), a part to send to each process -> (P, ...), a part received from each process
     all_to_all: Callable[[Tensor], Tensor] = lambda parts: parts
 
     def sequence(self, pieces: Iterable[Tensor]) -> Float[Tensor, "B T C"]:
@@ -42,7 +43,7 @@ class ShardExchange:
         """Return this process's pieces of the sum of all shards' tensors, in fp32."""
         local = len(self.local_shards)
         parts = _stacked(partials).unflatten(2, (self.shards // local, local, -1))
-        # (P, L, L, B, t, C): by receiving process, by shard that sends, by shard that receives
+        # (P, L, L, B, t, C): the first dimensions are the receiving process, the sending shard, the receiving shard
         parts = parts.permute(2, 0, 3, 1, 4, 5).contiguous()
         return ordered_sum(self.all_to_all(parts).flatten(0, 1)).unbind()
 
@@ -56,7 +57,7 @@ def ordered_sum(parts: Float[Tensor, "S *N"]) -> Float[Tensor, "*N"]:
 
 
 class Gather(torch.autograd.Function):
-    """Join pieces to the complete sequence, once for each shard. The gradients of shards are added in order."""
+    """Join pieces into the complete sequence, once for each shard. The gradients of all shards are added in order."""
 
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, *pieces: Tensor) -> tuple[Tensor, ...]:
@@ -85,7 +86,7 @@ class Sum(torch.autograd.Function):
 
 
 class PartialLinear(nn.Linear):
-    """A linear layer of one shard's part of the inputs, without its bias, which is added to the sum over shards."""
+    """A linear layer for one shard's part of the inputs. Its bias is not added here, but to the sum over shards."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
@@ -117,11 +118,11 @@ class GatheredLayer(PieceLayer):
 
 
 class SummedLayer(LayerOfShards):
-    """A layer of which each shard has some heads or columns.
+    """A layer whose heads or columns are divided over the shards.
 
     It takes complete sequences and returns pieces of the sum over shards. The last matrix of each shard is a
-    PartialLinear, whose bias is added once, to the sum. `place` is the place of the dropout inside the layer, such as
-    that in attention.
+    PartialLinear; its bias is added only once, to the sum. `place` is the place of the dropout inside the layer, such
+    as the dropout of attention.
     """
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float, place: int):
@@ -132,7 +133,7 @@ class SummedLayer(LayerOfShards):
         self._biased = [part for [part] in last]
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile what a shard computes between exchanges, so that a shard has the same graph on every process."""
+        """Compile the computation of a shard between exchanges, so that a shard has the same graph on every process."""
         for layer in self.shards:
             layer.compile(*args, **options)
 
@@ -148,7 +149,10 @@ class SummedLayer(LayerOfShards):
 
 
 class TokenEmbedding(LayerOfShards):
-    """A token embedding whose rows are divided. It takes token ids (B, T) and returns pieces of the sum over shards."""
+    """A token embedding whose rows are divided over the shards.
+
+    It takes token ids (B, T) and returns pieces of the sum over shards.
+    """
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float):
         super().__init__(layers, exchange)
@@ -161,7 +165,7 @@ class TokenEmbedding(LayerOfShards):
         return Pieces(Sum.apply(self.exchange, *embedded), first_seed)
 
     def _embed(self, layer: nn.Embedding, tokens: Int[Tensor, "B T"], shard: int) -> Float[Tensor, "B T C"]:
-        """Return the embeddings of the tokens that this shard has, and zeros for all other tokens."""
+        """Return the embeddings of the tokens whose rows this shard has, and zeros for all other tokens."""
         rows = len(layer.weight)
         local = tokens - shard * rows  # rows of this shard
         elsewhere = (local < 0) | (local >= rows)
@@ -185,7 +189,7 @@ class ShardDropout(nn.Module):
         self.rate, self.place, self.exchange = rate, place, exchange
 
     def seed(self, first_seed: int, shard: int) -> None:
-        """Set the seed of a shard's next mask at this place. Does nothing in validation, or without dropout."""
+        """Set the seed of a shard's next mask at this place. This does nothing in validation or without dropout."""
         if self.training and self.rate > 0:
             torch.manual_seed((first_seed + self.place * self.exchange.shards + shard) % (1 << 63))
 
@@ -210,8 +214,8 @@ class ShardedBlock(Block):
     def __init__(self, blocks: Sequence[Block], exchange: ShardExchange, config: ModelConfig, layer: int):
         nn.Module.__init__(self)
         layers = ShardedParts(blocks, f"blocks.{layer}", exchange)
-        # Places of dropout: 0 is after the embedding. Places inside MLPs, which have no dropout yet, have the last
-        # numbers.
+        # Every place of a dropout has a number. Number 0 is after the embedding. Places inside MLPs have the last
+        # numbers; MLPs have no dropout yet.
         rate, place, place_in_mlp = config.drop_rate, 3 * layer + 1, 3 * config.n_layers + 1 + layer
         self.attention_norm = GatheredLayer(layers.take("attention_norm"), exchange)
         self.attention = SummedLayer(layers.take("attention"), exchange, rate, place)
@@ -222,16 +226,16 @@ class ShardedBlock(Block):
         layers.finish(self)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile what shards compute between exchanges."""
+        """Compile the computations of shards between exchanges."""
         for layer in (self.attention, self.mlp):
             layer.compile(*args, **options)
 
 
 class ShardedGPT(GPT):
-    """The shards of a network that one process has: `GPT.hidden` with layers that exchange their results.
+    """The shards of a network that belong to one process: `GPT.hidden` with layers that exchange their results.
 
     A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The weight of the
-    output head exists only in `shards`, each of which has some of its rows (ShardedLoss).
+    output head exists only in `shards`; each of these modules has some of its rows (ShardedLoss).
     """
 
     token_embedding: Any
@@ -259,13 +263,15 @@ class ShardedGPT(GPT):
         layers.finish(self)
 
     def output_weight(self) -> Tensor:
-        raise TypeError("the output head's weight is divided over tensor shards; use those of the modules in `shards`")
+        raise TypeError(
+            "the output head's weight is divided over tensor shards; use the weights of the modules in `shards`"
+        )
 
 
 class ShardedParts:
     """The same plain module of each shard of this process.
 
-    Its layers are taken one by one, and `finish` checks that all of them were taken.
+    The caller takes the layers one by one, and `finish` checks that all of them were taken.
     """
 
     def __init__(self, modules: Iterable[Any], name: str, exchange: ShardExchange):
@@ -285,8 +291,8 @@ class ShardedParts:
     def finish(self, sharded: nn.Module) -> None:
         """Copy the remaining attributes of the plain module, such as flags that its `forward` reads, to `sharded`.
 
-        Raises BadInput if the plain module has a layer, a parameter or a buffer that was not taken, because its forward
-        pass uses it, and nothing in this file says how shards compute it.
+        Raises BadInput if the plain module has a layer, a parameter or a buffer that was not taken. The forward pass
+        would use it, but this file does not define how shards compute it.
         """
         plain = vars(self._modules[0])
         for name, value in (plain["_modules"] | plain["_parameters"] | plain["_buffers"]).items():
@@ -315,7 +321,7 @@ def _network_of_shard(config: ModelConfig, shards: int, shard: int) -> GPT:
             path, _, kind = name.rpartition(".")
             axes = axes_of(name, config)
             module: Any = network.get_submodule(path)
-            # The output of such a layer is a sum over an axis that shards divide.
+            # If shards divide the columns, the layer's output is a sum over shards.
             if axes.columns is not None and axes.columns.name in TENSOR_AXES:
                 module = PartialLinear(module.in_features, module.out_features, module.bias is not None)
                 network.set_submodule(path, module)

@@ -1,7 +1,7 @@
-"""Stock classes of Hugging Face transformers: find the class that computes a network, or say why no class does.
+"""Stock classes of Hugging Face transformers: find the class that computes a network, or explain why there is none.
 
-If no class has an option, training and export refuse it by name. They also refuse a field of ModelConfig that has no
-row (model/config.py). The weights are converted in `stock_weights.py`.
+If no class supports an option, training and export refuse it, and the error names the option. They also refuse a field
+of ModelConfig that has no row (model/config.py). The weights are converted in `stock_weights.py`.
 """
 
 import json
@@ -38,7 +38,7 @@ DEFAULT_EPS = {LLAMA: 1e-6, QWEN3: 1e-6, NANOCHAT: 1e-6, ARCEE: 1e-5}
 
 @attrs.frozen
 class StockClass:
-    """A model class of transformers and the values of its configuration."""
+    """A model class of transformers, with the values of its configuration."""
 
     model_type: str
     config: dict[str, Any]  # the content of config.json
@@ -49,7 +49,10 @@ class StockClass:
 
 
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
-    """Return the class that computes the same network. Raises BadInput, which begins with `where`, if there is none."""
+    """Return the class that computes the same network.
+
+    Raises BadInput if there is none; the error begins with `where`.
+    """
     kind = stock_kind(config, where)
     values: dict[str, Any] = {"architectures": [CLASSES[kind]], "model_type": kind}
     for name, row in rows(type(config)).items():
@@ -63,7 +66,7 @@ def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
 
 
 def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
-    """Return the `model_type` of the class. Raises BadInput with the options that no class can combine."""
+    """Return the `model_type` of the class. Raises BadInput with the options that no class supports together."""
     table, values = rows(type(config)), attrs.asdict(config)
     for field in values.keys() - table.keys():
         raise BadInput(
@@ -71,7 +74,7 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
             "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
     defaults = attrs.fields_dict(type(config))
-    computed = {  # the values of each option that a class can compute; None: all
+    computed = {  # the values of each option that a class supports; None means all values
         kind: {field: row.stock.get(kind, (defaults[field].default,)) for field, row in table.items()}
         for kind in CLASSES
     }
@@ -97,9 +100,9 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
 
 
 def config_of_stock(values: dict[str, Any], kind: str) -> ModelConfig:
-    """Return the configuration of a network from config.json of a class with RoPE.
+    """Return the configuration of a network, given the config.json of a class with RoPE.
 
-    Raises ValueError, "KEY: got ..., wanted ...", for a value that our network cannot have.
+    Raises ValueError ("KEY: got ..., wanted ...") for a value that our network cannot have.
     """
     table, keys = rows(ModelConfig), stock_keys(kind)
     for name in ("vocab_size", "context_length", "emb_dim", "n_layers", "n_heads"):

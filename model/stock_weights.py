@@ -1,4 +1,4 @@
-"""Convert the weights of a network to those of its stock class of Hugging Face transformers, and back.
+"""Convert the weights of a network to the format of its stock class in Hugging Face transformers, and back.
 
 C embedding width, H heads, K key-value heads, D head width, V vocabulary size.
 """
@@ -52,10 +52,10 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
 
 
 def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
-    """Convert a state dict of a class with RoPE to a plain one, in fp32. Biases that the class does not have are zero.
+    """Convert a state dict of a class with RoPE to a plain state dict in fp32.
 
-    Raises ValueError if a parameter is unknown, if a tied head differs from the embedding, or if the attention output
-    has a nonzero bias that this network has no place for.
+    Biases that the class does not have are set to zero. Raises ValueError if a parameter is unknown, if a tied head
+    differs from the embedding, or if the attention output has a nonzero bias that does not exist in our network.
     """
     modules = {stock_name: module for module, stock_name in _rotary_names(kind).items()}
     plain: dict[str, Tensor] = {}
@@ -66,7 +66,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
         where = f"blocks.{block[1]}." if block else ""
         projection = module.removeprefix("self_attn.")
         if leaf == "inv_freq":
-            continue  # a buffer of older versions
+            continue  # this buffer was stored by older versions of transformers
         if projection in STOCK_QKV:
             separate.setdefault(f"{where}attention.qkv.{leaf}", {})[projection] = value.float()
         elif module in modules:
@@ -89,8 +89,8 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
 def swap_halves(rows: Tensor, heads: int) -> Tensor:
     """Return the rows of queries or keys with the halves of each head exchanged.
 
-    NanoChat rotates by the negative angle. If the elements of each pair are exchanged, that is exactly our rotation.
-    The order of elements changes neither a norm without gain nor the product of queries and keys.
+    NanoChat rotates by the negative angle. If the two elements of each pair are exchanged, this is exactly our
+    rotation. The order of the elements does not affect a norm without gain, or the product of queries and keys.
     """
     first, second = rows.unflatten(0, (heads, 2, -1)).unbind(1)
     return torch.stack((second, first), dim=1).flatten(0, 2)
@@ -101,7 +101,7 @@ def _rotary_names(kind: str) -> dict[str, str]:
 
 
 def _with_normalized_table(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights in which the table of the token embedding is already normalized.
+    """Return weights with a normalized table of the token embedding, for classes without a norm after the embedding.
 
     A tied output head becomes a separate parameter with the original table.
     """
@@ -117,7 +117,7 @@ def _with_normalized_table(plain: dict[str, Tensor], config: ModelConfig) -> dic
 
 
 def _neutral_parameters(config: ModelConfig, kind: str) -> dict[str, Tensor]:
-    """Return a state dict of the gains and biases that the class always has: ones for gains and zeros for biases."""
+    """Return the gains and biases that the class always has, as a state dict. Gains are ones, and biases are zeros."""
     width = config.emb_dim
     norms = {"attention_norm": width, "mlp_norm": width}
     norms |= {f"attention.{part}_norm": config.head_width for part in ("query", "key") if config.qk_norm}
@@ -136,7 +136,7 @@ def _neutral_parameters(config: ModelConfig, kind: str) -> dict[str, Tensor]:
 
 
 def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped: bool) -> Tensor:
-    """Return queries, keys and values as one parameter. Raises ValueError if one is missing or has a wrong size."""
+    """Join queries, keys and values into one parameter. Raises ValueError if any is missing or has a wrong size."""
     rows = []
     for projection, heads in zip(STOCK_QKV, config.qkv_heads, strict=True):
         part, row_count = parts.get(projection), heads * config.head_width
@@ -148,9 +148,9 @@ def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped:
 
 
 def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return zeros for the biases of the attention or of the MLP, if `plain` has none of them.
+    """If `plain` has no biases of the attention, or none of the MLP, return zeros for them.
 
-    Here, both have biases or neither does; in the stock classes, they are two options.
+    In our networks, either both have biases or neither has; in the stock classes, these are two separate options.
     """
     if not config.biases:
         return {}

@@ -28,8 +28,8 @@ from training.planning.plan_table import ESTIMATE_CAUTION
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import ESTIMATE, roofline, throughputs
 
-MOST_EXTRAPOLATION = 30.0  # ratio of compute up to which simulations have tested how often the intervals are right
-BEYOND = 8  # ratio of the widest shape of a family to the ladder's widest size
+MOST_EXTRAPOLATION = 30.0  # simulations have tested the intervals' coverage up to this ratio of compute
+BEYOND = 8  # the widest shape of a family is at most this many times as wide as the ladder's widest size
 BEST_SHOWN = 4  # number of machines that are printed
 
 
@@ -60,11 +60,11 @@ class Forecast:
         fit, law, sizes = self.fit, self.fit.law, len({point.parameters for point in self.fit.points})
         return [
             f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
-            f"D^{law.beta:.3g}, with N weights in matrix products; noise of a run {100 * fit.noise:.2g} %",
+            f"D^{law.beta:.3g}, with N weights in matrix products; noise of a run: {100 * fit.noise:.2g} %",
             f"check        {self.held_out.text()}",
             f"target       N {self.parameters:,}, D {self.tokens:,}: {describe_extrapolation(self.extrapolation)}; "
             f"{len(fit.points)} runs of {sizes} sizes",
-            f"forecast     loss {self.loss.text(4)}, the 90 % interval for one run",
+            f"forecast     loss {self.loss.text(4)}, with the 90 % interval for a single run",
         ]
 
     def record(self) -> dict[str, Any]:
@@ -93,7 +93,10 @@ class Forecast:
 
 
 def target_tokens(run: Run) -> int:
-    """Return the number of train tokens of a target with a global batch. It does not depend on the micro-batch."""
+    """Return the number of train tokens of a target run. It does not depend on the micro-batch.
+
+    The target must have a global batch.
+    """
     train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
     fewest_ranks, lengths = train.execution.tensor_parallel, lengths_at_hand(train)
     return make_plan(train, run.model.context_length, fewest_ranks, lengths).train_tokens
@@ -106,7 +109,7 @@ def describe_extrapolation(factor: float) -> str:
 
 
 def check_forecast(target: Path) -> None:
-    """Raise BadInput if a target's forecast.json is a file of the user and not a forecast of an earlier call."""
+    """Raise BadInput if a target's forecast.json is not a forecast of an earlier call, but a file of the user."""
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder")
 
 
@@ -127,18 +130,19 @@ class BudgetChoice:
     machine: Machine
     model: ModelConfig
     tokens: int
-    tokens_per_second: float  # roofline, times the share of it that was measured for the target, if it was measured
-    source: str  # where tokens/s come from
+    # The roofline. If the target was measured, it is multiplied by the target's ratio of measurement to roofline.
+    tokens_per_second: float
+    source: str  # a text that explains how tokens_per_second was calculated
     loss: Interval
 
     @property
     def hours(self) -> float:
-        """The duration, with the start-up and without validation."""
+        """The duration of the run, including the start-up but no validation."""
         return (self.tokens / self.tokens_per_second + ASSUMED_START_UP_SECONDS) / 3600
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return shapes with the proportions of the largest network, up to BEYOND times its width.
+    """Return shapes with the proportions of the largest of the given networks, up to BEYOND times its width.
 
     The number of layers is a power of the width C, fitted to the given networks.
     """
@@ -149,7 +153,7 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
     else:
         power, factor = 0.0, math.log(largest.n_layers)
     group = largest.n_heads // largest.kv_heads
-    step = max(1, min(widths) // (4 * head)) * group  # in heads
+    step = max(1, min(widths) // (4 * head)) * group  # difference between neighboring shapes, in heads
     family = []
     for heads in range(-(-min(widths) // head // step) * step, BEYOND * max(widths) // head + 1, step):
         width = heads * head
@@ -164,7 +168,7 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
 def best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[BudgetChoice]:
-    """Return the best shape for each machine, lowest loss first.
+    """Return the best shape for each machine, the lowest loss first.
 
     The budget pays for the start-up and for training, but not for validation.
     """
@@ -175,7 +179,7 @@ def best_sizes(
 def describe_best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[str]:
-    """Return lines with the best sizes for a budget, one for each of the best machines."""
+    """Return lines with the best sizes for a budget. Each of the best machines has a line."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
         return [f"{dollars(usd)}: not enough for the start-up of any machine in {prices.path}; raise the budget"]
@@ -193,27 +197,27 @@ def describe_best_sizes(
 
 
 def limits_of(choice: BudgetChoice, fit: LawFit, shapes: Sequence[ModelConfig], target: Run) -> list[str]:
-    """Return warnings about a choice.
+    """Return warnings about a choice of size.
 
-    It may be at the edge of the available shapes or tokens, or outside the range of the ladder's runs.
+    The choice may be at the edge of the available shapes or tokens, or outside the range of the ladder's runs.
     """
     size, tokens, limits = matmul_parameter_count(choice.model), choice.tokens, []
     sizes = [matmul_parameter_count(shape) for shape in shapes]
     for edge, word in ((min(sizes), "smaller"), (max(sizes), "larger")):
         if size == edge:
-            limits.append(f"at the edge of the sizes that were tried: a {word} one may be better")
+            limits.append(f"at the edge of the sizes that were tried; a {word} size may be better")
     extrapolation = size * tokens / fit.compute
     if extrapolation > MOST_EXTRAPOLATION:
-        limits.append(f"{describe_extrapolation(extrapolation)}: extend the ladder")
+        limits.append(f"{describe_extrapolation(extrapolation)}; extend the ladder")
     ratios = [point.tokens / point.parameters for point in fit.points]
     if not min(ratios) <= tokens / size <= max(ratios):
         tested = f"but the ladder has {min(ratios):.3g} to {max(ratios):.3g}"
-        limits.append(f"{tokens / size:.3g} tokens per parameter, {tested}: add a horizon")
+        limits.append(f"{tokens / size:.3g} tokens per parameter, {tested}; add a horizon")
     available_tokens = _available_tokens(target)
     if available_tokens is None:
         limits.append(f"needs {tokens:,} train tokens; the dataset is not here, so its number of tokens is unknown")
     elif tokens == available_tokens:
-        limits.append("uses all available tokens in max_epochs epochs: prepare more, or raise max_epochs")
+        limits.append("uses all available tokens in max_epochs epochs; prepare more tokens, or raise max_epochs")
     return limits
 
 

@@ -17,10 +17,10 @@ from training.config.train_config import KEYS, PLUMBING_KEYS, Run, resolve_key
 KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
 LEAST_RATES = 2
-LEAST_SIZES = 3  # including the largest, which is held out
-FACTORS = (1.2, 4.0)  # smallest and largest ratio of a rate to the one before it
-# With other values, the loss would be measured on other windows than the target's, or checkpoints would be uploaded to
-# the target's bucket.
+LEAST_SIZES = 3  # including the largest size, which is held out
+FACTORS = (1.2, 4.0)  # smallest and largest ratio of a learning rate to the next lower one
+# "set" cannot change these keys. If it could, the loss might be measured on other windows than the target's, or
+# checkpoints might be uploaded to the target's bucket.
 FIXED = ("validation_sequences", "start_val_token", BUCKET)
 
 
@@ -30,21 +30,21 @@ class LadderFile:
 
     file: Path
     output: Path  # directory of all runs
-    ranks: int  # of each run
+    ranks: int  # number of ranks of each run
     target: Run
     batch: int  # sequences in the target's global batch
     microbatch_size: int  # upper limit for all runs
     train: dict[str, Any]  # the target's train.json, with the changes of "set"
     sizes: tuple[ModelConfig, ...]  # ascending in N, the weights in matrix products
     tokens_per_parameter: tuple[float, ...]  # horizons, ascending
-    rates: tuple[float, ...]  # ascending
-    seeds: tuple[int, ...]  # each size is trained with all of them
+    rates: tuple[float, ...]  # learning rates, ascending
+    seeds: tuple[int, ...]  # each size is trained with all seeds
 
 
 def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> LadderFile:
     """Read a ladder file. `output` is the directory of all runs; None is the file's name without .json.
 
-    Raise BadInput, with the file and the key, if it is invalid.
+    Raise BadInput if it is invalid; the error names the file and the key.
     """
     advice = 'expected {"target": RUN, "sizes": [{"n_layers": 2, "emb_dim": 64}, ...], ...}'
     values = read_experiment(file, KNOWN, advice)
@@ -55,10 +55,11 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     batch = target.train.batch.global_batch_size
     if batch is None:
         raise BadInput(
-            f"{file}: {directory} has no global_batch_size, from which the batches of all sizes are computed; set it"
+            f"{file}: {directory} has no global_batch_size, but the batch of each size is computed from it; set it"
         )
     settings = _settings(file, values.get("set", {}))
-    # The batch of each size is computed from the target's, as a multiple of the micro-batch that `set` may change.
+    # The global batch is removed because `set` may change the micro-batch. Each size gets its own global batch, which
+    # is computed from the target's and is a multiple of this micro-batch.
     changes = {"train.global_batch_size": None, **{f"train.{key}": value for key, value in settings.items()}}
     train = changed_run(f"{file}: set", directory, changes).train
     if train.validation.validation_interval is None:
@@ -68,7 +69,7 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     rates = _ascending(file, "rates", values.get("rates"), LEAST_RATES)
     if not all(FACTORS[0] <= high / low <= FACTORS[1] for low, high in pairwise(rates)):
         raise BadInput(
-            f"{file}: rates: got {list(rates)}, but each rate must be 1.2 to 4 times the one before it, such as 2 times"
+            f"{file}: rates: got {list(rates)}, but each rate must be 1.2 to 4 times the previous one, such as 2 times"
         )
     return LadderFile(
         file=file,
@@ -86,7 +87,7 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
 
 
 def size_name(model: ModelConfig) -> str:
-    """Return the name of a size: layers x width."""
+    """Return the name of a size, LAYERSxWIDTH."""
     return f"{model.n_layers}x{model.emb_dim}"
 
 
@@ -96,7 +97,7 @@ def stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(file: Path, values: Any) -> dict[str, Any]:
-    """Return the settings of train.json that "set" changes for all runs. Settings of the recipe are not allowed."""
+    """Return the settings of train.json that "set" changes for all runs. It cannot change settings of the recipe."""
     allowed = sorted(PLUMBING_KEYS.difference(FIXED))
     if not isinstance(values, dict):
         raise BadInput(f'{file}: set: got {quoted(values)}, expected {{"train.microbatch_size": 4}}')
@@ -151,25 +152,30 @@ def _ascending(file: Path, key: str, values: Any, least: int) -> tuple[float, ..
 
 BATCH_EXPONENT = 2 / 3
 RATE_EXPONENT = -1 / 3
-MOST_DEVIATION = 1.25  # the forecast warns if the target's learning rate differs from the rule's by a larger factor
+# The forecast warns if the target's learning rate differs from the rule's learning rate by more than this factor.
+MOST_DEVIATION = 1.25
 
 
 def scaled_rate(rate: float, parameters: int, base_parameters: int) -> float:
-    """Return the learning rate for a network, scaled from `rate`, the one for `base_parameters`, with four digits."""
+    """Return the learning rate for a network with `parameters`, rounded to four digits.
+
+    It is scaled from `rate`, which is the learning rate for a network with `base_parameters`.
+    """
     return rounded_rate(rate * (parameters / base_parameters) ** RATE_EXPONENT)
 
 
 def rounded_rate(rate: float) -> float:
-    """Return a learning rate with four digits, as run directories have it."""
+    """Round a learning rate to four digits, as in run directories."""
     return float(f"{rate:.4g}")
 
 
 def scaled_batch(
     sequences: int, parameters: int, base_parameters: int, microbatch_size: int, ranks: int
 ) -> dict[str, int]:
-    """Return the batch keys of train.json for a network, scaled from `sequences`, the batch for `base_parameters`.
+    """Return the batch keys of train.json for a network with `parameters`.
 
-    The batch is a multiple of the micro-batch and has at least one micro-batch for each rank.
+    The batch is scaled from `sequences`, which is the batch for a network with `base_parameters`. It is a multiple of
+    the micro-batch and has at least one micro-batch for each rank.
     """
     scaled_sequences = sequences * (parameters / base_parameters) ** BATCH_EXPONENT
     size = min(microbatch_size, max(1, round(scaled_sequences / ranks)))

@@ -1,4 +1,4 @@
-"""The results of a ladder: printed, as Markdown and as JSON.
+"""The results of a ladder, which are printed and written as Markdown and JSON.
 
 They contain no dates or durations, so that a ladder that was killed and continued gives the same bytes.
 """
@@ -50,7 +50,7 @@ class LadderTable:
     rates: dict[float, float]  # loss of the smallest size, by learning rate
     trunks: Sequence[Trunk]
     forecast: Forecast
-    refused: str | None  # why no forecast is given
+    refused: str | None  # the reason why there is no forecast; None if there is one
     budget: Sequence[str] = ()  # lines about the best sizes for a budget
     warnings: Sequence[str] = ()  # about differences between the runs' records
 
@@ -71,14 +71,14 @@ class LadderTable:
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
-        """Return the scaling rules, the target's settings according to them, and warnings if its train.json differs."""
+        """Return the scaling rules, the settings that they give for the target, and warnings if train.json differs."""
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         target_rate, seeds = target.optimization.learning_rate, self.ladder.seeds
         subject, where = "ladder" if self.refused else "forecast", warning(f"{target.file}:")
         lines = [
-            "Rules (OLMo-core): the rate falls as N^(-1/3) from the smallest size's best, and the batch grows as "
-            "N^(2/3) up to the target's.",
+            "Rules (OLMo-core): the rate falls as N^(-1/3) from the smallest size's best rate, and the batch grows as "
+            "N^(2/3) up to the target's batch.",
             *([f"Losses are means over the seeds {', '.join(map(str, seeds))}."] if len(seeds) > 1 else []),
             f"For the target: learning_rate {rate:g}, batch {self.ladder.batch} sequences, {SCHEDULE}.",
         ]
@@ -111,7 +111,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def record(self) -> dict[str, Any]:
-        """Return the rates, the sizes and the forecast's record, without its target and law if it is refused."""
+        """Return the rates, the sizes and the forecast's record. If it is refused, it has no target and no law."""
         return {
             "run": str(self.ladder.target.directory),
             "rates": [
@@ -132,7 +132,7 @@ class LadderTable:
 def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callable[[], None]:
     """Train all trunks and branches, and return a function that shows the results.
 
-    Raise errors as `RunPool.train`, and NoForecast if the learning rates do not include a best one.
+    Raise errors as `RunPool.train` does, and NoForecast if the best learning rate is at the edge of the tested rates.
     """
     rates = tune_rate(pool, ladder)
     check_records(tuning_runs(ladder, rates))  # before the larger sizes cost money
@@ -142,7 +142,7 @@ def train_ladder(pool: RunPool, ladder: LadderFile, usd: float | None) -> Callab
 
 
 def show_ladder(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> None:
-    """Show the results of a trained ladder and write the target's forecast. Raise BadInput if there is none."""
+    """Show the results of a trained ladder and write the target's forecast. Raise BadInput if there is no forecast."""
     horizons = [horizon.directory for trunk in trunks for horizon in trunk.horizons]
     warnings = check_records([*tuning_runs(ladder, rates), *horizons])
     target, table = ladder.target.directory, attrs.evolve(conclude(ladder, rates, trunks, usd), warnings=warnings)
@@ -161,8 +161,8 @@ def tuning_runs(ladder: LadderFile, rates: Iterable[float]) -> list[Path]:
 def check_records(runs: Iterable[Path]) -> list[str]:
     """Return warnings about conditions in which the runs differ, according to their own records.
 
-    Raise BadInput if their losses were not measured on the same tokens, because such losses can neither be fitted by a
-    law nor decide on a learning rate.
+    Raise BadInput if their losses were not measured on the same tokens. Such losses cannot be used to fit a law or to
+    choose a learning rate.
     """
     recorded, warnings = read_recorded(dict.fromkeys(runs))
     check_same_tokens(recorded)
@@ -171,7 +171,7 @@ def check_records(runs: Iterable[Path]) -> list[str]:
 
 
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
-    """Return the results. If `usd` is given, they include the best sizes for this amount of money.
+    """Return the results of a ladder. If `usd` is given, they include the best sizes for this amount of money.
 
     Raise NoForecast if a run diverged.
     """

@@ -1,12 +1,13 @@
-"""The posterior distribution of a loss law's parameters: all laws that explain the points, with weights.
+"""The posterior distribution of a loss law's parameters: weighted samples of the laws that explain the points.
 
-For given exponents the law is linear in E, A and B (variable projection, Golub and Pereyra 1973), so under noise of
-unknown size their distribution is a Student's t in closed form. Laws are drawn from it on a grid of exponents, limited
-to positive E, A and B, and summed over the possible correlations between the horizons of a trunk.
+For given exponents, the law is linear in E, A and B (variable projection, Golub and Pereyra 1973). If the size of the
+noise is unknown, the distribution of E, A and B is therefore a Student's t in closed form. Laws are drawn from it on a
+grid of exponents. Only laws with positive E, A and B are used, and they are summed over the possible correlations
+between the horizons of a trunk.
 
-The prior: the logarithm of each exponent is Student's t around EXPONENT; E and the other two terms, at the center of
-the ladder, are uniform; the correlation is one of SHARED, with their weights; and the noise is scaled inverse
-chi-squared around NOISE or NOISE_OF_ONE_SEED.
+The priors are as follows. The logarithm of each exponent has a Student's t distribution around EXPONENT. E and the
+values of the other two terms at the center of the ladder are uniform. The correlation is one of the keys of SHARED,
+with the weight given there. The variance of the noise is scaled inverse chi-squared around NOISE or NOISE_OF_ONE_SEED.
 """
 
 import math
@@ -17,22 +18,23 @@ import numpy as np
 from common.errors import BadInput
 
 # Published exponents: 0.34 and 0.28 (Hoffmann et al., arXiv 2203.15556), 0.35 and 0.37 (Besiroglu et al., 2404.10102).
-EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median, and scale of the logarithm
-EXPONENT_FREEDOM = 4.0  # degrees of freedom: the heavy tails allow unusual exponents if a ladder supports them
-NEAR_EDGE = 1.25  # below this multiple of the smallest exponent, the grid may hide an even smaller one
+EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median of an exponent, and scale of its logarithm
+EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual exponents if a ladder supports them
+# An exponent below this multiple of the grid's smallest exponent may in reality be smaller than the grid allows.
+NEAR_EDGE = 1.25
 REACH = 4.0  # the first grid covers this number of scales on both sides: exponents of 0.11 to 1.2
-# The assumed relative standard deviation over seeds: for a ladder with several seeds, and for one with a single seed,
-# which says little about it. benchmarks/forecast_coverage.py shows for which values the intervals are right.
-# NOISE_WEIGHT is the number of runs that the assumption is worth.
+# The assumed relative standard deviation over seeds, for a ladder with several seeds and for a ladder with a single
+# seed, from which it can hardly be estimated. benchmarks/forecast_coverage.py shows for which values the intervals are
+# right. The assumption has the same weight as NOISE_WEIGHT runs.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
-# Share of the noise's variance that the horizons of a trunk have in common, with its weight. The horizons have most of
-# their training in common, so a large share is more likely.
+# Possible shares of the noise's variance that all horizons of a trunk have in common, with their weights. The horizons
+# share most of their training, so a large share is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
-GRID, DRAWS = 16, 16  # exponents on each axis, and laws drawn for each pair of exponents
-REFINEMENTS = 6  # the grid is narrowed to the exponents with weight at most this often
-ENOUGH = 0.6  # the grid is fine enough if at least this share of both axes has weight
-LEAST_LOGARITHM = -1e300  # logarithm of a weight, larger than that of laws that are not positive
-LEAST_WEIGHT = 1e-4  # a refinement keeps exponents that have at least this share of the largest weight
+GRID, DRAWS = 16, 16  # number of exponents on each axis, and of laws that are drawn for each pair of exponents
+REFINEMENTS = 6  # the grid is narrowed at most this often to the exponents that have weight
+ENOUGH = 0.6  # the grid is fine enough if at least this share of each axis has weight
+LEAST_LOGARITHM = -1e300  # replaces the largest logarithm of a weight if no law is positive and all are -infinity
+LEAST_WEIGHT = 1e-4  # a refinement keeps exponents whose weight is at least this share of the largest weight
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +50,7 @@ class Observations:
 
 @attrs.frozen
 class Laws:
-    """Weighted laws, as arrays of the same length. The parts are those at the center of the ladder."""
+    """Weighted laws, as arrays of the same length. `size_part` and `token_part` apply to the center of the ladder."""
 
     floor: np.ndarray  # E
     size_part: np.ndarray  # A / N^alpha at the center
@@ -56,7 +58,7 @@ class Laws:
     alpha: np.ndarray
     beta: np.ndarray
     spread: np.ndarray  # standard deviation of a run's noise, as a share of the loss
-    noise: np.ndarray  # random noise of one new run, as a share of the loss
+    noise: np.ndarray  # random noise of a new run, as a share of the loss
     weight: np.ndarray
 
     def losses(self, size: float, tokens: float) -> np.ndarray:
@@ -65,7 +67,7 @@ class Laws:
         return np.asarray(self.floor + size_part + self.token_part * np.exp(-self.beta * tokens))
 
     def edge_share(self) -> float:
-        """Return the share, 0 to 1, of laws with an exponent that is close to the smallest one of the grid."""
+        """Return the share, from 0 to 1, of laws with an exponent near the smallest exponent of the grid."""
         least = EXPONENT * math.exp(-REACH * EXPONENT_SPREAD)
         return float(self.weight[np.minimum(self.alpha, self.beta) < NEAR_EDGE * least].sum() / self.weight.sum())
 
@@ -77,7 +79,10 @@ class Laws:
 
 
 def explaining_laws(observed: Observations) -> Laws:
-    """Return the laws that explain a ladder. Raise BadInput if the loss does not fall with both size and tokens."""
+    """Return the laws that explain a ladder.
+
+    Raise BadInput if the loss does not decrease with both size and tokens.
+    """
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):
         axes = [np.linspace(*bound, GRID) for bound in bounds]
@@ -86,7 +91,7 @@ def explaining_laws(observed: Observations) -> Laws:
         if not weight.any():
             raise BadInput(
                 "ladder: the loss does not fall with both size and tokens, so no law explains it; look at the curves, "
-                "lower the rates, or spread the sizes and horizons more"
+                "lower the learning rates, or choose sizes and horizons that are farther apart"
             )
         shares = weight.reshape(len(SHARED), GRID, GRID, DRAWS).sum((0, 3))
         narrowed = [_narrowed(axis, shares.sum(1 - index)) for index, axis in enumerate(axes)]
@@ -100,7 +105,10 @@ def explaining_laws(observed: Observations) -> Laws:
 
 
 def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return laws, (SHARED, pairs, DRAWS, columns of Laws), and their weights, flat and at most 1."""
+    """Return laws with the shape (SHARED, pairs, DRAWS, columns of Laws), and the weights of these laws.
+
+    The weights are a flat array with values of at most 1.
+    """
     generator = np.random.default_rng(0)
     draws = [_draw_given(observed, exponents, shared, generator) for shared in SHARED]
     prior = map(math.log, SHARED.values())
@@ -111,7 +119,10 @@ def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np
 def _draw_given(
     observed: Observations, exponents: np.ndarray, shared: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return laws (pairs, DRAWS, columns) and the logarithms of their weights (pairs, DRAWS) for one correlation."""
+    """Return the laws for one correlation, (pairs, DRAWS, columns), and the logarithms of their weights.
+
+    The logarithms have the shape (pairs, DRAWS). The logarithm is -infinity for a law that is not positive.
+    """
     points, pairs = len(observed.losses), len(exponents)
     root = np.linalg.cholesky(np.where(observed.same_trunk, shared, 0.0) + (1 - shared) * np.eye(points))
     whiten = np.linalg.inv(root) / observed.losses  # divided by the losses, because the noise is relative
@@ -138,6 +149,6 @@ def _draw_given(
 
 
 def _narrowed(axis: np.ndarray, shares: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the part of an axis that has weight, widened by one step on both sides."""
+    """Return the bounds of the part of an axis that has weight, extended by one step on both sides."""
     heavy = np.nonzero(shares > LEAST_WEIGHT * shares.max())[0]
     return float(axis[max(heavy[0] - 1, 0)]), float(axis[min(heavy[-1] + 1, len(axis) - 1)])

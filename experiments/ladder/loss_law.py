@@ -1,12 +1,13 @@
 """The loss law: the final loss as a function of parameters and tokens, fitted to a ladder.
 
-It gives intervals, and refuses a forecast that the ladder does not support.
+Predictions have intervals, and there is no forecast if the ladder does not support it.
 
-The law is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, whose own fit had stopped too
-early: Besiroglu et al. 2024, arXiv 2404.10102). N is the number of weights in matrix products, in the blocks and in the
-head. It is the N in 6 N FLOPs per token, and with this count nanochat's optima have a constant ratio of tokens to
-parameters (its dev/LOG.md). A table of embeddings does no work per token, and including it distorts the law of small
-networks (Pearce and Song 2024, arXiv 2406.12907).
+The law is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556; their fit had stopped too
+early, as Besiroglu et al. showed in 2024, arXiv 2404.10102). N is the number of weights in matrix products, in the
+blocks and in the head. It is the N in 6 N FLOPs per token. If parameters are counted in this way, nanochat's optima
+have a constant ratio of tokens to parameters (its dev/LOG.md). The embedding table is not counted, because it needs no
+arithmetic per token, and because counting it distorts the law of small networks (Pearce and Song 2024, arXiv
+2406.12907).
 
 A ladder of nine runs barely determines five parameters. A forecast is therefore a weighted average over all laws that
 explain the ladder, and not the prediction of the best law.
@@ -24,16 +25,17 @@ from evaluation.shared.significance import Interval
 from experiments.ladder.law_posterior import NOISE, NOISE_OF_ONE_SEED, Laws, Observations, explaining_laws
 
 FORECAST_CONFIDENCE = 0.90
-MOST_AT_EDGE = 0.15  # accepted weight of laws at the edge of the tested exponents, where intervals are wrong
-MOST_MISS = 0.01  # accepted error for the held-out size, as a share of its loss
+# Largest accepted weight of laws at the edge of the tested exponents. With a larger weight, intervals are wrong.
+MOST_AT_EDGE = 0.15
+MOST_MISS = 0.01  # largest accepted error for the held-out size, as a share of its loss
 
 
 @attrs.frozen(kw_only=True)
 class LossPoint:
     """The final loss of one run of a ladder.
 
-    `rung` and `seed` identify its trunk, a run with the warmup_stable_decay schedule; each horizon of a trunk is a
-    point.
+    `rung` and `seed` identify its trunk, which is a run with the warmup_stable_decay schedule. Each horizon of a trunk
+    gives one point.
     """
 
     rung: str  # name of the size
@@ -59,18 +61,21 @@ class LawFit:
     """The laws fitted to the points of a ladder, which predict losses with intervals."""
 
     points: tuple[LossPoint, ...]
-    law: LossLaw  # medians of the parameters, to show to people; forecasts are not computed from it
+    law: LossLaw  # the median of each parameter; it is only printed, and forecasts are not computed from it
     noise: float  # standard deviation of a run's loss over seeds, as a share of the loss
     laws: Laws
     center: tuple[float, float]  # means of the logarithms of N and D
 
     @property
     def compute(self) -> float:
-        """The largest product of parameters and tokens in the ladder: a sixth of the FLOPs."""
+        """The largest product of parameters and tokens in the ladder, which is a sixth of the FLOPs."""
         return float(max(point.parameters * point.tokens for point in self.points))
 
     def predict(self, parameters: float, tokens: float) -> Interval:
-        """Return the loss of one new run with its 90 % interval: uncertainty of the law plus noise of the run."""
+        """Return the loss of a single new run, with its 90 % interval.
+
+        The interval includes the uncertainty of the law and the noise of the run.
+        """
         losses = self.laws.losses(math.log(parameters) - self.center[0], math.log(tokens) - self.center[1])
         tail = (1 - FORECAST_CONFIDENCE) / 2
         low, value, high = self.laws.quantiles(losses * (1 + self.laws.noise), tail, 0.5, 1 - tail)
@@ -93,23 +98,24 @@ class HeldOut:
 
     @property
     def error(self) -> float:
-        """The mean over horizons of the absolute misses, so that misses do not cancel."""
+        """The mean absolute error over all horizons. Errors with opposite signs do not cancel."""
         return sum(map(abs, self.misses)) / len(self.points)
 
     @property
     def misses(self) -> list[float]:
-        """The predicted minus the measured loss at each horizon, as a share of the measured loss."""
+        """The relative error at each horizon: (predicted - measured loss) / measured loss."""
         return [
             prediction.value / point.loss - 1 for prediction, point in zip(self.predicted, self.points, strict=True)
         ]
 
     def text(self) -> str:
-        """Return a sentence with the misses, and with the losses at the longest horizon."""
+        """Return a line with the losses at the longest horizon and the errors at all horizons."""
         point = self.points[-1]
         misses = ", ".join(f"{100 * miss:+.2f}" for miss in self.misses)
         return (
             f"{point.rung} on {point.tokens:,} tokens, held out: predicted {self.predicted[-1].value:.4f}, measured "
-            f"{point.loss:.4f}; missed by {misses} %" + (f", {100 * self.error:.2f} % on average" if misses else "")
+            f"{point.loss:.4f}; errors of all horizons: {misses} %"
+            + (f", {100 * self.error:.2f} % on average" if misses else "")
         )
 
 
@@ -167,7 +173,7 @@ def mean_points(points: Sequence[LossPoint]) -> list[LossPoint]:
 
 
 def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
-    """Return a line that says why there is no forecast, or None if there is one. `fit` is the fit to all points."""
+    """Return the reason why there is no forecast, or None if there is one. `fit` is the fit to all points."""
     if held_out.error <= MOST_MISS:
         if fit.laws.edge_share() <= MOST_AT_EDGE:
             return None
@@ -176,7 +182,7 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
             "tokens, are at the edge of the tested range; add larger sizes and longer horizons"
         )
     return (
-        f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, and at "
+        f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, but at "
         f"most {100 * MOST_MISS:g} % is accepted; look at its curve, sweep its learning rates, or leave out the "
         "smallest size and add a larger one"
     )

@@ -1,7 +1,7 @@
 """The trunks of a ladder. A trunk is a warmup_stable_decay run of one size; its branches decay earlier.
 
-There is one branch for each shorter horizon. Until its decay, a shorter horizon trains exactly like the longest one, so
-a branch is bit-identical to a run that is trained alone.
+The trunk is the longest horizon, and each shorter horizon is a branch. Until its decay, a shorter horizon trains
+exactly like the trunk, so a branch is bit-identical to a complete run of this horizon.
 """
 
 import math
@@ -31,12 +31,12 @@ from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS
 
 SCHEDULE = "warmup_stable_decay"
-MOST_EXTENSIONS = 3  # rates that are added if the best one is at the edge
+MOST_EXTENSIONS = 3  # at most this many learning rates are added if the best rate is at the edge
 
 
 @attrs.frozen(kw_only=True)
 class Horizon:
-    """A run of a trunk up to a number of tokens."""
+    """A run of a trunk, or of one of its branches, up to a given number of tokens."""
 
     directory: Path
     sections: Sections
@@ -50,7 +50,7 @@ class Horizon:
 
 @attrs.frozen(kw_only=True)
 class Trunk:
-    """A size with one learning rate and one seed, and its horizons."""
+    """The horizons of one size with one learning rate and one seed."""
 
     size: ModelConfig
     seed: int
@@ -71,7 +71,7 @@ class Trunk:
 
 
 def trunks_of(ladder: LadderFile, size: ModelConfig, rate: float) -> list[Trunk]:
-    """Return a size's trunks, one for each seed, without writing anything.
+    """Return a size's trunks, one for each seed. Nothing is written.
 
     Raise BadInput if a run cannot be trained.
     """
@@ -89,9 +89,11 @@ def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Tru
         longest = ratio == ladder.tokens_per_parameter[-1]
         keys = {**recipe, "min_train_tokens": round(ratio * parameters)}
         plan = _plan(ladder, size, keys)
-        if horizons:  # all horizons warm up for the same number of steps: the target's share of the shortest one
+        # All horizons have the same number of warm-up steps: the target's warm-up percentage, applied to the shortest
+        # horizon.
+        if horizons:
             warmup_steps = horizons[0].plan.schedule.warmup_steps
-            # The plan rounds the steps of a percentage down, so add half a step.
+            # The plan rounds a percentage down to whole steps, so half a step is added.
             keys["warmup_period_percent"] = round(100 * (warmup_steps + 0.5) / plan.steps, 6) if warmup_steps else 0
             plan = _plan(ladder, size, keys)
             assert plan.schedule.warmup_steps == warmup_steps
@@ -104,13 +106,13 @@ def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Tru
         name = size_name(size)
         raise BadInput(
             f"{ladder.file}: tokens_per_parameter: the horizons of {name} are too short or too close to each other; "
-            "raise them or spread them more"
+            "choose longer horizons, or horizons that are farther apart"
         )
     return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
 
 
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:
-    """Begin a branch with a checkpoint of the trunk, as hard links, unless it has begun already.
+    """Start a branch with hard links to a checkpoint of the trunk, unless the branch was already started.
 
     Raise BadInput if the trunk does not have the checkpoint.
     """
@@ -120,7 +122,7 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
     source, branch = (checkpoints_of(run.directory) / name_of(step) for run in (trunk, horizon))
     if not source.is_dir():
         raise BadInput(
-            f"{source}: no such checkpoint, but {horizon.directory} must begin with it; move {trunk.directory} away "
+            f"{source}: no such checkpoint, but {horizon.directory} must start with it; move {trunk.directory} away "
             "to train the trunk again"
         )
     write_run_directory(horizon.directory, horizon.sections)
@@ -131,10 +133,10 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
 
 
 def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
-    """Return the smallest size's loss at its longest horizon for each learning rate, as a mean over the seeds.
+    """Return the smallest size's loss for each learning rate: the mean over the seeds at the longest horizon.
 
-    If the best rate is at an edge, more rates are tried beyond it. Raise NoForecast if the best one is still at an
-    edge, before the larger sizes cost money.
+    If the best rate is at an edge, more rates are tried beyond it. If the best rate is still at an edge after that,
+    raise NoForecast before the larger sizes cost money.
     """
 
     def measure(rates: list[float]) -> list[float]:
@@ -156,7 +158,7 @@ def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
         rates = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
         raise NoForecast(
             f"{ladder.file}: rates: no forecast: the best rate for {size_name(ladder.sizes[0])}, "
-            f"{best_rate(losses):g}, is the {edge} one, so a better rate may exist beyond it (losses: {rates}); add "
+            f"{best_rate(losses):g}, is the {edge} rate, so a better rate may exist beyond it (losses: {rates}); add "
             f"rates at the {edge.removesuffix('est')} end"
         )
     return losses
@@ -168,22 +170,22 @@ def best_rate(losses: dict[float, float]) -> float:
 
 
 def edge_of(losses: dict[float, float]) -> str | None:
-    """Return "highest" or "lowest" if the best learning rate is at that edge of the rates; otherwise None."""
+    """Return "highest" or "lowest" if the best learning rate is the highest or lowest of all rates; otherwise None."""
     best = best_rate(losses)
     return {max(losses): "highest", min(losses): "lowest"}.get(best)
 
 
 def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> None:
-    """Train trunks, and also their `branches` if asked. Large trunks begin first.
+    """Train trunks and, if `branches` is true, their branches. Large trunks start first.
 
-    The checkpoints with which branches begin are always written, so that branches can be trained later.
+    The checkpoints from which branches start are always written, so that branches can be trained later.
     """
     trunks = sorted(trunks, key=lambda trunk: -matmul_parameter_count(trunk.size))
     for trunk in trunks:
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
-    waiting: list[Path] = []  # branches that have their first checkpoint
+    waiting: list[Path] = []  # branches that have the checkpoint from which they start
     for stage in range(len(trunks[0].horizons)):
-        last = stage == len(trunks[0].horizons) - 1  # the end of the trunks, at which no branch begins
+        last = stage == len(trunks[0].horizons) - 1  # at the end of the trunks, no branch starts
         ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}
         pool.train(ends | dict.fromkeys(waiting))
         if last:
@@ -194,12 +196,15 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
             if progress.diverged is None and (branches or progress.ended is None):
                 write_branch(trunk, branch)
             has_begun = read_progress(branch.directory).reached(1, branch.plan.steps, validates=False)
-            if branches and has_begun:  # even if the trunk diverged later
+            if branches and has_begun:  # a branch is trained even if the trunk diverged later
                 waiting.append(branch.directory)
 
 
 def final_loss(horizon: Horizon) -> float:
-    """Return the validation loss at the end of a run, infinite if it diverged. Raise BadInput if there is none."""
+    """Return the validation loss at the end of a run; it is infinite if the run diverged.
+
+    Raise BadInput if the loss was not recorded.
+    """
     loss = read_progress(horizon.directory).loss_at(horizon.plan.steps)
     if loss is None:
         raise BadInput(f"{horizon.directory}: has no validation loss at its last step; move it away to train it again")
@@ -254,7 +259,7 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
     ]
     return [
         *lines,
-        f"{len(tuning_trunks)} rates at {size_name(trunks[0].size)}, and more if the best one is at the edge; then "
+        f"{len(tuning_trunks)} rates at {size_name(trunks[0].size)}, and more if the best rate is at the edge; then "
         f"{len(trunks)} sizes x {len(ladder.tokens_per_parameter)} horizons, with one trunk for each size"
         + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
         + f": {flops:.3g} FLOPs, {flops / target_flops:.2g} x the target's {target_flops:.3g}",
@@ -272,7 +277,7 @@ def _link(source: str, target: str) -> None:
 def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str, object]:
     """Return the target's train.json with the ladder's schedule, batch and learning rate.
 
-    The learning rates of parameter groups keep their ratio to it.
+    The learning rates of parameter groups keep their ratio to the learning rate.
     """
     optimization = ladder.target.train.optimization
     keys = {key: value for key, value in ladder.train.items() if key not in ("gradient_accumulation_steps", BUCKET)}

@@ -1,10 +1,10 @@
 """The account of an experiment, `account.jsonl`: its wall-clock time and cost over all calls of experiment.py.
 
 Each line has the totals of all calls so far. A call writes a line before its first job, then every few seconds while it
-has jobs, and at its end. A call without a line for its end was killed, and its jobs were asked to stop. Such a call is
-charged until ORPHAN_SECONDS after its last line, which is the time to save a checkpoint. While a run is still locked,
-by a job that takes longer to save or that no signal has reached, it is charged until now. A call without jobs, which
-only shows results or finds that the budget is spent, writes nothing and costs nothing.
+has jobs, and at its end. If the line for the end is missing, the call was killed, and its jobs were asked to stop. Such
+a call is charged until ORPHAN_SECONDS after its last line, because its jobs need this time to save a checkpoint. If one
+of its runs is still locked, a job needs longer to save, or no signal has reached it; then the call is charged until
+now. A call without jobs, which only shows results or finds that the budget is spent, writes nothing and costs nothing.
 """
 
 import math
@@ -26,7 +26,7 @@ from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.metrics_log import ACCOUNT
 from training.telemetry.time_ledger import Spending, Spent
 
-CALL_SECONDS = 5.0  # between two lines of a call
+CALL_SECONDS = 5.0  # time between two lines of a call
 ORPHAN_SECONDS = 60.0
 _AMOUNT = number(0, 1e15)  # plausible seconds, Unix times and dollars; a line with other numbers is damaged
 _TOTALS = ValueCheck(lambda spent: all(map(_AMOUNT.holds, attrs.astuple(spent))), "totals of calls")
@@ -38,16 +38,17 @@ class AccountLine:
 
     time: float = attrs.field(validator=_AMOUNT)  # Unix time
     spent: Spent = attrs.field(validator=_TOTALS)
-    price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))  # of this call
+    price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))  # price of the machine during this call
     ended: bool = False  # whether the call has ended
-    machine: str | None = None  # the machine whose clock gave `time`; None in a line of an earlier version
+    # The machine on which `time` was read from the clock. None if an earlier version wrote the line.
+    machine: str | None = None
 
 
 class Account(Spending):
-    """The account of this call and of those before it. Only the call that has locked the experiment opens it."""
+    """The account of this call and all earlier calls. Only the call that has locked the experiment opens it."""
 
     def __init__(self, directory: Path, options: PoolOptions):
-        """Add up the earlier calls. Raise BadInput if the account, or its last line, cannot be read."""
+        """Add up the earlier calls. Raise BadInput if the account or its last line cannot be read."""
         lines = _read_lines(directory / ACCOUNT)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         last = lines[-1] if lines else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)
@@ -58,7 +59,7 @@ class Account(Spending):
             earlier = earlier.plus(seconds, last.price_per_hour)
         super().__init__(time.perf_counter() - age, options.price_per_hour, earlier)
         self._log: JsonLog | None = None
-        self._written_seconds = 0.0  # seconds of this process when it wrote the last line
+        self._written_seconds = 0.0  # age of this process when it wrote the last line
 
     def seconds_left(self) -> float | None:
         """Return the wall-clock seconds until the first limit is reached; None without limits."""
@@ -66,7 +67,7 @@ class Account(Spending):
         return None if seconds_and_limit is None else seconds_and_limit[0]
 
     def describe(self) -> str:
-        """Return the time and money spent, next to their limits, such as "1 h of 2 h, $3 of $10"."""
+        """Return the time and money spent so far, with their limits, such as "1 h of 2 h, $3 of $10"."""
         limits, usd = self._budget, self.usd()
         text = duration(self.elapsed_seconds())
         if limits.max_hours is not None:
@@ -76,7 +77,7 @@ class Account(Spending):
         return text
 
     def beat(self) -> None:
-        """Write a line if the last one is at least CALL_SECONDS old."""
+        """Write a line if the last line is at least CALL_SECONDS old."""
         if self._log is None or self.process_seconds() - self._written_seconds >= CALL_SECONDS:
             self._write()
 
@@ -88,14 +89,14 @@ class Account(Spending):
     def _seconds_since(self, last: AccountLine) -> float:
         """Return the seconds since a line was written.
 
-        If another machine wrote it, use the clock of the disk, which both machines share.
+        If another machine wrote the line, the clock of the disk is used, because both machines share the disk.
         """
         if last.machine in (None, machine_identity()):
             return time.time() - last.time
         return seconds_since_written(self._directory / ACCOUNT)
 
     def _job_is_running(self) -> bool:
-        """Return whether a job of a killed call may still be running, so that the experiment still costs money."""
+        """Return whether a job of a killed call may still be running. Such a job still costs money."""
         locks = self._directory.glob(f"*/{LOCK_FILE}") if self.after_kill else ()
         return any(lock_is_held(lock.parent) for lock in locks)
 
@@ -110,9 +111,9 @@ class Account(Spending):
 
 
 def _read_lines(path: Path) -> list[AccountLine]:
-    """Return the lines of an account. A damaged line is left out if a later line has the totals.
+    """Return the lines of an account. A damaged line is skipped if there is a later line, which has the totals.
 
-    Raise BadInput if the last line is complete but damaged, because the totals before it are less than what was spent.
+    Raise BadInput if the last line is complete but damaged, because the totals of earlier lines are too small.
     """
     log = read_json_lines(path, partial(structured, kind=AccountLine))
     if log.ends_damaged and not log.ends_torn:
@@ -125,6 +126,9 @@ def _read_lines(path: Path) -> list[AccountLine]:
 
 
 def _largest(totals: Sequence[Spent]) -> Spent:
-    """Return the largest totals. Totals never decrease, so a line with smaller ones was edited or is out of order."""
+    """Return the largest totals.
+
+    Totals never decrease, so a line with smaller totals was edited or is out of order.
+    """
     rows = [attrs.asdict(spent) for spent in totals]
     return Spent(**{key: max(row[key] for row in rows) for key in rows[0]}) if rows else Spent()

@@ -18,8 +18,8 @@ from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import LADDER, METRICS, SWEEP, TRIAL, result_files
 
 MOST_SEEDS = 1000
-LOSS_DIGITS = 4  # decimals of a printed loss
-# By experiment: bytes by which its table and its record are recognized, because hardly any other file contains them.
+LOSS_DIGITS = 4  # number of decimals of a printed loss
+# For each experiment: bytes that identify its table and its record, because hardly any other file contains them
 RESULTS = {
     SWEEP: (b"# Sweep of ", b'"seed_deviation": '),
     LADDER: (b"# Ladder for ", b'"held_out": '),
@@ -32,8 +32,8 @@ def read_experiment(
 ) -> dict[str, Any]:
     """Return the keys of an experiment's file. Raise BadInput if the file cannot be read or has an unknown key.
 
-    `advice` says what the file must contain. `removed` has keys of earlier versions, each with the reason for its
-    removal and what to use instead.
+    `advice` explains what the file must contain. `removed` has the keys that only earlier versions accepted, with the
+    reason for their removal and what to use instead.
     """
     values: dict[str, Any] = read_json(file, advice=advice)
     for key in values:
@@ -45,7 +45,7 @@ def read_experiment(
 
 
 def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
-    """Return the seeds of the key `seeds`: a list, or a number of seeds that start with `first`.
+    """Return the seeds that the key `seeds` describes: a list of seeds, or a number of seeds, counted from `first`.
 
     Raise BadInput for anything else.
     """
@@ -63,7 +63,7 @@ def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
 def output_of(file: Path, output: Path | None) -> Path:
     """Return the directory of an experiment's runs: --output, or the file's name without .json.
 
-    Raise BadInput if that is the file itself.
+    Raise BadInput if the directory would have the same path as the file.
     """
     directory = file.with_suffix("") if output is None else output
     if directory == file:
@@ -72,12 +72,12 @@ def output_of(file: Path, output: Path | None) -> Path:
 
 
 def with_count(number: int, noun: str) -> str:
-    """Return "1 seed", "2 seeds"."""
+    """Return a count with a noun in the singular or plural, such as "1 seed" or "2 seeds"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def check_results(output: Path, name: str) -> None:
-    """Raise BadInput if NAME.md or NAME.json is a file of the user and not a result of an earlier call."""
+    """Raise BadInput if NAME.md or NAME.json is not a result of an earlier call, but a file of the user."""
     for path, sign in zip(result_files(output, name), RESULTS[name], strict=True):
         if path.is_file():
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
@@ -86,10 +86,10 @@ def check_results(output: Path, name: str) -> None:
 def show_results(
     text: Callable[..., str], record: Callable[[], dict[str, Any]], output: Path, name: str, subject: str
 ) -> None:
-    """Write NAME.md, whose title ends with `subject`, and NAME.json, and print the text.
+    """Write NAME.md and NAME.json, and print the text. The title of NAME.md ends with `subject`.
 
-    The text is printed even if writing fails, because it may be the only copy of the results. `text` takes the name of
-    a table format of tabulate, with "simple" as the default.
+    The text is printed even if writing fails, because it may be the only copy of the results. The argument of `text` is
+    a table format of tabulate; by default, it is "simple".
     """
     title = RESULTS[name][0].decode() + subject
     table_file, record_file = result_files(output, name)
@@ -103,9 +103,9 @@ def show_results(
 
 
 def write_or_remove(path: Path, text: str | None) -> None:
-    """Write a result. If `text` is None, remove the result of an earlier call, which is no longer valid.
+    """Write a result. If `text` is None, remove the result of an earlier call, because it is no longer valid.
 
-    Raise BadInput if that fails.
+    Raise BadInput if the file cannot be written or removed.
     """
     with writing(path):
         if text is None:
@@ -114,7 +114,7 @@ def write_or_remove(path: Path, text: str | None) -> None:
             replace_file(path, f"{text}\n", durable=True)
 
 
-# The keys that determine on which tokens, and in which windows, the final loss is measured.
+# These keys determine the tokens and the windows on which the final loss is measured.
 FIXED = (
     "train.validation_sequences",
     "train.start_val_token",
@@ -123,15 +123,16 @@ FIXED = (
     "model.context_length",
     "train.dataset",
 )
-BUCKET = "checkpoints"  # key of train.json that is removed from all runs of an experiment: they would share the bucket
+# This key of train.json is removed from all runs of an experiment, because they would share the bucket.
+BUCKET = "checkpoints"
 Changes = dict[str, Any]  # "train.KEY" or "model.KEY": value
 Sections = dict[str, dict[str, Any]]  # "model" and "train": keys and values as in the JSON files
 
 
 def changed_run(where: str, base: Path, changes: Changes) -> Run:
-    """Return the run of a directory with some settings changed.
+    """Return the run of a directory with the given changes of settings.
 
-    Raise BadInput, located at `where`, if a setting is invalid.
+    Raise BadInput if a setting is invalid. The error names `where` as the place of the setting.
     """
 
     def located(problem: Problem) -> Problem:
@@ -144,14 +145,17 @@ def changed_run(where: str, base: Path, changes: Changes) -> Run:
 
 
 def write_run_directory(directory: Path, sections: Sections) -> None:
-    """Write model.json and train.json, unless they have these values already. Raise BadInput as `check_unchanged`."""
+    """Write model.json and train.json, unless they already have these values.
+
+    Raise BadInput as `check_unchanged` does.
+    """
     check_unchanged(directory, sections)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for section, values in sections.items():
         path = directory / f"{section}.json"
         if not path.exists() or read_json(path) != values:
-            if path.exists():  # the run has not begun, otherwise `check_unchanged` would have raised an error
+            if path.exists():  # the run has not started, because otherwise `check_unchanged` would have raised an error
                 size = f"{path.stat().st_size:,} bytes"
                 show(note(f"{path}: replaced ({size}), because the experiment's settings have changed"))
             with writing(path):
@@ -161,7 +165,7 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
 def missing_tokens(file: Path, train: TrainConfig) -> str | None:
     """Return a line about a dataset that cannot be found, or None if all datasets are available.
 
-    Raise it as BadInput if the number of steps depends on that dataset.
+    Raise BadInput with this line if the number of steps depends on the missing dataset.
     """
     try:
         locate_tokens(train, None, can_override=False)
@@ -175,9 +179,9 @@ def missing_tokens(file: Path, train: TrainConfig) -> str | None:
 
 
 def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, str] | None = None) -> None:
-    """Raise BadInput, with the first difference, if a run has begun with settings other than `sections`.
+    """Raise BadInput if a run was started with settings that differ from `sections`. The error shows one difference.
 
-    `options` are command-line options that a setting follows from, by key.
+    If a setting depends on a command-line option, `options` has this option under the setting's key.
     """
     if not (directory / METRICS).exists() and not (directory / CHECKPOINTS).exists():
         return
@@ -193,6 +197,6 @@ def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, s
                 option = (options or {}).get(key)
                 why = "" if option is None else f" (which also depends on {option})"
                 raise BadInput(
-                    f"{path}: this run has begun with {key} {run_value}, but the experiment now has {new_value}{why}; "
+                    f"{path}: this run was started with {key} {run_value}, but the experiment now has {new_value}{why}; "
                     f"change that back, choose another --output, or move {directory.parent} away"
                 )

@@ -1,4 +1,4 @@
-"""The end of a training job of a pool: whether the budget ended it, and the message if it failed."""
+"""The end of a training job: find out whether the budget ended it, or why it failed."""
 
 from pathlib import Path
 
@@ -7,16 +7,17 @@ from experiments.shared.run_progress import RunProgress, Target
 from training.supervision.training_process import JobEnd
 from training.telemetry.budget import LIMITS
 
-TABLE_SECONDS = 3.0  # part of the budget that is reserved for the end of experiment.py, which writes the table
-# A job starts only if this much time remains: 15 s for imports, tokens, a step and a checkpoint, and then the table.
+TABLE_SECONDS = 3.0  # this part of the budget is reserved for writing the table at the end of experiment.py
+# A job starts only if the budget has this much time left. Imports, tokens, a step and a checkpoint take 15 s.
 LEAST_SECONDS = 15.0 + TABLE_SECONDS
 
 
 def ended_over_budget(end: JobEnd, progress: RunProgress, seconds_left: float | None) -> bool:
-    """Return whether the budget ended a job. `seconds_left` is the rest of the budget, None without a budget.
+    """Return whether the budget ended a job. `seconds_left` is the rest of the budget, or None without a budget.
 
-    A train.py of an earlier version, which a trial may run, gives no reason. If such a job was stopped, its metrics
-    name the limit. If it failed, the budget is assumed to be the cause if too little of it is left.
+    A trial may run a train.py of an earlier version, which does not state the reason for its end. If such a job was
+    stopped, its metrics name the limit. If it failed, the budget is assumed to be the cause if too little of it is
+    left.
     """
     if end.reason is not None:
         return end.reason == "out-of-budget"

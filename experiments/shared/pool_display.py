@@ -1,4 +1,4 @@
-"""Progress of a pool of runs: a line for each event, and in a terminal a progress bar."""
+"""Show the progress of a pool of runs: a line for each event and, in a terminal, a progress bar."""
 
 import sys
 import time
@@ -11,11 +11,11 @@ from common.text import duration
 from experiments.shared.account import Account
 from experiments.shared.run_progress import Target, logged_step
 
-SHOW_SECONDS = 2.0  # between updates of the bar
+SHOW_SECONDS = 2.0  # time between updates of the bar
 
 
 class PoolDisplay:
-    """Progress of one call of `RunPool.reach`: a line for each event, and in a terminal a bar over all runs' steps."""
+    """The progress of one call of `RunPool.reach`: a line for each event and, in a terminal, a bar over all steps."""
 
     def __init__(self, targets: Sequence[Target], account: Account):
         self._targets, self._account = targets, account

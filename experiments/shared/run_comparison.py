@@ -1,7 +1,7 @@
-"""Compares runs by their own records: on which tokens their losses were measured, and what else differs.
+"""Compare runs by their records: the tokens on which their losses were measured, and all other conditions.
 
-A configuration file states an intention. What a run really does also depends on defaults, code and token files, and
-`resolved.json` records it. A verdict on several runs therefore compares these records.
+A configuration file states only an intention. The actual behavior of a run also depends on defaults, code and token
+files; `resolved.json` records it. A verdict on several runs therefore compares these records.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from tokens.format.manifest import identity_of
 from training.checkpoints.run_record import RESOLVED
 
 ABSENT = "absent"
-MEASURE_KEYS = (*FIXED, "train.objective")  # settings that determine on which tokens a final loss is measured
+MEASURE_KEYS = (*FIXED, "train.objective")  # these settings determine the tokens on which a final loss is measured
 CONDITIONS = ("precision", "torch")  # keys of a record's numerics
 NAMED_RUNS = 3  # a message names at most this number of runs
 HASH_DIGITS = 12
@@ -30,16 +30,15 @@ class RecordedRun:
     """The part of a run's `resolved.json` on which its loss depends.
 
     It is read as plain JSON and not as a RunRecord, because the compared runs are often trained by other commits, for
-    example by the code of a trial's candidate. Such a record may not have all keys, or may have values that this
-    version does not know. The comparison must show such a difference; a RunRecord would raise an error or fill in this
-    version's default.
+    example by a trial's candidate. In such a record, keys may be missing, or values may be unknown to this version. The
+    comparison must show these differences, but a RunRecord would raise an error or fill in this version's default.
     """
 
     directory: Path
-    measure: Mapping[str, Any]  # by MEASURE_KEYS, "validation tokens" and "tokenizer"
-    token_files: Mapping[str, str]  # identity of each stream, by the folder and split that it was read from
+    measure: Mapping[str, Any]  # the keys are MEASURE_KEYS, "validation tokens" and "tokenizer"
+    token_files: Mapping[str, str]  # hash or plan of each stream, by the folder and split from which it was read
     train_tokens: int | None  # tokens that the complete run reads
-    conditions: Mapping[str, Any]  # what the loss depends on in addition to the settings
+    conditions: Mapping[str, Any]  # conditions, in addition to the settings, on which the loss depends
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":
@@ -74,9 +73,9 @@ class RecordedRun:
 
 
 def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[str]]:
-    """Return the records of the runs that have one, and a warning about those that have none.
+    """Return the existing records of the runs, and a warning if some runs have no record.
 
-    Raise BadInput as `RecordedRun.read`.
+    Raise BadInput as `RecordedRun.read` does.
     """
     recorded, missing = [], []
     for directory in directories:
@@ -94,7 +93,7 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
 
 
 def check_same_tokens(runs: Sequence[RecordedRun]) -> None:
-    """Raise BadInput if two runs read different tokens from the same folder, which was then prepared again."""
+    """Raise BadInput if two runs read different tokens from the same folder, because it was prepared again."""
     first_readers: dict[str, tuple[str, RecordedRun]] = {}
     for run in runs:
         for name, identity in run.token_files.items():
@@ -133,12 +132,15 @@ def _objects(value: Any) -> dict[str, Any]:
 
 
 def _streams(value: Any) -> list[dict[str, Any]]:
-    """Return the streams of one split as a list. The record of a run with a single dataset has one stream instead."""
+    """Return the streams of one split as a list. If the run has a single dataset, its record has no list of streams."""
     return [_objects(stream) for stream in (value if isinstance(value, list) else [value]) if stream is not None]
 
 
 def _identity(stream: Mapping[str, Any]) -> str:
-    """Return a text that identifies the tokens of a stream: their hashes, or their plan while they are prepared."""
+    """Return a text that identifies the tokens of a stream.
+
+    It has the hashes of the tokens or, if they were still being prepared, the hash of their plan.
+    """
     hashes, tokens = stream.get("sha256"), stream.get("tokens")
     if isinstance(hashes, list) and hashes:
         shown = "+".join(str(digest)[:HASH_DIGITS] for digest in hashes)

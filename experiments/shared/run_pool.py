@@ -29,20 +29,20 @@ from training.telemetry.time_ledger import read_earlier
 EXPERIMENT_LOCK = ".experiment.lock"
 LAST_CALL_SECONDS = 2.0  # time to wait for another call that is about to end
 POOL_POLL_SECONDS = 0.2
-KILL_SECONDS = 1.5  # this long before the end of the budget, jobs that have not stopped are killed
+KILL_SECONDS = 1.5  # jobs that have not stopped are killed this long before the end of the budget
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class PoolStopped(Exception):
-    """Training ended early, with checkpoints, so that the same command can continue.
+    """Training ended early. Checkpoints were saved, so the same command can continue.
 
-    The message has the reason and the unfinished runs.
+    The message states the reason and the unfinished runs.
     """
 
 
 @attrs.frozen
 class Job:
-    """A process that trains a target, and the devices that it uses: numbers of GPUs, or of slots on a CPU."""
+    """A process that trains a target, and the devices that it uses: the numbers of GPUs or, on a CPU, of slots."""
 
     target: Target
     process: TrainingProcess
@@ -52,14 +52,14 @@ class Job:
 class RunPool:
     """Context manager that trains the runs in an experiment's `directory`, several at a time.
 
-    Only one process can do this for a directory at a time.
+    Only one process at a time can use a directory.
     """
 
     def __init__(self, directory: Path, options: PoolOptions):
         self._directory, self._options = directory, options
         self._signal: int | None = None
         self._jobs: list[Job] = []
-        self._problem: str | None = None  # message of the first job that failed
+        self._problem: str | None = None  # the error message of the first job that failed
         self._over_budget = False
         self._stop_requested = False  # whether all jobs were asked to stop
 
@@ -80,7 +80,7 @@ class RunPool:
         self._lock.close()
 
     def train(self, runs: Mapping[Path, int | None]) -> None:
-        """Train runs to the given steps; None is a run's last step. Raise errors as `reach`."""
+        """Train runs to the given steps; None stands for a run's last step. Raise errors as `reach` does."""
         self.reach([Target.of(run, step, self._options.ranks) for run, step in runs.items()])
 
     def reach(self, targets: Sequence[Target]) -> None:
@@ -98,7 +98,7 @@ class RunPool:
                 self._start(waiting, display)
                 time.sleep(POOL_POLL_SECONDS)
                 if self._signal is not None or self._problem is not None:
-                    self._stop_jobs()  # after `_start`, to include a job that started just when the signal arrived
+                    self._stop_jobs()  # called after `_start`, so that a job that has just been started is stopped, too
                 for job in list(self._jobs):
                     self._handle_end(job, waiting, display)
                 if self._jobs:
@@ -127,7 +127,7 @@ class RunPool:
                 display.say(f"{target.name}: an earlier job is still training it; waiting for that job")
         if locked and self.account.after_kill:
             self.account.beat()
-            return  # a job of the killed call uses its devices until it has saved a checkpoint
+            return  # a job of a killed call still uses devices until it has saved a checkpoint
         for target in [target for target in waiting if target not in locked]:
             if target.awaited and target.end(progress := read_progress(target.directory)) is not None:
                 waiting.remove(target)
@@ -150,12 +150,13 @@ class RunPool:
             hours = (read_earlier(target.directory, 0.0).seconds + seconds_left - TABLE_SECONDS) / 3600
         until = target.step if target.step < target.last_step else None
         command = train_command(target.directory, self._options, until_step=until, hours=hours, code=target.code)
-        self.account.beat()  # before the job starts, so that a call after a kill charges this one
+        # This must be written before the job starts: if this call is killed, the next call charges its time.
+        self.account.beat()
         environment = self._devices.environment(devices) | {SETTINGS_VARIABLE: SETTINGS_OF_EXPERIMENT}
         return TrainingProcess(target.directory, command, environment)
 
     def _handle_end(self, job: Job, waiting: list[Target], display: PoolDisplay) -> None:
-        """If a job has ended, remove it from the list and record its outcome."""
+        """If a job has ended, remove it from the list of jobs and record its outcome."""
         if (end := job.process.end()) is None:
             return
         self._jobs.remove(job)
@@ -166,7 +167,7 @@ class RunPool:
         elif end.status == EXIT_STOPPED or self._stopping:
             self._over_budget |= over_budget and self._signal is None and self._problem is None
             if not self._stopping:
-                self._signal = signal.SIGTERM  # somebody stopped the job, so the experiment stops as well
+                self._signal = signal.SIGTERM  # the job was stopped by a signal, so the experiment stops as well
         elif lock_is_held(target.directory):
             waiting.insert(0, target)
         elif over_budget:
@@ -175,7 +176,7 @@ class RunPool:
             self._problem = failure_of(target, end, job.process.log)
 
     def _finish(self, target: Target, progress: RunProgress, display: PoolDisplay) -> None:
-        """Record that a target has ended, and print how."""
+        """Record that a run has reached its target or diverged, and print which."""
         target.done = True
         loss = progress.losses.get(target.step)
         details = "" if loss is None else f", validation loss {loss:.4f}"
@@ -184,7 +185,7 @@ class RunPool:
         display.say(f"{target.name}: {target.end(progress)}{details}")
 
     def _stop_jobs(self) -> None:
-        """Ask all jobs to save a checkpoint and to end. A second call does nothing."""
+        """Ask all jobs to save a checkpoint and end. A second call does nothing."""
         if not self._stop_requested:
             self._stop_requested = True
             for job in self._jobs:

@@ -21,7 +21,7 @@ from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS, STATES, Detail, Metric, RunEvent, event_of, read_metrics
 
-TAIL_BYTES = 1 << 13  # the end of the metrics file, about ten lines
+TAIL_BYTES = 1 << 13  # length of the part that is read at the end of the metrics file, about ten lines
 
 
 @attrs.frozen(kw_only=True)
@@ -30,26 +30,29 @@ class RunProgress:
 
     steps: int  # step of the newest checkpoint
     losses: dict[int, float]  # validation loss by step
-    stopped_by: str | None  # why the last job stopped early
-    diverged: str | None  # the problem, if the run diverged
+    stopped_by: str | None  # the reason why the last job stopped early, if it did
+    diverged: str | None  # the problem if the run diverged, otherwise None
     ended: int | None  # last step of the run, if it has ended
 
     def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
         """Return whether the run is trained to a step.
 
-        It must have ended, or have a checkpoint at this step or later. If it `validates`, it must also have the
-        validation loss at this step.
+        The run must have ended, or have a checkpoint at this step or later. If the run `validates`, it must also have
+        the validation loss at this step.
         """
         return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
 
     def loss_at(self, step: int) -> float | None:
-        """Return the validation loss at a step: infinite if the run diverged before it, None if it is not recorded."""
+        """Return the validation loss at a step.
+
+        The loss is infinite if the run diverged before this step, and None if it is not recorded.
+        """
         loss = self.losses.get(step, None if self.diverged is None else math.inf)
         return loss if loss is None or math.isfinite(loss) else math.inf
 
 
 def read_progress(directory: Path) -> RunProgress:
-    """Return a run's progress, with step 0 if it has not begun."""
+    """Return a run's progress. The step is 0 if the run has not started."""
     records = read_metrics(directory)
     validated = [record for record in records if Metric.VALIDATION_LOSS in record]
     last: dict[str, Any] = next((record for record in reversed(records) if event_of(record) in STATES), {})
@@ -71,7 +74,7 @@ def read_progress(directory: Path) -> RunProgress:
 
 
 def measured_speed(directory: Path) -> float | None:
-    """Return the tokens/s of a run that has ended, including start-up and validation. Return None for other runs."""
+    """Return the tokens/s of a run that has ended, including start-up and validation; None if it has not ended."""
     records = read_metrics(directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
     sources = ends[-1].get(Detail.SOURCES, ()) if ends else ()
@@ -80,9 +83,9 @@ def measured_speed(directory: Path) -> float | None:
 
 
 def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hour: float | None) -> str:
-    """Return the hours, and with a price the dollars, that `work` would take at the median speed of earlier runs.
+    """Return a text with the hours, and with a price also the dollars, that `work` takes at earlier runs' median speed.
 
-    `work` is in tokens or FLOPs, and `unit` is the matching unit of speed.
+    `work` is in tokens or FLOPs, and `unit` is the corresponding unit of speed.
     """
     if not speeds:
         return "time and cost: unknown until a run of this experiment has ended"
@@ -94,7 +97,7 @@ def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hou
 
 
 def logged_step(directory: Path) -> int:
-    """Return the step of the newest line of the metrics, or 0 if there is none. This reads only the end of the file."""
+    """Return the step of the newest line of the metrics, or 0 without lines. Only the end of the file is read."""
     try:
         with open_regular(directory / METRICS) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -109,8 +112,8 @@ class Target:
     """A run, and the step to which it must be trained."""
 
     directory: Path
-    last_step: int  # of the complete run
-    step: int  # the target
+    last_step: int  # the last step of the complete run
+    step: int  # the step to which the run must be trained
     validates: bool
     code: Path = ROOT  # folder of its train.py
     done: bool = False
@@ -118,7 +121,7 @@ class Target:
 
     @classmethod
     def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":
-        """Return the target of a run; `until_step` None is the run's end. Raise BadInput if it cannot be trained."""
+        """Return the target of a run; `until_step` None means the run's end. Raise BadInput for an invalid run."""
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
             cause = "all runs of an experiment are compared at the same step"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class ExperimentBudget(Budget):
-    """Limits of all calls for an experiment together. None means no limit."""
+    """Limits for the total of all calls for an experiment. None means no limit."""
 
     max_hours: Annotated[
         float | None,
@@ -60,9 +60,9 @@ class PoolOptions:
 class PoolDevices:
     """The devices of this machine, the number of jobs that run on them at a time, and the ranks of each job."""
 
-    gpus: list[str]  # numbers as in CUDA_VISIBLE_DEVICES; empty on a CPU
+    gpus: list[str]  # the numbers of GPUs, as in CUDA_VISIBLE_DEVICES; empty on a CPU
     at_once: int
-    ranks: int  # each rank has one device
+    ranks: int  # ranks of each job; each rank has one device
 
     @classmethod
     def of(cls, options: PoolOptions) -> "PoolDevices":
@@ -88,7 +88,7 @@ class PoolDevices:
 
 
 def describe_jobs(options: PoolOptions) -> list[str | Notice]:
-    """Return lines for --dry-run: how many runs this machine would train at a time, and within which limits."""
+    """Return lines for --dry-run: the number of runs that this machine would train at a time, and the limits."""
     lines, budget = list[str | Notice](), options.budget
     try:
         devices = PoolDevices.of(options)
@@ -114,7 +114,7 @@ def train_command(
 ) -> list[str]:
     """Return the arguments of Python for a job that trains a run with the train.py in `code`.
 
-    With several ranks, it runs under torchrun. `hours` is a limit for all jobs of the run together.
+    With several ranks, the job runs under torchrun. `hours` is the limit for the total of all jobs of the run.
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}"]
     command = [*(torchrun if options.ranks > 1 else []), str(code / "train.py"), str(directory)]

@@ -1,7 +1,7 @@
-"""The key `measure` of a sweep: measures all variants on the same held-out text, whatever they are trained on.
+"""The key `measure` of a sweep: it measures all variants on the same held-out text, whatever tokens they train on.
 
-The loss is in nats per token if all variants have the tokenizer of the measured tokens. Otherwise it is in bits per
-byte, and the text is encoded with each variant's own tokenizer.
+If all variants have the tokenizer of the measured tokens, the loss is in nats per token. Otherwise the text is encoded
+with each variant's own tokenizer, and the loss is in bits per byte.
 """
 
 import hashlib
@@ -37,9 +37,10 @@ from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
-MEASURED = "measured"  # folder next to the runs: the measured texts, encoded with other tokenizers
-SEQUENCE_BYTES = 56  # length of the sequences that are searched for in training tokens: 13 GPT-2 tokens of English
-MOST_SEEN = 0.02  # accepted share of measured text in the training tokens: common phrases occur in any similar text
+MEASURED = "measured"  # this folder next to the runs has the measured texts, encoded with other tokenizers
+SEQUENCE_BYTES = 56  # length of the sequences that are searched in the training tokens: 13 GPT-2 tokens of English
+# The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
+MOST_SEEN = 0.02
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +56,7 @@ class MeasuredRange:
 
 @attrs.frozen(kw_only=True)
 class SharedMeasure:
-    """Ranges of held-out tokens, and their shares in a run's loss."""
+    """Ranges of held-out tokens, with their weights in a run's loss."""
 
     ranges: tuple[Range, ...]
     shares: tuple[float, ...]
@@ -71,7 +72,7 @@ class SharedMeasure:
 
 
 def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> SharedMeasure | None:
-    """Return the key `measure` of a sweep file, or None if the file does not have it.
+    """Return the parsed value of the key `measure` in a sweep file, or None if the file does not have this key.
 
     `trains` are the configurations of the variants. Raise BadInput for an invalid key.
     """
@@ -116,19 +117,20 @@ def measure_run(
 ) -> list[float] | None:
     """Return the losses of a run's last checkpoint on all ranges.
 
-    Losses are read from evaluations.jsonl if they were measured on the same weights; otherwise they are measured on
-    `device`. A loss without a hash of the weights, from an older version, is measured again if there is a device.
-    Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the checkpoint is invalid.
+    If losses were measured on the same weights before, they are read from evaluations.jsonl; otherwise they are
+    measured on `device`. Older versions stored no hash of the weights; such losses are measured again if there is a
+    device. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the checkpoint is
+    invalid.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     weights = identity_on_disk(run, title)
     for span in measure.ranges if measure.same_ids else _encoded_ranges(measure, run, train):
         identity = span.identity()
-        # With --tokenizer, a loss was measured on other ids than the run was trained on.
+        # With --tokenizer, the token ids of the measured text had another meaning than the ids of the training tokens.
         loss_results = [line for line in results_of(run, title, "loss") if GIVEN_TOKENIZER not in line]
         stored = [line for line in loss_results if line.get("range") == identity]
         matching = [line for line in stored if weights is None or weights.is_same(WeightsIdentity.of(line))]
-        if device is None or weights is None:  # nothing can be measured, so use lines without a hash as well
+        if device is None or weights is None:  # nothing can be measured, so lines without a hash are used, too
             stored = matching or [line for line in stored if WeightsIdentity.of(line) is None]
         else:
             stored = matching
@@ -144,24 +146,27 @@ def measure_run(
 
 
 def _loss_of(result: dict[str, Any], key: str, run: Path) -> float:
-    """Return the loss of a stored result. Raise BadInput if it is not a number, because it would decide a verdict."""
+    """Return the loss of a stored result.
+
+    Raise BadInput if it is not a number of at least 0, because a verdict depends on it.
+    """
     loss = result.get(key)
     if not number(0).holds(loss):
         raise BadInput(
             f"{run / EVALUATIONS}: {key}: got {quoted(loss)} in the last result on {result['range']['tokens']}, "
             "expected a number from 0; remove that line to measure it again"
         )
-    return float(loss)  # type: ignore[arg-type]  # the check has found that it is a number
+    return float(loss)  # type: ignore[arg-type]  # the check above shows that it is a number
 
 
 def sources_of(trains: Iterable[TrainConfig]) -> list[Path]:
-    """Return the token directories that runs are trained on."""
+    """Return the directories of the tokens on which runs are trained."""
     return list(dict.fromkeys(location.directory for train in trains for location in locate_tokens(train, None)))
 
 
 @cache
 def tokenizer_of(directory: Path) -> Tokenizer:
-    """Return the tokenizer of prepared tokens. Raise BadInput if they have no manifest, which names it."""
+    """Return the tokenizer of prepared tokens, which their manifest names. Raise BadInput if there is no manifest."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise BadInput(
@@ -171,7 +176,7 @@ def tokenizer_of(directory: Path) -> Tokenizer:
 
 
 def texts_of(span: Range) -> list[str]:
-    """Return the text of each document in a range. The first and the last document may be cut off."""
+    """Return the text of each document in a range. The first and the last document may be incomplete."""
     tokenizer, stream = tokenizer_of(span.directory), open_split(span.directory, span.split)
     cut_documents = documents(stream, tokenizer.end_of_text_id, span.start, span.count + 1)
     return [tokenizer.decode(tokens.tolist()) for (tokens,) in cut_documents]
@@ -185,7 +190,8 @@ def _encoded_ranges(measure: SharedMeasure, run: Path, train: TrainConfig) -> li
         parts = [part for text in texts_of(span) for part in (end, tokenizer.encode(text))]
         tokens = np.concatenate(parts).astype(token_dtype(tokenizer.vocabulary_size))
         folder = run.parent / MEASURED / hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
-        if not (file := folder / "validation.safetensors").exists():  # the folder is named for the file's content
+        # The folder is named after the hash of the tokens, so an existing file has the right content.
+        if not (file := folder / "validation.safetensors").exists():
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 replace_file(file, save({"tokens": tokens}))

@@ -36,7 +36,7 @@ class Variant:
 
     name: str
     changes: Changes
-    run: Run  # with these changes and with those of `set`
+    run: Run  # the run with these changes and the changes of `set`
 
 
 def read_variants(
@@ -44,7 +44,8 @@ def read_variants(
 ) -> tuple[Variant, ...]:
     """Return the base, then a variant for each value of a lever that differs from the base.
 
-    `shared` are the changes of all runs, `fixed` the keys that cannot be levers. Raise BadInput for an invalid lever.
+    `shared` are the changes of all runs, and `fixed` are the keys that cannot be levers. Raise BadInput for an invalid
+    lever.
     """
     if not isinstance(levers, dict) or not levers:
         raise BadInput(f'{file}: levers: got {quoted(levers)}, expected {{"train.KEY": [VALUE, ...]}}')
@@ -65,10 +66,10 @@ def read_variants(
 
 
 def read_changes(file: Path, where: str, values: Any, fixed: Collection[str] | None = None) -> Changes:
-    """Return the changes of a lever, or of `set`, as "SECTION.KEY" and value. Keys may be spelled as for --set.
+    """Return the changes of a lever, or of `set`, as a mapping from "SECTION.KEY" to value.
 
-    `fixed` are the keys that cannot be levers; None for `set`. Raise BadInput for an unknown key or a key that an
-    experiment cannot change.
+    Keys in the file may have the same forms as for --set. `fixed` are the keys that cannot be levers; for `set`, it is
+    None. Raise BadInput for an unknown key or a key that an experiment cannot change.
     """
     if not isinstance(values, dict) or (fixed is not None and not values):
         raise BadInput(f'{file}: {where}: got {quoted(values)}, expected {{"train.KEY": VALUE}}')
@@ -107,7 +108,7 @@ def _choices(file: Path, name: str, lever: Any, fixed: Collection[str]) -> Itera
 
 
 def _keys(run: Run) -> str:
-    """Return all settings of a run, including defaults, as text, in which `true` differs from 1."""
+    """Return all settings of a run, including defaults, as text. As text, `true` and 1 are different."""
     return json.dumps([attrs.asdict(run.model), run.train.flat()])
 
 
@@ -127,13 +128,13 @@ class Halving:
     The base is never stopped.
     """
 
-    factor: float  # at each rung, the best 1/factor of the variants continue
+    factor: float  # at each rung, the best 1 / factor of the variants continue
     rungs: tuple[float, ...]  # shares of a run's steps, ascending; empty without a rule
 
     def losers(self, means: Mapping[str, float]) -> list[str]:
-        """Return the variants to stop, by their mean losses.
+        """Return the variants that the rule stops. `means` has the mean loss of each variant.
 
-        If two have the same loss, the one that comes first in the file continues.
+        If two variants have the same loss, the variant that comes first in the file continues.
         """
         ranked = sorted(means, key=means.__getitem__)
         return ranked[max(1, math.ceil(len(ranked) / self.factor)) :]
@@ -149,11 +150,11 @@ class Sweep:
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     halving: Halving
-    measure: SharedMeasure | None  # how to measure the final loss; None uses the validation loss of the runs
+    measure: SharedMeasure | None  # the ranges for the final loss; None means the runs' own validation loss
 
 
 def read_sweep(file: Path) -> Sweep:
-    """Read a sweep file. Raise BadInput, with the file and the key, if it is invalid."""
+    """Read a sweep file. Raise BadInput if it is invalid; the error names the file and the key."""
     advice = 'expected {"base": RUN, "levers": {"train.KEY": [VALUE, ...]}, "seeds": N}'
     values = read_experiment(file, KNOWN, advice, removed=REMOVED)
     base = values.get("base")

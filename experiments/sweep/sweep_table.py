@@ -1,7 +1,7 @@
-"""The verdicts of a sweep, which compare each variant with the base, and its table: printed, as Markdown and as JSON.
+"""The verdicts of a sweep, and its table, which is printed and written as Markdown and JSON.
 
-Runs are paired by seed. Dunnett's intervals are for all variants that have begun, including those that the rule has
-stopped, because each of them could have become a false winner.
+A verdict compares a variant with the base. Runs are paired by seed. Dunnett's intervals take all variants that have
+started into account, including the variants that the rule has stopped, because each could have become a false winner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,9 @@ class VariantResult:
     """The final losses of a variant."""
 
     name: str
-    losses: Mapping[int, float | None]  # by seed; None if the run diverged. Seeds whose run has not ended are left out
-    stopped_at: int | None = None  # step at which the rule stopped it
+    # Losses by seed; None if the run diverged. A seed is left out if its run has not ended.
+    losses: Mapping[int, float | None]
+    stopped_at: int | None = None  # step at which the rule stopped the variant, if it did
 
     @property
     def runs(self) -> dict[int, float]:
@@ -54,7 +55,7 @@ class VariantResult:
         return len(self.losses) - len(self.runs)
 
     def mean(self) -> float | None:
-        """Return the mean loss of the runs that have ended without diverging; None if there are none."""
+        """Return the mean loss of the runs that ended without diverging, or None if there are no such runs."""
         return float(np.mean([*self.runs.values()])) if self.runs else None
 
 
@@ -63,13 +64,13 @@ class SweepVerdict:
     """The verdict on a variant, compared with the base."""
 
     text: str
-    difference: Interval | None = None  # variant - base; None if they were not compared
+    difference: Interval | None = None  # loss of the variant - loss of the base; None if they were not compared
 
 
 def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds: Sequence[int]) -> list[SweepVerdict]:
     """Return the verdict on each variant.
 
-    While runs are missing, no variants are compared: looking at the results early would raise the error rate.
+    While runs are missing, no variants are compared, because an early look at the results would raise the error rate.
     """
     missing = sum(len(set(seeds) - set(variant.losses)) for variant in (base, *variants) if variant.stopped_at is None)
     compared = [variant.runs for variant in variants if variant.stopped_at is None and not variant.diverged]
@@ -96,9 +97,9 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
 
 def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) -> list[tuple[Interval, SeedNoise]]:
-    """Return the difference of each variant from the base, as an interval, and its noise.
+    """Return the difference between each variant and the base, as an interval, and its noise.
 
-    The intervals hold for all comparisons together.
+    The confidence of the intervals applies to all comparisons together.
     """
     differences = []
     for runs in compared:
@@ -112,7 +113,7 @@ def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) ->
 
 @attrs.frozen(kw_only=True)
 class SweepTable:
-    """The results and verdicts of a sweep. The first result is the base's; its verdict compares nothing."""
+    """The results and verdicts of a sweep. The first result is that of the base, whose verdict has no comparison."""
 
     sweep: Sweep
     results: Sequence[VariantResult]
@@ -142,7 +143,7 @@ class SweepTable:
             show_results(self.text, self.record, output, SWEEP, str(self.sweep.base))
 
     def _removed_runs(self, output: Path) -> list[str]:
-        """Return the missing runs whose results an earlier table has."""
+        """Return the runs that are missing although an earlier table has their results."""
         _, record_file = result_files(output, SWEEP)
         try:
             variants = read_json(record_file)["variants"]
@@ -162,7 +163,7 @@ class SweepTable:
         return [result.name, f"{len(result.losses)}/{seeds}", shown, verdict.text]
 
     def _missing(self) -> list[str]:
-        """Return the runs that have not ended, except for those that the rule has stopped."""
+        """Return the runs that have not ended, except the runs that the rule has stopped."""
         return [
             run_name(variant.name, seed)
             for variant, result in zip(self.sweep.variants, self.results, strict=True)
@@ -171,7 +172,7 @@ class SweepTable:
         ]
 
     def _deviation(self) -> tuple[float, int] | None:
-        """Return the seed deviation behind the intervals, and its degrees of freedom. None if nothing was compared."""
+        """Return the seed deviation of the intervals, and its degrees of freedom; None if nothing was compared."""
         compared = [result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
@@ -226,7 +227,7 @@ class SweepTable:
 
 
 def describe_power(sweep: Sweep) -> str:
-    """Return a sentence about the size of the differences that the sweep's number of seeds can find."""
+    """Return a sentence about the differences that the sweep can find with its number of seeds."""
     seeds, comparisons = len(sweep.seeds), len(sweep.variants) - 1
     if seeds < 2:
         return "no verdict is possible: one seed cannot separate a difference from luck"
@@ -242,7 +243,7 @@ def describe_power(sweep: Sweep) -> str:
 def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> SweepVerdict:
     """Return a variant's verdict.
 
-    If it was `selected` by a rule that used these losses, its mean looks too good, and the verdict has only a bound.
+    If a rule has `selected` the variant by these losses, its mean looks too good, so the verdict has only a bound.
     """
     if noise.pooled == noise.pairwise == 0:
         reason = "no verdict: the loss is the same for all seeds; the difference is"

@@ -43,12 +43,12 @@ from training.precision import resolve
 from training.schedule import learning_rate
 from training.telemetry.metrics_log import METRICS
 
-# Keys of train.json that a plan turns into a number of steps, sequences per batch, and learning rates.
+# A plan converts these keys of train.json into a number of steps, sequences per batch, and learning rates.
 RESOLVED_KEYS = (
     *("min_train_tokens", "global_batch_size", "schedule_learning_rate"),
     *("warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
 )
-SAMPLED_STEPS = 1000  # two schedules are compared at about this number of steps
+SAMPLED_STEPS = 1000  # schedules are compared at about this number of sampled steps
 
 
 @attrs.frozen(kw_only=True)
@@ -62,18 +62,18 @@ class VariantRun:
     plan: Plan
 
     def rung_step(self, share: float) -> int:
-        """Return the step of a rung, at which the run pauses and validates."""
+        """Return the step of a rung. At this step, the run pauses and validates."""
         return max(1, round(share * self.plan.steps))
 
     def rung_loss(self, share: float) -> float | None:
-        """Return the validation loss at a rung, as `RunProgress.loss_at`."""
+        """Return the validation loss at a rung, with the same special values as `RunProgress.loss_at`."""
         return read_progress(self.directory).loss_at(self.rung_step(share))
 
 
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
-    """Return all runs of a sweep, variant by variant, without writing anything.
+    """Return all runs of a sweep, variant by variant. Nothing is written.
 
-    Raise BadInput if a run cannot be trained, or has begun with other settings.
+    Raise BadInput if a run cannot be trained, or was started with other settings.
     """
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
@@ -93,9 +93,9 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
 
 
 def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
-    """Raise BadInput if two rungs are at the same step or one is at the last step.
+    """Raise BadInput if two rungs are at the same step, or if a rung is at the last step.
 
-    Also raise it if a run was trained past a rung without a validation there.
+    Also raise BadInput if a run was trained past a rung without a validation at that step.
     """
     for run in runs:
         steps = [*map(run.rung_step, sweep.halving.rungs), run.plan.steps]
@@ -118,10 +118,10 @@ def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
 
 
 def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> None:
-    """Raise BadInput if two variants train in exactly the same way, because comparing them could only find luck.
+    """Raise BadInput if two variants train in exactly the same way, because a difference between them would be luck.
 
-    `device` is "cpu" or "cuda" if this machine is about to train the variants. None means that other machines may
-    train them, where the precision "auto" is unknown; it is then treated as different from all other precisions.
+    `device` is "cpu" or "cuda" if this machine is about to train the variants. None means that other machines may train
+    them. The meaning of precision "auto" is then unknown, so it is treated as different from all other precisions.
     """
     for resolved_on in dict.fromkeys([None, device]):
         if (same := _same_variants(runs, resolved_on)) is None:
@@ -141,7 +141,7 @@ def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None)
 
 
 def _same_variants(runs: Sequence[VariantRun], device: str | None) -> tuple[Variant, Variant] | None:
-    """Return a variant that trains the same as an earlier one, and the earlier one; None if there are none."""
+    """Return two variants that train in the same way, the later variant first; None if there are no such variants."""
     first_variants: dict[str, Variant] = {}
     for run in runs:
         earlier = first_variants.setdefault(_training_settings(run, device), run.variant)
@@ -151,9 +151,9 @@ def _same_variants(runs: Sequence[VariantRun], device: str | None) -> tuple[Vari
 
 
 def _training_settings(run: VariantRun, device: str | None) -> str:
-    """Return everything that determines a run's result except its seed, as text.
+    """Return a text with everything that determines a run's result, except the seed.
 
-    Settings are resolved, so that two runs with the same text train in the same way.
+    Settings are resolved first, so two runs with the same text train in the same way.
     """
     train, plan = run.variant.run.train, run.plan
     keys = recipe(run.variant.run.model, train)
@@ -175,9 +175,9 @@ def write_runs(runs: Sequence[VariantRun]) -> None:
 def train_sweep(
     pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str
 ) -> Callable[[], None]:
-    """Train the runs, except those that the rule stops, and return a function that shows the results.
+    """Train all runs except those that the rule stops. Return a function that shows the results.
 
-    Raise errors as `RunPool.train`.
+    Raise errors as `RunPool.train` does.
     """
     write_runs(runs)
     try:
@@ -194,7 +194,7 @@ def train_sweep(
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
     """Write and print the table of the runs that have been trained.
 
-    `device` is used to measure losses for the key `measure`; with None, only losses that were measured before are
+    `device` is used to measure losses for the key `measure`. If it is None, only losses that were measured before are
     shown.
     """
     warnings = check_records(sweep, runs)
@@ -217,9 +217,9 @@ def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
 
 
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
-    """Return the variants that the rule has stopped, and the step of each.
+    """Return the variants that the rule has stopped, with the step at which each was stopped.
 
-    Only rungs count at which all variants have a loss.
+    A rung is used only if all variants that were not stopped before have a loss there.
     """
     stopped: dict[str, int] = {}
     for share in sweep.halving.rungs:
@@ -237,12 +237,12 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
 
 
 def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
-    """Return a run's final loss, or its losses on all ranges of `measure`.
+    """Return a list with a run's final loss or, with the key `measure`, its losses on all ranges.
 
     The loss is infinite if the run diverged. Return None if the loss is not known yet.
     """
     progress = read_progress(run.directory)
-    steps = progress.ended or run.plan.steps  # the steps of the plan may depend on --ranks
+    steps = progress.ended or run.plan.steps  # the plan's number of steps may depend on --ranks
     loss = progress.loss_at(steps)
     if loss is None or not (math.isinf(loss) or progress.ended is not None or progress.steps >= steps):
         return None
@@ -269,9 +269,9 @@ def results_of(sweep: Sweep, runs: Sequence[VariantRun], final: Sequence[list[fl
 def describe_runs(
     sweep: Sweep, runs: Sequence[VariantRun], price_per_hour: float | None, device: str | None
 ) -> list[str | Notice]:
-    """Return lines for --dry-run: the runs, their tokens, their time and cost if known, and what the seeds can find.
+    """Return lines for --dry-run: the runs, their tokens, their time and cost if known, and the power of the sweep.
 
-    `device` is the one that this machine would train on.
+    `device` is the device on which this machine would train.
     """
     tokens = sum(run.plan.train_tokens for run in runs)
     speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path))]
@@ -286,7 +286,7 @@ def describe_runs(
 
 
 def _describe_same_here(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> list[Notice]:
-    """Return the error of `check_variants` as a note, if this machine would train two variants in the same way."""
+    """If this machine would train two variants in the same way, return the error of `check_variants` as a note."""
     try:
         check_variants(sweep, runs, device)
     except BadInput as error:

@@ -1,7 +1,7 @@
 """The checkouts of a trial: the files of a git revision, or of the working tree, in separate folders.
 
-Git stores every file that it hashes. A trial must not fill the repository, so the working tree is hashed into a
-temporary folder of objects, which is removed when the `Snapshots` are closed.
+Git stores a copy of every file that it hashes. Because a trial must not fill the repository, the objects of the working
+tree are stored in a temporary folder, which is removed when the `Snapshots` are closed.
 """
 
 import io
@@ -25,16 +25,16 @@ from experiments.shared.training_jobs import ROOT
 from experiments.trial.new_files import needed_files
 
 WORKING_TREE = "."
-MOST_UNCOMMITTED_BYTES = 32_000_000  # a trial copies at most this much of the working tree
+MOST_UNCOMMITTED_BYTES = 32_000_000  # a trial copies at most this many bytes of uncommitted files
 NAMED_FILES = 3  # notes and errors name at most this number of files
-CHECKOUT_WAIT_SECONDS = 600.0  # time to wait for another trial that is writing the same files
+CHECKOUT_WAIT_SECONDS = 600.0  # how long to wait for another trial that is writing the same files
 
 
 class Snapshots:
     """Context manager that reads revisions and the working tree without adding anything to the repository."""
 
     def __init__(self) -> None:
-        self.left_out: list[str] = []  # new files of the working tree that no program needs
+        self.left_out: list[str] = []  # new files of the working tree that no program imports or names
         self.copied: list[str] = []  # uncommitted files that are part of the snapshot of the working tree
         self._environment = dict(os.environ)
 
@@ -52,11 +52,11 @@ class Snapshots:
         self._folder.cleanup()
 
     def tree_of(self, revision: str) -> str:
-        """Return the hash of all files of a revision, or of the working tree for ".".
+        """Return the hash of all files of a revision or, for ".", of the working tree.
 
-        The working tree consists of the files that git tracks or that are staged, with their contents on disk, and of
-        the new files that one of its programs imports or names. Raise BadInput if the revision is unknown, or if the
-        uncommitted files of the working tree are too large to copy.
+        The working tree consists of all tracked or staged files, with their contents on disk, and of the new files that
+        one of its programs imports or names. Raise BadInput if the revision is unknown, or if the uncommitted files of
+        the working tree are too large to copy.
         """
         if revision == WORKING_TREE:
             return self._working_tree()
@@ -65,7 +65,7 @@ class Snapshots:
         return self._git(*words, problem=problem).decode().strip()
 
     def changed_files(self, base: str, candidate: str) -> list[str]:
-        """Return the paths in which two trees differ."""
+        """Return the paths of the files that differ between two trees."""
         return self._paths("diff", "--name-only", "--no-renames", base, candidate)
 
     def read_json(self, tree: str, path: str) -> dict[str, Any] | None:
@@ -85,9 +85,10 @@ class Snapshots:
         return describe_size([int(size) for size in sizes if size.isdigit()])
 
     def check_out(self, tree: str, folder: Path) -> None:
-        """Write the files of a tree to a folder, unless it exists. Its token_files/ is a link to the project's.
+        """Write the files of a tree to a folder, unless the folder exists.
 
-        Raise BadInput if the disk is full, or if another trial does not finish writing the same tree.
+        The folder's token_files/ is a link to the token_files/ of this project. Raise BadInput if the disk is full, or
+        if another trial does not finish writing the same tree in time.
         """
         if folder.exists():
             return
@@ -118,7 +119,7 @@ class Snapshots:
         self.copied = sorted([*changed, *needed])
         _check_size(self.copied)
         with tempfile.TemporaryDirectory() as folder:
-            index = Path(folder) / "index"  # a copy, so that the user's staged changes are not touched
+            index = Path(folder) / "index"  # this is a copy, so that the user's staged changes do not change
             with suppress(FileNotFoundError):  # there is no index before the first commit
                 shutil.copy2(ROOT / _git("rev-parse", "--git-path", "index").decode().strip(), index)
             self._git("add", "--update", index=index)
@@ -129,7 +130,7 @@ class Snapshots:
             return self._git("write-tree", index=index).decode().strip()
 
     def _paths(self, command: str, *arguments: str) -> list[str]:
-        """Return the entries in the output of a git command with the option -z. Each entry contains a path."""
+        """Run a git command with the option -z, and return the entries of its output. Each entry contains a path."""
         entries = self._git("--no-optional-locks", command, "-z", *arguments).split(b"\0")
         return [os.fsdecode(entry) for entry in entries if entry]
 
@@ -154,7 +155,7 @@ def describe_size(sizes: Sequence[int]) -> str:
 
 
 def first_paths(paths: Sequence[str]) -> str:
-    """Return the first paths as text, and the number of the rest."""
+    """Return a text with the first paths and the number of remaining paths."""
     more = len(paths) - NAMED_FILES
     return ", ".join(paths[:NAMED_FILES]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -177,7 +178,7 @@ def _check_size(paths: Sequence[str]) -> None:
 
 
 def _sizes(paths: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of each file that exists."""
+    """Return the size in bytes of each file that exists."""
     sizes = {}
     for path in paths:
         with suppress(OSError):  # the file was deleted

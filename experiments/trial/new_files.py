@@ -1,7 +1,7 @@
-"""The new files of a working tree that its programs need, because they import or name them.
+"""Find the new files of a working tree that its programs import or name.
 
-A candidate is defined by what its programs do. A new file that nothing refers to, such as notes, another run or a plot,
-changes nothing, so the candidate with this file must be the same candidate.
+A candidate is defined by the behavior of its programs. If no program refers to a new file, such as notes, another run
+or a plot, then the file does not change the behavior, so the candidate with this file must be the same candidate.
 """
 
 import ast
@@ -15,10 +15,10 @@ UNUSED_FOLDERS = ("tests",)  # no training job runs programs from these folders
 
 
 def needed_files(root: Path, tracked: Collection[str], new: Sequence[str]) -> list[str]:
-    """Return the new files that a tracked Python file, or another needed new file, imports or names.
+    """Return the new files that are imported or named by a tracked Python file or by another needed new file.
 
-    A program names a file by a string constant with the file's path or, if both are in the same top-level folder, with
-    the file's name. All paths are relative to `root`.
+    A program names a file if one of its string constants is the file's path. If both are in the same top-level folder,
+    the file's name without folders is enough. All paths are relative to `root`.
     """
     waiting = [path for path in tracked if _is_program(path)]
     needed: dict[str, None] = {}

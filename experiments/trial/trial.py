@@ -20,19 +20,19 @@ from training.config.train_config import KEYS, load_run, normalized_values
 FOLDER = ROOT / "trials"
 CODE = FOLDER / "code"  # checked-out files of each tree, shared by all trials
 SIDES = ("base", "candidate")
-# Files and folders that determine how the final loss is measured.
+# These files and folders determine how the final loss is measured.
 MEASURE = ("training/validation.py", "training/loop.py", "model/loss.py", "tokens/batches/", "tokens/format/")
 
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """Two commits and a run directory. The mappings have the keys of SIDES."""
+    """Two commits and a run directory. All mappings have the same keys as SIDES."""
 
     revisions: dict[str, str]  # as the user entered them
     trees: dict[str, str]  # hashes of the files
     run: Path
     sections: dict[str, Sections]  # contents of model.json and train.json
-    changed_files: tuple[str, ...] = ()  # paths in which the trees differ
+    changed_files: tuple[str, ...] = ()  # paths of the files that differ between the trees
     left_out: tuple[str, ...] = ()  # new files of the working tree that are not part of the trial
     sizes: Mapping[str, str] = attrs.field(factory=dict)  # number and size of the files, as text
     uncommitted: str = ""  # number and size of the uncommitted files that are part of the trial, as text
@@ -82,7 +82,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The name of the trial, which is the same only for the same files and settings."""
+        """The name of the trial. Two trials have the same name only if their files and settings are the same."""
         keys = hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()
         return "-".join([self.run.resolve().name, *(tree[:8] for tree in self.trees.values()), keys[:8]])
 
@@ -122,15 +122,15 @@ def differing_keys(sections: dict[str, Sections]) -> list[str]:
 
 
 def form_of(section: str, sections: Sections) -> dict[str, Any]:
-    """Return a section's settings with defaults and in one spelling, so that they can be compared.
+    """Return a section's settings in a form that can be compared: with defaults, and without older key names.
 
-    Settings that only the commit's own code can read are returned unchanged.
+    If only the commit's own code can read the settings, they are returned unchanged.
     """
     return {key: field.default for key, field in KEYS[section].items()} | normalized_values(section, sections[section])
 
 
 def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:
-    """Return the settings of a run directory in a tree. If the tree does not have it, read the directory on disk."""
+    """Return the settings of a run directory in a tree. If the tree does not contain it, read the directory on disk."""
     path, sections = run.resolve(), {}
     for name in KEYS:
         values = None

@@ -1,7 +1,8 @@
-"""The log of all trials, trials.jsonl: the number, level and looks of each trial when it begins, and its verdict.
+"""The log of all trials, trials.jsonl.
 
-The log determines which part of the error probability each new trial may spend. A line that is damaged or edited is
-left out, but counts as a trial, so that a later trial never gets a larger level because a line cannot be read.
+When a trial starts, a line with its number, level and looks is written; when it ends, a line with its verdict. The log
+determines the part of the error probability that a new trial may spend. A damaged or edited line is skipped, but counts
+as a trial. Otherwise, a later trial would get a larger level because a line cannot be read.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from evaluation.shared.significance import ERROR
 from experiments.trial.trial_rule import MOST_PAIRS, VERDICTS, TrialRule, keep_level
 
 TRIALS = "trials.jsonl"
-WAIT_SECONDS = 60.0  # time to wait until another trial has written its line
+WAIT_SECONDS = 60.0  # how long to wait until another trial has written its line
 MOST_TRIALS = 1_000_000
 _LEVEL = number(0.0, ERROR)
 
@@ -34,7 +35,7 @@ def _are_looks(value: Any) -> bool:
 
 @attrs.frozen(kw_only=True)
 class TrialLine:
-    """A line of the log: a trial begins, with its number and rule, or it ends with a verdict."""
+    """A line of the log: the start of a trial, with its number and rule, or its end, with a verdict."""
 
     trial: str = attrs.field(validator=text())
     number: int = attrs.field(default=0, validator=integer(0, MOST_TRIALS))
@@ -56,18 +57,18 @@ class TrialLog:
     damaged: int
 
     def first_line(self, name: str) -> TrialLine | None:
-        """Return the line with which a trial began; None if it has not begun."""
+        """Return the line for the start of a trial, or None if it has not started."""
         return next((line for line in self.lines if line.trial == name and line.looks), None)
 
     @property
     def next_number(self) -> int:
-        """The number of the next trial. Each damaged line may be the beginning of a trial, so it counts as one."""
+        """The number of the next trial. Each damaged line may be the start of a trial, so it counts as a trial."""
         started_trials = {line.trial for line in self.lines if line.looks}
         return 1 + max([len(started_trials) + self.damaged, *(line.number for line in self.lines)])
 
     @property
     def gains(self) -> int:
-        """The number of trials that ended with "better". If a trial has two verdicts, the first one counts."""
+        """The number of trials that ended with "better". If a trial has two verdicts, only the first counts."""
         verdicts: dict[str, str | None] = {}
         for line in self.lines:
             if line.verdict is not None:
@@ -84,21 +85,21 @@ def read_trials(folder: Path) -> TrialLog:
 
 
 def rule_of(log: TrialLog, name: str, pairs: int | None) -> tuple[int, TrialRule]:
-    """Return the number and the rule with which a trial began, or with which it would begin now.
+    """Return the number and the rule of a trial. If it has not started, they are those of a trial that starts now.
 
-    Raise BadInput if it has begun with another number of pairs.
+    Raise BadInput if it was started with another number of pairs.
     """
     if (line := log.first_line(name)) is not None:
         if pairs is not None and line.looks != (pairs,):
             looks = ", ".join(map(str, line.looks))
             advice = "the number of pairs is fixed before the first pair; leave the option out"
-            raise BadInput(f"--pairs {pairs}: {name} has begun with looks after {looks} pairs; {advice}")
+            raise BadInput(f"--pairs {pairs}: {name} was started with looks after {looks} pairs; {advice}")
         return line.number, TrialRule(level=line.level, looks=line.looks)
     return log.next_number, TrialRule.of(keep_level(log.next_number, log.gains), pairs)
 
 
 def begin(folder: Path, name: str, pairs: int | None, details: dict[str, Any]) -> tuple[int, TrialRule]:
-    """Return the number and the rule of a trial. If it has not begun, write them to the log, with the `details`."""
+    """Return the number and the rule of a trial. If it has not started, write them and the `details` to the log."""
     with _locked(folder) as log:
         number, rule = rule_of(log, name, pairs)
         if log.first_line(name) is None:
@@ -107,7 +108,7 @@ def begin(folder: Path, name: str, pairs: int | None, details: dict[str, Any]) -
 
 
 def finish(folder: Path, name: str, verdict: str, text: str) -> None:
-    """Write the verdict of a trial to the log, unless it has one."""
+    """Write the verdict of a trial to the log, unless the log already has it."""
     with _locked(folder) as log:
         if not any(line.trial == name and line.verdict for line in log.lines):
             _append(folder, {"trial": name, "verdict": verdict, "text": text})

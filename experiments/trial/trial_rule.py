@@ -1,13 +1,14 @@
-"""The rule of a trial, fixed before its first pair of runs: the level, the looks, and the verdict on the pairs.
+"""The rule of a trial: the level, the looks at the results, and the verdict. It is fixed before the first pair of runs.
 
-A difference is candidate - base, for two runs with the same seed and data. Student's t separates it from luck, at a
-level that takes all earlier trials into account. Each look at the results spends its own share of the level, so that
-the sum bounds the error of stopping early, however the looks are correlated.
+A pair is two runs with the same seed and data, and its difference is candidate - base. Student's t separates the
+difference from luck, at a level that takes all earlier trials into account. Each look at the results spends a separate
+share of the level. The sum of the shares bounds the error of stopping early, however the looks are correlated.
 
 This is correct if differences are roughly normal, or symmetric with heavy tails. It is not correct if they are skewed.
-A change that is better in nine runs of ten, and much worse in the tenth, looks like a gain until the tenth run. No rule
-can distinguish the two from a few pairs, so the verdict states the assumption, and the share of runs that the pairs may
-not represent. benchmarks/trial_loops.py measures the error if the assumption is wrong.
+A change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth run. No
+rule can distinguish such a change from a real gain with only a few pairs. The verdict therefore states the assumption,
+and the share of runs that the pairs may not represent. benchmarks/trial_loops.py measures the error if the assumption
+is wrong.
 """
 
 import hashlib
@@ -39,16 +40,18 @@ VERDICTS = {
 }
 MOST_PAIRS = 1000
 GAMMA = 0.389  # the sum of GAMMA / (t x max(1, log t) ** 2) over all trials t is 1
-LOOKS = (0.4, 0.7, 1.0)  # shares of the pairs after which the results are looked at
+LOOKS = (0.4, 0.7, 1.0)  # the rule looks at the results after these shares of the pairs
 SPENDING = 2.5  # exponent of the spending function
 AIMED_POWER = 0.95  # POWER, plus the power that is lost by stopping for futility
-FUTILITY = 0.985  # one-sided confidence that there is no gain of the size that the trial looks for
+# The trial stops for futility if this is the one-sided confidence that there is no gain of the size it looks for.
+FUTILITY = 0.985
 
 
 def keep_level(number: int, gains: int) -> float:
-    """Return the probability of a false "better" that a trial may have.
+    """Return the accepted probability that a trial falsely ends with "better".
 
-    `number` is the number of the trial, from 1, and `gains` the number of earlier trials that ended with "better".
+    `number` is the number of the trial, counted from 1, and `gains` is the number of earlier trials that ended with
+    "better".
 
     This is LOND (Javanmard and Montanari, arXiv 1502.06197, 2015) in the form of Zrnic, Ramdas and Jordan (JMLR 22,
     2021): ERROR x gamma x max(1, gains). The expected share of false gains among all gains is at most ERROR if the
@@ -64,7 +67,8 @@ class TrialVerdict:
 
     verdict: str  # one of VERDICTS
     text: str
-    difference: Interval | None = None  # of the loss, in nats per token, with a confidence of 1 - 2 x level
+    # The difference of the loss, in nats per token. The interval's confidence is 1 - 2 x level.
+    difference: Interval | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -72,13 +76,14 @@ class TrialRule:
     """The level and the looks of a trial."""
 
     level: float  # probability of a false "better", and also of a false "worse"
-    looks: tuple[int, ...]  # numbers of pairs after which the differences are looked at, ascending
+    looks: tuple[int, ...]  # numbers of pairs after which the rule looks at the differences, ascending
 
     @classmethod
     def of(cls, level: float, pairs: int | None) -> "TrialRule":
-        """Return a rule with one look after `pairs` pairs.
+        """Return a rule with a single look after `pairs` pairs.
 
-        With None it has three looks, the last one after enough pairs to find a difference of SOUGHT_DEVIATIONS.
+        If `pairs` is None, the rule has three looks. The last look comes after enough pairs to find a difference of
+        SOUGHT_DEVIATIONS.
         """
         if pairs is not None:
             return cls(level=level, looks=(pairs,))
@@ -102,7 +107,7 @@ class TrialRule:
         return self.level * (share - previous_look**SPENDING) / last
 
     def judge(self, differences: Sequence[float]) -> TrialVerdict | None:
-        """Return the verdict at a look, or None if the pairs of the next look must be trained first."""
+        """Return the verdict at a look, or None if the trial must continue to the next look."""
         pairs, level = len(differences), self.spent(len(differences))
         mean, error = mean_and_error(np.array(differences))
         if error is None or np.ptp(differences) == 0:
@@ -130,10 +135,10 @@ class TrialRule:
 
 
 def assumption(pairs: int) -> str:
-    """Return a phrase with the assumption behind a verdict, and with what this number of pairs cannot rule out.
+    """Return a phrase with the assumption behind a verdict, and the rare events that the pairs may not have shown.
 
-    Something that happens in a share p of all runs is missing from n pairs with the probability (1 - p) ** n, whatever
-    the distribution is. The share in the phrase is the largest one that ERROR does not exclude.
+    If something happens in a share p of all runs, n pairs do not show it with the probability (1 - p) ** n, whatever
+    the distribution is. The phrase has the largest share for which this probability is at least ERROR.
     """
     unseen = 1 - ERROR ** (1 / pairs)
     return (
@@ -144,26 +149,29 @@ def assumption(pairs: int) -> str:
 
 @cache
 def detectable(level: float, pairs: int) -> float:
-    """Return the difference that is found with the probability POWER, in deviations of a pair's difference."""
+    """Return the difference that is found with probability POWER, in standard deviations of a pair's difference."""
     return detectable_shift(lambda shift: _power(shift, level, pairs))
 
 
 def seeds_of(name: str) -> range:
-    """Return the seeds of a trial, which are the same at each call.
+    """Return the seeds of a trial. They are the same in each call.
 
-    Each trial has different seeds, so that no earlier decision has used their luck.
+    Different trials have different seeds, so that earlier decisions cannot have benefited from the luck of these seeds.
     """
     first = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
     return range(first, first + MOST_PAIRS)
 
 
 def _scaled(deviations: float) -> float:
-    """Convert deviations of one run over seeds into deviations of the difference between the two runs of a pair."""
+    """Convert standard deviations of one run over seeds into standard deviations of a pair's difference."""
     return deviations / math.sqrt(2)
 
 
 @cache
 def _power(shift: float, level: float, pairs: int) -> float:
-    """Return the probability of finding a difference of `shift` deviations of a pair's difference (noncentral t)."""
+    """Return the probability of finding a difference of `shift` standard deviations of a pair's difference.
+
+    The distribution is a noncentral t.
+    """
     critical = student_quantile(1 - level, pairs - 1)
     return 1 - float(special.nctdtr(pairs - 1, shift * math.sqrt(pairs), critical))

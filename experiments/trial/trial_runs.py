@@ -1,8 +1,8 @@
 """The runs of a trial: one step and a short run of both commits, then pairs of runs until the rule ends the trial.
 
 A `probe` trains one step. It shows whether the change breaks training, how many steps the commit plans, and on which
-tokens it measures its loss. If the bits of the probes are equal, a `short` run trains a few steps from the beginning to
-the end of the schedule. The runs of a pair have the same seed.
+tokens it measures its loss. If the bits of the probes are equal, each side trains a `short` run, which goes through the
+complete schedule in a few steps. The runs of a pair have the same seed.
 """
 
 import json
@@ -40,7 +40,7 @@ SHORT_STEPS = 16
 
 
 def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> list[str]:
-    """Return lines for --dry-run with the rule and the cost of a trial. Raise BadInput as `rule_of`."""
+    """Return lines for --dry-run with the rule and the cost of a trial. Raise BadInput as `rule_of` does."""
     number, rule = rule_of(read_trials(FOLDER), trial.name, pairs)
     run, most_runs = load_run(trial.run, ()), 2 * rule.looks[-1]
     plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train))
@@ -56,14 +56,14 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
 
 
 def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], int]:
-    """Train the runs that the verdict needs, and return a function that shows it and returns its exit status.
+    """Train the runs that the verdict needs. Return a function that shows the verdict and returns its exit status.
 
     Raise BadInput if a run fails, or if the losses cannot be compared.
     """
-    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the repository around the checkouts is another commit
+    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the surrounding repository is at another commit
     table = TrialTable(trial=trial, notes=trial.notes())
     try:
-        pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, whole=False))
+        pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, ends_run=False))
         check_measured(trial, ["probe"])
         base = trial.directory("base", "probe") / RESOLVED
         steps = {side: recorded_number(trial.directory(side, "probe") / RESOLVED, "steps") for side in SIDES}
@@ -97,7 +97,10 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
 
 
 def recorded_number(path: Path, name: str) -> int:
-    """Return a whole number above 0 that a run has recorded as KEY or SECTION.KEY. Raise BadInput if it has not."""
+    """Return a whole number above 0 that a run has recorded as KEY or SECTION.KEY.
+
+    Raise BadInput if the record has no such number.
+    """
     section, _, key = name.rpartition(".")
     record = read_json(path)
     values = record.get(section) if section else record
@@ -106,7 +109,7 @@ def recorded_number(path: Path, name: str) -> int:
         raise BadInput(
             f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; the code of this commit wrote it"
         )
-    return int(number)  # type: ignore[arg-type]  # the check has found that it is a number
+    return int(number)  # type: ignore[arg-type]  # the check above shows that it is a number
 
 
 def short_steps(steps: int) -> int:
@@ -115,7 +118,7 @@ def short_steps(steps: int) -> int:
 
 
 def describe_same_bits(short: int, steps: int) -> str:
-    """Return a verdict that claims only what was compared: `short` steps of a run that has `steps`."""
+    """Return a verdict of equal bits. It claims only what was compared: `short` of the run's `steps` steps."""
     equal = "same bits: equal weights, moments and validation losses"
     if short == steps:
         return f"{equal} after the whole run of {steps:,} steps"
@@ -148,17 +151,17 @@ def describe_lengths(trial: Trial, steps: Mapping[str, int]) -> Iterator[str]:
 
 
 def _targets(
-    trial: Trial, name: str, steps: Mapping[str, int], changes: dict[str, Any], *, whole: bool = True
+    trial: Trial, name: str, steps: Mapping[str, int], changes: dict[str, Any], *, ends_run: bool = True
 ) -> list[Target]:
-    """Write the run directory of each side, with changes of train.json, and return the targets.
+    """Write the run directory of each side, with the `changes` of train.json, and return the targets.
 
-    `steps` has the target step of each side. If not `whole`, the run does not end there.
+    `steps` has the target step of each side. If `ends_run` is false, the run has another step after it.
     """
     targets = []
     for side in SIDES:
         directory, sections = trial.directory(side, name), trial.sections[side]
         write_run_directory(directory, sections | {"train": sections["train"] | changes})
-        last_step = steps[side] + (not whole)
+        last_step = steps[side] + (not ends_run)
         targets.append(Target(directory, last_step, steps[side], validates=True, code=CODE / trial.trees[side]))
     return targets
 
@@ -193,7 +196,7 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 
 
 def _show(trial: Trial, table: TrialTable) -> int:
-    """Print and write the table and its record, which is the last line, and return the verdict's exit status."""
+    """Print and write the table and its record, and return the verdict's exit status. The record is the last line."""
     base, candidate = trial.revisions.values()
     show_results(table.text, table.record, trial.output, TRIAL, f"{candidate} against {base} on {trial.run}")
     show(json.dumps(table.record()))

@@ -1,4 +1,4 @@
-"""The table of a trial, with loss, time and memory of both commits: printed, as Markdown and as JSON."""
+"""The table of a trial, with loss, time and memory of both commits. It is printed and written as Markdown and JSON."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict, assu
 
 RATIO_DIGITS = 3
 ALIGNED = ("left", "right", "right", "left")
-# For each row: title, key in the record, index in SideRun, unit, and digits.
+# Each row has a title, a key in the record, an index in SideRun, a unit, and a number of digits.
 ROWS = (
     ("validation loss", "loss_difference", 0, 1.0, LOSS_DIGITS),
     ("ms per step", "step_time_ratio", 1, 1e-3, 1),
     ("peak memory, MB", "memory_ratio", 2, 1e6, 1),
 )
-# A run's final loss in nats per token, infinite if it diverged; median seconds of a step; and peak memory in bytes.
+# A run's final loss in nats per token (infinite if it diverged), median seconds per step, and peak memory in bytes
 SideRun = tuple[float | None, float | None, float | None]
 
 
@@ -31,15 +31,15 @@ class TrialTable:
 
     trial: Trial
     notes: Sequence[str]
-    number: int = 0  # among the project's trials; 0 if the trial needs no pairs
+    number: int = 0  # the trial's number among all trials of the project; 0 if the trial needs no pairs
     rule: TrialRule | None = None
-    pairs: Sequence[Sequence[SideRun]] = ()  # each has the run of the base and that of the candidate
-    compared_steps: int | None = None  # if the bits are the same: steps of the runs that were compared
-    steps: int | None = None  # if the bits are the same: steps of the complete run
+    pairs: Sequence[Sequence[SideRun]] = ()  # each pair is the run of the base and the run of the candidate
+    compared_steps: int | None = None  # only if the bits are the same: number of steps of the compared runs
+    steps: int | None = None  # only if the bits are the same: number of steps of the complete run
     judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
 
     def judge(self) -> TrialVerdict | None:
-        """Return the verdict on the pairs at a look, or None if the rule needs more pairs."""
+        """Return the verdict on the pairs, or None if the rule needs more pairs."""
         assert self.rule is not None
         for side, verdict in enumerate(("cannot tell", "worse")):
             if diverged := sum(pair[side][0] == math.inf for pair in self.pairs):
@@ -93,9 +93,9 @@ class TrialTable:
         }
 
     def _values(self, number: int) -> list[tuple[float, float]]:
-        """Return one value of the base and the candidate for each pair in which both are known and finite.
+        """For each pair, return a value of the base and the candidate; `number` is the index of this value in SideRun.
 
-        `number` is the index of the value in SideRun.
+        A pair is skipped unless both values are known and finite.
         """
         pairs = ((base[number], candidate[number]) for base, candidate in self.pairs)
         return [
@@ -103,7 +103,7 @@ class TrialTable:
         ]
 
     def _intervals(self) -> dict[str, Interval | None]:
-        """Return the difference of the loss, and the geometric means of the ratios of time and memory."""
+        """Return intervals of the loss difference, and of the geometric mean ratios of time and memory."""
         intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgement.difference}
         for _, key, number, *_ in ROWS[1:]:
             intervals[key] = None

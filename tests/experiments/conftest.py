@@ -13,7 +13,7 @@ MakeLadder = Callable[..., Path]
 
 @pytest.fixture
 def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> MakeSweep:
-    """Return a function that writes a sweep file for a tiny base. Keywords are keys of the file."""
+    """Return a function that writes a sweep file for a tiny base. Its keyword arguments are keys of the file."""
 
     def make(base: Path | None = None, **keys: Any) -> Path:
         levers = {"train.learning_rate": [0.01, 0.05]}
@@ -26,7 +26,7 @@ def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> MakeSweep:
 
 @pytest.fixture
 def make_ladder(make_run: Callable[..., Path], tmp_path: Path) -> MakeLadder:
-    """Return a function that writes a ladder file for a tiny target. Keywords are keys of the file."""
+    """Return a function that writes a ladder file for a tiny target. Its keyword arguments are keys of the file."""
 
     def make(target: Path | str | None = None, **keys: Any) -> Path:
         values = {

@@ -1,4 +1,4 @@
-"""experiment.py as a process: killed, stopped, over budget or run by hand, it gives the same results."""
+"""experiment.py as a process: it gives the same results if it is killed, stopped, over budget or run by hand."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LONG = {"train.max_epochs": 999, "train.min_train_tokens": 100_000 * 8 * 32, "tr
 
 
 def words(file: Path, arguments: tuple[object, ...]) -> list[str]:
-    """Return the command line of an experiment. The file is named for the command."""
+    """Return the command line of an experiment. The file has the name of the command."""
     return [file.stem, str(file), *map(str, arguments), "--device", "cpu"]
 
 
@@ -44,14 +44,14 @@ def finish(file: Path, *arguments: object) -> str:
 
 
 def start_until(file: Path, steps_logged: int, *arguments: object, directory: Path | None = None) -> launch.Process:
-    """Start an experiment, and return when its runs have logged `steps_logged` steps or it has ended."""
+    """Start an experiment. Return as soon as its runs have logged `steps_logged` steps, or it has ended."""
     process = launch.start(SCRIPT, *words(file, arguments))
     launch.wait_until(lambda: steps(directory or file.with_suffix("")) >= steps_logged or process.poll() is not None)
     return process
 
 
 def steps(directory: Path, run: str = "*") -> int:
-    """Return the number of steps that all runs have logged, including repeated ones."""
+    """Return the number of steps that all runs have logged, including repeated steps."""
     return sum(path.read_text().count("train_loss") for path in directory.glob(f"{run}/metrics.jsonl"))
 
 
@@ -60,7 +60,7 @@ def results(directory: Path) -> dict[str, bytes]:
 
 
 def kill(process: launch.Process, *, with_jobs: bool) -> None:
-    """Kill experiment.py. Without `with_jobs`, its jobs are not killed and save a checkpoint."""
+    """Kill experiment.py. Unless `with_jobs` is set, its jobs are not killed, but save a checkpoint."""
     pids = process.children() if with_jobs else []
     for pid in [process.pid, *pids]:
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Configurations of every stock class. Each option that a class can compute is set at least once."""
+"""Configurations for every stock class. Each option that a class supports is set at least once."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("NanoChatForCausalLM", NANOCHAT | {"activation": "gelu_tanh", "tie_weights": True, "mlp_width": 100}),
     ("GPT2LMHeadModel", {"activation": "gelu"}),
 ]
-# Networks for tests that do not depend on stock classes; together, they have all options
+# Networks for tests that do not depend on stock classes. Every option is used by at least one of them.
 MODERN: dict[str, ModelConfig] = {
     "NanoChat": attrs.evolve(SMALL, **NANOCHAT, logit_softcap=2.0, n_kv_heads=2),
     "Qwen3": attrs.evolve(SMALL, **QWEN3, mlp_width=100, n_kv_heads=1),

@@ -1,4 +1,4 @@
-"""Named axes: every parameter of every network has them, and they determine its shape."""
+"""Named axes: every parameter of every network has named axes, and these determine its shape."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_axes_have_the_shape_of_the_parameter(config: ModelConfig) -> None:
 
 
 def test_axes_name_the_dimensions_of_the_network() -> None:
-    config = MODERN["NanoChat"]  # it has fewer key-value heads
+    config = MODERN["NanoChat"]  # this network has fewer key-value heads than query heads
     queries, keys = (heads * config.head_width for heads in config.qkv_heads[:2])
     assert keys < queries
     heads, kv_heads, _ = config.qkv_heads

@@ -16,7 +16,7 @@ PUBLISHED_PARAMETERS = {"124M": 124_439_808, "350M": 354_823_168, "774M": 774_03
 
 
 @pytest.mark.parametrize("size", PUBLISHED_PARAMETERS)
-def test_parameter_counts_equal_published_ones(size: str) -> None:
+def test_parameter_counts_equal_published_counts(size: str) -> None:
     assert parameter_count(GPT2_SIZES[size]) == PUBLISHED_PARAMETERS[size]
 
 
@@ -54,7 +54,8 @@ def test_flops_per_token_of_a_modern_block() -> None:
     )
     # Per block: queries 768 x 768, keys and values 768 x 256 each, output 768 x 768, three MLP matrices 768 x 2048
     matrices = 12 * (2 * 768 * 768 + 2 * 768 * 256 + 3 * 768 * 2048) + 50_257 * 768
-    assert flops_per_token(config) == 6 * matrices + 12 * 12 * 768 * 1024  # the scores of all 12 query heads
+    # The second term is for the scores of all 12 query heads.
+    assert flops_per_token(config) == 6 * matrices + 12 * 12 * 768 * 1024
 
 
 def test_flops_per_token_of_gpt2_small() -> None:

@@ -15,7 +15,7 @@ from tests.model.test_naming import network as noisy
 
 
 def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()) -> list[int]:
-    """Return the new ids of a text, without the id that ends it."""
+    """Return the new token ids of a text, without the id that ends the text."""
     drawn_tokens = draw(Prefix(model), prompt, count, sampling, stop)
     return [drawn.token for drawn in drawn_tokens if drawn.finish != "stop"]
 
@@ -35,7 +35,7 @@ def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool
     model = network(SMALL)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(5)  # logits are far apart, and the text has many different tokens
+            parameter.mul_(5)  # now logits are far apart, and the text has many different tokens
     expected = uncached(model, [3, 1, 4, 1, 5], 43, sampling)
     if laid_out:
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -76,7 +76,7 @@ def test_narrowest_sampling_is_greedy(narrow: Sampling) -> None:
         (Sampling(top_p=0.71), [0, 0.4, 0.2, 0.3]),
         (Sampling(top_p=0.41), [0, 0.4, 0, 0.3]),
         (Sampling(top_p=0.39), [0, 0.4, 0, 0]),
-        (Sampling(top_k=3, top_p=0.75), [0, 0.4, 0.0, 0.3]),  # 0.4 and 0.3 are 0.78 of the three candidates
+        (Sampling(top_k=3, top_p=0.75), [0, 0.4, 0.0, 0.3]),  # 0.4 and 0.3 are 78% of the sum for three candidates
     ],
 )
 def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling, probabilities: list[float]) -> None:
@@ -111,7 +111,7 @@ def test_damaged_weights_and_empty_prompts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("config", [*slow(SMALL), MODERN["NanoChat"]], ids=["learned", "rope"])
-def test_reused_prefix_gives_the_logits_of_a_new_one(config: ModelConfig) -> None:
+def test_reused_prefix_gives_the_logits_of_a_new_prefix(config: ModelConfig) -> None:
     model = noisy(config)
     prefix, text = Prefix(model), [n * n % 50 for n in range(31)]
     for tokens in (text[:20], text, text[:9], [*text[:9], *text[3:30]], text[::-1], [7] * 130, [7] * 40, text[:1]):

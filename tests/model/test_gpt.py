@@ -24,7 +24,7 @@ def network(config: ModelConfig, seed: int = 1) -> GPT:
     return model
 
 
-def test_tokens_do_not_see_later_ones() -> None:
+def test_tokens_do_not_see_later_tokens() -> None:
     model = network(SMALL)
     tokens = torch.randint(SMALL.vocab_size, (1, 48))
     changed = tokens.clone()

@@ -1,4 +1,4 @@
-"""The training loss: its value, by sequence and in chunks, and the backward pass of recomputed blocks."""
+"""The training loss: its value for a batch, by sequence and in chunks, and the backward pass of recomputed blocks."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Weights of other programs give the same network, and can be converted back to Hugging Face's names."""
+"""Weights with the names of other programs give the same network."""
 
 import re
 
@@ -25,7 +25,7 @@ TOKENS = torch.randint(SMALL.vocab_size, (3, SMALL.context_length), generator=to
 
 
 def network(config: ModelConfig) -> GPT:
-    """Return a network whose biases and gains are not the initial zeros and ones, which would hide mistakes."""
+    """Return a network with random biases and gains, because the initial zeros and ones would hide mistakes."""
     model = GPT(config).eval()
     initialize(model, 1)
     generator = torch.Generator().manual_seed(2)
@@ -41,14 +41,14 @@ def plain_of(model: GPT) -> dict[str, Tensor]:
 
 
 def hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as in the Hub's GPT-2 files: without the prefix of the class, with causal masks."""
+    """Return weights as GPT-2's files on the Hub have them: without the prefix of the class, and with causal masks."""
     state = {name.removeprefix("transformer."): value for name, value in to_stock(plain, config).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 4, 4) for layer in range(config.n_layers)}
     return state | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4)}
 
 
 def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as a compiled nanoGPT saves them: in nn.Linear's layout, and always with a head."""
+    """Return weights as a compiled nanoGPT saves them: in the layout of nn.Linear, and always with a head."""
     state = to_stock(plain, config)
     for name, value in state.items():
         if re.search(r"c_(attn|proj|fc)\.weight", name):
@@ -58,7 +58,7 @@ def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 
 def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as OpenAI released them. A head, which they never had, is stored in the same way."""
+    """Return weights as OpenAI released them. OpenAI's weights never had a head; here, it is stored in the same way."""
     state = {}
     for name, value in to_stock(plain, config).items():
         module, _, leaf = name.removeprefix("transformer.").rpartition(".")

@@ -1,4 +1,7 @@
-"""Tensor shards: loss and gradients equal the plain network's, and cover each parameter; dropout; refused networks."""
+"""Tensor shards: loss and gradients equal those of the plain network, and shards cover every parameter.
+
+Other tests are on dropout and on networks that shards refuse.
+"""
 
 from functools import partial
 from itertools import product
@@ -41,7 +44,7 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
 
 
 def in_shards(plain_network: GPT, shards: int, **options: Any) -> ShardedLoss:
-    """Return all shards of a network in this process, with the weights of the network."""
+    """Return all shards of a network, with the network's weights, in this process."""
     network = ShardedGPT(plain_network.config, ShardExchange(shards=shards, local_shards=range(shards)))
     parts = {
         name: part_of(plain_network.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()
@@ -149,13 +152,13 @@ OPTION_VALUES: list[Any] = [
 
 
 def changed_configurations() -> dict[str, ModelConfig]:
-    """Return configurations that differ from GPT-2's or NanoChat's in one option, for each value that it accepts."""
+    """Return configurations that differ from GPT-2's or NanoChat's in one option, with every value that it accepts."""
     starts, configurations = {"GPT-2": SMALL, "NanoChat": MODERN["NanoChat"]}, {}
-    options = [name for name in attrs.fields_dict(ModelConfig) if name != "drop_rate"]  # another test is on dropout
+    options = [name for name in attrs.fields_dict(ModelConfig) if name != "drop_rate"]  # dropout has its own test
     for (start, config), option, value in product(starts.items(), options, OPTION_VALUES):
         try:
             changed = attrs.evolve(config, **{option: value})
-        except ValueError:  # not a value of this option, or it contradicts another option
+        except ValueError:  # the value is invalid for this option, or contradicts another option
             continue
         if changed != config and not indivisible_sizes(changed, 2):
             configurations[f"{start}, {option} {value}"] = changed
@@ -175,7 +178,10 @@ def test_every_option_has_the_same_loss_in_shards(monkeypatch: pytest.MonkeyPatc
 
 
 def parallel_forward(block: Block, x: Any, rotation: Any = None, cache: Any = None) -> Any:
-    """Compute a block whose attention and MLP read the same input, as in GPT-J: an example of a new option."""
+    """Compute a block in which attention and MLP read the same input, as in GPT-J.
+
+    This is an example of a new option.
+    """
     attention = block.attention(block.attention_norm(x), rotation, cache)
     return 0.5 * x + block.attention_dropout(attention) + block.mlp_dropout(block.mlp(block.mlp_norm(x)))
 

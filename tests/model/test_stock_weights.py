@@ -1,4 +1,7 @@
-"""Exported weights are the same network in transformers, in every logit and in cached generation, and import again."""
+"""Exported weights give the same network in transformers, and can be imported again.
+
+All logits are equal, and so are the tokens of generation with a cache.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ def test_stock_class_computes_the_same_logits_and_tokens(name: str, options: dic
         generated = stock_model.generate(prompt, max_new_tokens=43, do_sample=False, eos_token_id=None, pad_token_id=0)
     stock_model.save_pretrained(tmp_path / "stock", max_shard_size="50KB")
     assert (tmp_path / "stock" / "model.safetensors.index.json").is_file()
-    imported = load_foreign(tmp_path / "stock", None)  # from shards
+    imported = load_foreign(tmp_path / "stock", None)  # the export consists of several files
     with torch.no_grad():
         assert (imported(TOKENS) - logits).abs().max() < 1e-5
     assert stock_class(imported.config).name == name  # it can be exported again

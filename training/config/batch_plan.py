@@ -1,4 +1,4 @@
-"""The batch plan of a run: batches, steps, tokens, epochs and FLOPs, from only its configuration and the world size."""
+"""The batch plan of a run: batches, steps, tokens, epochs and FLOPs, calculated from configuration and world size."""
 
 import math
 from collections.abc import Mapping
@@ -19,20 +19,21 @@ from training.schedule import Schedule
 MOST_SEQUENCES = 1 << 30  # in a global batch
 NEARLY_BEST = 0.9  # micro-batches with at least this fraction of the best balance are acceptable
 DIVISORS_SHOWN = 24
-MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
-VALIDATION_SHARE = 1 / 3  # time of a validated token / time of a trained one; validation has only a forward pass
+MOST_STEPS = 99_999_999  # the step in a checkpoint's name has eight digits
+# Time to validate a token, relative to the time to train on a token. Validation has only a forward pass.
+VALIDATION_SHARE = 1 / 3
 
 
 @attrs.frozen
 class SourcePlan:
-    """How much of one dataset a run reads."""
+    """The part of a dataset that a run reads."""
 
     dataset: str
     windows: int | None  # in one epoch; None if the token files are not available
-    sequences: int  # windows that the run reads; a window that is read twice counts twice
+    sequences: int  # windows that the run reads; if it reads a window twice, the window counts twice
 
     def epochs(self, sequences: int) -> float | None:
-        """Return a number of windows in epochs; None if the length of an epoch is not known."""
+        """Convert a number of windows to epochs. Return None if the length of an epoch is not known."""
         if sequences == 0:
             return 0.0
         return None if self.windows is None else sequences / self.windows
@@ -40,7 +41,7 @@ class SourcePlan:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The arithmetic of a run at a given world size."""
+    """The sizes of a run at a given world size: its batches, steps and datasets."""
 
     layout: Layout
     steps: int
@@ -58,7 +59,7 @@ class Plan:
         return self.steps * self.tokens_per_step
 
     def read_until(self, step: int) -> list[dict[str, Any]]:
-        """Return the tokens and epochs of each dataset in the first `step` steps."""
+        """Return the tokens and epochs that the first `step` steps read from each dataset."""
         counts = self.mixture.counts(step * self.layout.global_batch_size)
         return [
             {"dataset": source.dataset, "tokens": count * self.layout.context_length, "epochs": source.epochs(count)}
@@ -71,10 +72,10 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a run: layout, steps, mixture and schedule.
 
-    `lengths` has the number of tokens in each dataset's train stream, by the dataset's name and in order; None means
-    that it is not known. Raises BadInput if
+    `lengths` maps the name of each dataset, in order, to the number of tokens in its train stream, or to None if that
+    number is not known. Raises BadInput if
 
-    - `derive_layout` does;
+    - the global batch cannot be distributed over the ranks (`derive_layout`);
     - `min_train_tokens` is null, and the stream's length is not known or too short for one step;
     - the run has more steps than a checkpoint's name can hold;
     - the run needs more than `max_epochs` of a dataset.
@@ -150,9 +151,9 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
 
 
 def count_due(first: int, last: int, *intervals: int) -> int:
-    """Count the steps from first to last, both included, at which something happens that runs at intervals.
+    """Count the steps, from `first` to `last` inclusive, at which a task is due that runs at intervals.
 
-    These are the multiples of any interval, of which there are at most two, and always the last step.
+    The task is due at every multiple of any of the intervals, of which there may be one or two, and at the last step.
     """
     assert 1 <= first <= last + 1
     multiples = sum(last // interval - (first - 1) // interval for interval in intervals)
@@ -162,7 +163,10 @@ def count_due(first: int, last: int, *intervals: int) -> int:
 
 
 def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> list[int]:
-    """Return the micro-batch sizes up to `largest`, ascending, that divide a batch evenly over ranks, or nearly so."""
+    """Return the micro-batch sizes, up to `largest`, that divide a batch evenly or almost evenly over the ranks.
+
+    They are in ascending order.
+    """
     share = batch // ranks if batch % ranks == 0 else batch
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     sizes = {size for size in (*small, *(share // size for size in small)) if size * ranks <= batch}
@@ -172,7 +176,7 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
 
 
 def factors(layout: Layout, tensor_size: int) -> str:
-    """Return a text with the factors of a global batch. `tensor_size` ranks at a time read the same sequences."""
+    """Return a text with the factors of a global batch. Groups of `tensor_size` ranks read the same sequences."""
     size, ranks = layout.microbatch_size, f"world size {tensor_size * layout.data_parallel_size}"
     ranks += f" / tensor_parallel {tensor_size}" if tensor_size > 1 else ""
     if layout.even:
@@ -181,9 +185,9 @@ def factors(layout: Layout, tensor_size: int) -> str:
 
 
 def describe_balance(layout: Layout) -> list[str]:
-    """Return a line on the load of ranks that have unequal work, and on a better micro-batch size.
+    """If the ranks have unequal work, return a line about their load and a better micro-batch size.
 
-    The list is empty if all ranks have the same work.
+    The list is empty if all ranks have the same amount of work.
     """
     if layout.even:
         return []
@@ -234,7 +238,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
 def _count_steps(
     train: TrainConfig, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]
 ) -> int:
-    """Return the number of steps of a run. Raises BadInput if it is not known yet, 0, or too large."""
+    """Return the number of steps of a run. Raises BadInput if this number is not known yet, is 0, or is too large."""
     data, tokens_per_step = train.data, layout.global_batch_size * layout.context_length
     if data.min_train_tokens is not None:
         steps = -(-data.min_train_tokens // tokens_per_step)

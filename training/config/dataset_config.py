@@ -11,7 +11,7 @@ from common.json_files import is_number
 from common.text import quoted
 from tokens.batches.mixture import to_shares
 
-MOST_STAGES = 512  # in a list of datasets, all entries together
+MOST_STAGES = 512  # largest total number of stages in a list of datasets
 # The accepted values of `dataset`, as errors and the table of keys describe them
 DATASET_VALUES = 'a non-empty string, or a list of {"dataset": NAME, "weight": NUMBER}'
 
@@ -29,9 +29,9 @@ _WEIGHT_ROW = KeyRow(
 
 
 def _read_weight(value: Any) -> Stages:
-    """Return the stages of a weight as pairs (first step, weight), of which the first starts at step 0.
+    """Return the stages of a weight as pairs (first step, weight). The first stage starts at step 0.
 
-    `value` is either a single weight above 0 or a list of such pairs. Raises ValueError if it is neither.
+    `value` is a single weight above 0, or already a list of such pairs. Raises ValueError if it is neither.
     """
     if is_number(value) and value > 0:
         return ((0, value),)
@@ -55,7 +55,8 @@ def _read_weight(value: Any) -> Stages:
 def normalize_dataset(value: Any) -> Any:
     """Return a value of `dataset` in the form in which runs record it.
 
-    Weights are floats, and a single stage is replaced by its weight. An invalid value is returned unchanged.
+    In this form, weights are floats, and a list with a single stage is replaced by the weight of that stage. An invalid
+    value is returned unchanged.
     """
     try:
         parts = read_parts(value)
@@ -70,14 +71,14 @@ def normalize_dataset(value: Any) -> Any:
 
 @attrs.frozen
 class DatasetPart:
-    """One entry of `dataset`, if that is a list."""
+    """One entry of `dataset`, if `dataset` is a list."""
 
     dataset: str = attrs.field(validator=_NAME, metadata={KeyRow: _DATASET_ROW})
     weights: Stages = attrs.field(converter=_read_weight, alias="weight", metadata={KeyRow: _WEIGHT_ROW})
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
-    """Return the datasets of a value of `dataset`. Raises ValueError if the value is invalid."""
+    """Return the entries of a value of `dataset`. Raises ValueError if the value is invalid."""
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:
@@ -105,9 +106,10 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
 
 
 def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return pairs (first step, shares in whole numbers), one for each step at which a weight changes.
+    """Return a pair (first step, shares of the datasets) for each step at which a weight changes.
 
-    Raises ValueError if all weights of a step are 0, or if they have too many digits to be whole numbers.
+    The shares are integers in the ratio of the weights. Raises ValueError if all weights of a step are 0, or if they
+    have too many digits to be converted to integers.
     """
     stages = []
     for step in sorted({first_step for part in parts for first_step, _ in part.weights}):

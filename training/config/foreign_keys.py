@@ -11,7 +11,7 @@ from common.other_programs import ForeignKey, foreign_keys
 from common.output import Notice, note
 from common.text import nearest
 
-# Keys of train.json that are no longer read, and why
+# Keys of train.json that are no longer read, with the reason
 _REMOVED_KEYS = dict.fromkeys(
     ("on_spike", "spike_window", "spike_zscore"), "only steps whose loss or gradient is not finite are skipped"
 )
@@ -20,8 +20,8 @@ _REMOVED_KEYS = dict.fromkeys(
 def hint(section: str, key: str, value: Any, rows: KeyRows, *, overridden: bool) -> str:
     """Return advice for an unknown key.
 
-    It names the key that was probably meant, if the name belongs to the other file or to another program. Otherwise it
-    names the nearest known key.
+    If the name belongs to the other file or to another program, the advice names the key that was probably meant.
+    Otherwise, it names the known key with the most similar name.
     """
     misplaced = next((ForeignKey(f"{name}.{key}", "") for name, keys in rows.items() if key in keys), None)
     counterpart = misplaced or foreign_keys(rows).get(key)
@@ -41,8 +41,8 @@ def translate(
 ) -> list[Notice | str]:
     """Replace gpjt's older spellings in `model` and `train`, and return a notice for each of them.
 
-    `rows` are the rows of the keys of train.json. They are read in order, because microbatch_size must be known before
-    the keys that are converted with it. Raises BadInput if an old and a new key contradict each other, and for `moe`.
+    `rows` has the row of each key of train.json. They are read in order, because microbatch_size must be known before
+    other keys are converted with it. Raises BadInput if an old and a new key contradict each other, or if `moe` is set.
     """
     file = files["train"]
     removed_keys = [key for key in _REMOVED_KEYS if train.pop(key, None) is not None]

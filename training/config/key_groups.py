@@ -1,8 +1,8 @@
 """The keys of `train.json`, in groups: the type, default, check, meaning and other names of each key.
 
-`train.py --keys` prints the texts in this file, and tests compare the tables in docs/ with them. Keys are spelled as in
-the file. Keys that gpjt/ddp-base-model-from-scratch also has keep its names and defaults, so its run directories mean
-the same here.
+`train.py --keys` prints the texts in this file, and tests compare the tables in docs/ with them. Keys have the same
+names as in the file. If gpjt/ddp-base-model-from-scratch has a key, too, then its name and default are the same, so its
+run directories have the same meaning here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from common.text import either, quoted
 from training.config.dataset_config import DATASET_VALUES, DatasetPart, normalize_dataset, read_parts
 from training.schedule import DECAYS
 
-# Schedules that gpjt's run directories state as booleans. A run records the boolean.
+# In gpjt's run directories, these schedules are booleans, and a run records the boolean.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
-LARGEST_RATE = 1e30  # largest learning rate that torch can hold in fp32, even divided by a bias correction
+LARGEST_RATE = 1e30  # such a learning rate fits into fp32 even after it is divided by Adam's bias correction
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
     "adamw": "AdamW",
@@ -45,7 +45,7 @@ _BUCKET = ValueCheck(
 
 
 def _microbatch_size_from_minibatch_size(size: Any, file_values: Mapping[str, Any]) -> Any:
-    """Return gpjt's minibatch_size, which is our microbatch_size; raise ValueError if the file has two values."""
+    """Return gpjt's minibatch_size, which is our microbatch_size. Raise ValueError if both keys differ in the file."""
     if file_values.get("microbatch_size", size) != size:
         raise ValueError(
             f"got {quoted(size)}, wanted the value of microbatch_size, because it is the old name of that key; remove "
@@ -267,7 +267,7 @@ class OptimizationOptions:
 
     @property
     def group_learning_rates(self) -> dict[str, float]:
-        """The peaks that are set, by the group's name in training/optimizers/update_rule.py.
+        """The peak learning rates that are set, by the group's name in training/optimizers/update_rule.py.
 
         All other groups use `learning_rate`.
         """
@@ -314,7 +314,7 @@ class ValidationOptions:
     validation_interval: int | None = key_field(
         optional(integer(1)),
         500,
-        meaning="steps between validations; checkpoints are also validated, except one that a signal caused; null: "
+        meaning="steps between validations; every checkpoint is also validated, unless a signal caused it; null: "
         "never validate",
         similar={"in steps": "eval_interval eval_steps eval_every"},
         plumbing=True,

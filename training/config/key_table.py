@@ -30,7 +30,7 @@ def _table_rows(fields: Iterable["attrs.Attribute[Any]"]) -> Iterator[str]:
 
 
 def explanation(field: "attrs.Attribute[Any]") -> str:
-    """Return the meaning of a key, followed by its recommended value and its older name if it has them."""
+    """Return the meaning of a key, followed by its recommended value and its older name if there are any."""
     row = row_of(field)
     recommended = [] if row.recommended is None else [f"recommended: {json.dumps(row.recommended)}"]
     return "; ".join([row.meaning, *recommended, *([] if row.older is None else [f"older name: {row.older.name}"])])

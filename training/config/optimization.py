@@ -12,10 +12,10 @@ from training.schedule import DECAYS, Schedule
 
 
 def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
-    """Return the learning-rate schedule of a run of this many steps. Periods are rounded down to whole steps."""
+    """Return the learning-rate schedule of a run with this number of steps. Periods are rounded down to whole steps."""
 
     def share(percent: float) -> int:
-        return int(steps * Fraction(repr(percent)) // 100)  # exact; in floats, 2.3% of 1,000 steps would be 22
+        return int(steps * Fraction(repr(percent)) // 100)  # exact; with floats, 2.3% of 1,000 steps would be 22
 
     warmup_steps, decay = share(options.warmup_period_percent), options.decay
     if decay is None:
@@ -95,7 +95,7 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
 
 
 def describe_optimizer(options: OptimizationOptions) -> str:
-    """Return the optimizer and Muon's settings, for the description of a run."""
+    """Describe the optimizer and Muon's settings. The text is part of the description of a run."""
     description = OPTIMIZERS[options.optimizer]
     if options.optimizer == "muon":
         steps = options.muon_momentum_warmup_steps
@@ -106,13 +106,13 @@ def describe_optimizer(options: OptimizationOptions) -> str:
 
 
 def describe_group_rates(options: OptimizationOptions) -> str | None:
-    """Return the peak learning rates by group, for the description of a run; None if all groups have the same rate."""
+    """Describe the peak learning rate of each group, or return None if all groups have the same rate."""
     rates = [f"{group} {rate:g}" for group, rate in options.group_learning_rates.items()]
     return f"{', '.join(rates)}, all others {options.learning_rate:g}; on the same schedule" if rates else None
 
 
 def describe_schedule(schedule: Schedule) -> str:
-    """Return the phases of a learning-rate schedule in steps, for the description of a run."""
+    """Describe the phases of a learning-rate schedule in steps. The text is part of the description of a run."""
     if schedule.decay is None:
         return f"constant learning rate {schedule.peak:g}"
     warmup = f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "

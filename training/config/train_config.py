@@ -31,14 +31,14 @@ from training.config.key_groups import (
 )
 from training.config.optimization import optimization_problems
 
-SET_OPTION = "--set"  # the `where` of a problem that an override causes
+SET_OPTION = "--set"  # if an override causes a problem, this is the problem's `where`
 MOST_UNKNOWN = 5  # an error names at most this many unknown keys of a file
 _EXPECTED_FILES = "a run directory holds model.json and train.json, each a JSON object"
 
 
 @attrs.frozen(kw_only=True)
 class TrainConfig:
-    """The keys of `train.json`: grouped here, but flat in the file and in every record of a run."""
+    """The keys of `train.json`. They are grouped here, but flat in the file and in every record of a run."""
 
     data: DataOptions
     batch: BatchOptions
@@ -70,16 +70,17 @@ class TrainConfig:
         plumbing=True,
     )
 
-    # These three serve error messages.
+    # These three fields are only used in error messages.
     file: Path = attrs.field(default=Path("train.json"), eq=False)  # the file that was read
     explicit_keys: tuple[str, ...] = attrs.field(default=(), eq=False)  # keys that were set, even to their default
-    overridden: tuple[str, ...] = attrs.field(default=(), eq=False)  # keys of --set, also of model.json, in order
+    # The keys of --set, including those of model.json, in order
+    overridden: tuple[str, ...] = attrs.field(default=(), eq=False)
 
     @classmethod
     def from_keys(
         cls, values: Mapping[str, Any], file: Path = Path("train.json"), overridden: Sequence[str] = ()
     ) -> "TrainConfig":
-        """Return flat keys in groups. Raises InvalidValue for a wrong value, and for an unknown or missing key."""
+        """Make a TrainConfig from flat keys. Raises InvalidValue for a wrong value, or an unknown or missing key."""
         remaining, groups = dict(values), {}
         for field in attrs.fields(cls):
             if attrs.has(field.type):
@@ -91,10 +92,10 @@ class TrainConfig:
     def from_record(cls, values: Mapping[str, Any]) -> "TrainConfig":
         """Return the settings of a record that a run wrote with any version of Lockstep; the keys are flat.
 
-        A key that the version did not have gets its default, which is what that version did. A key that has been
-        removed since is left out. A value that is refused today is kept as it was recorded, because the run was trained
-        with it, and a resume or a comparison has to name it. Raises ValueError if a key without a default is missing or
-        wrong.
+        If that version did not have a key, the key gets its default, which is how that version behaved. Keys that have
+        been removed since then are left out. If a recorded value is refused today, it is kept, because the run was
+        trained with it, and errors of a resume or a comparison have to show it. Raises ValueError if a key without a
+        default is missing or wrong.
         """
         current_keys = {key: value for key, value in values.items() if key in KEYS["train"]}
         refused = {
@@ -113,7 +114,7 @@ class TrainConfig:
         return located(problem, self.file, self.explicit_keys, self.overridden)
 
     def flat(self) -> dict[str, Any]:
-        """Return the keys and values as in train.json, in the order in which the keys are defined."""
+        """Return the keys and values as train.json has them, in the order in which the keys are defined."""
         flat: dict[str, Any] = {}
         for name, value in attrs.asdict(self).items():
             flat |= value if isinstance(value, dict) else {name: value}
@@ -123,7 +124,7 @@ class TrainConfig:
         return TrainConfig.from_keys(self.flat() | values, self.file, self.overridden)
 
 
-# The attrs field of each key, by file. The keys of train.json are flat here; their order is that of the definitions.
+# The attrs field of each key, by file. The keys of train.json are flat here, in the order of their definitions.
 KEYS: dict[str, dict[str, Any]] = {"model": dict(attrs.fields_dict(ModelConfig)), "train": {}}
 for _field in attrs.fields(TrainConfig):
     _kind: Any = _field.type
@@ -132,15 +133,15 @@ for _name in ("file", "explicit_keys", "overridden"):
     del KEYS["train"][_name]
 KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for section, keys in KEYS.items()}
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
-# Better than the defaults, which are gpjt's; docs/run-directory.md has the measurements
+# Values that are better than the defaults, which are gpjt's. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# The key of each older name, which gpjt/ddp-base-model-from-scratch used, and the same in both directions
+# The key of each older name, which gpjt/ddp-base-model-from-scratch used. The second mapping has both directions.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
 
 def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of `section`, "model" or "train", in the form in which they are read, defaults included.
+    """Return the keys of `section` ("model" or "train") with their values after reading, including all defaults.
 
     Unknown keys are kept. If a value is wrong, all values are returned unchanged.
     """
@@ -158,7 +159,8 @@ def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]
 def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
     """Return the values that change results by more than rounding, by file and key.
 
-    The seed and plumbing keys are left out. A key that has no effect next to the other values has its default.
+    The seed and plumbing keys are left out. If a key has no effect in combination with the other values, its default is
+    returned.
     """
     values: dict[str, dict[str, Any]] = {"model": attrs.asdict(model), "train": train.flat()}
     for section, key in list(_ineffective_keys(**values)):
@@ -168,7 +170,7 @@ def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
 
 
 def _ineffective_keys(model: Mapping[str, Any], train: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the section and key of each value that has no effect, given the other values."""
+    """Yield the section and key of each value that has no effect in combination with the other values."""
     if model["positions"] != "rope":
         yield "model", "rope_base"
     if model["n_layers"] == 1:
@@ -195,13 +197,13 @@ class Run:
     directory: Path
     model: ModelConfig
     train: TrainConfig
-    notices: tuple[Notice | str, ...]  # a line per translated key, and one on recommended keys that are left out
+    notices: tuple[Notice | str, ...]  # a line for each translated key, and a line about missing recommended keys
 
 
 def load_run(directory: Path, overrides: Sequence[str]) -> Run:
-    """Read a run directory, with the `overrides` of --set.
+    """Read a run directory and apply the `overrides` of --set.
 
-    Raises BadInput with all problems at once, each in a line that names the file and the key.
+    Raises BadInput with all problems at once. Each problem is a line that names the file and the key.
     """
     values = read_files(directory)
     return make_run(directory, directory, values, override(overrides, values))
@@ -222,7 +224,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
 def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Sequence[str]) -> Run:
     """Return the run that these values describe. Older spellings are translated in `values`.
 
-    `source` is the folder that errors name. Raises BadInput with all problems, a line each.
+    `source` is the folder that errors name. Raises BadInput with all problems at once, one line for each.
     """
     if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
         raise BadInput(f"{directory}: the name is not UTF-8, so its checkpoints could not be read; rename the folder")
@@ -262,8 +264,8 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
 def located(problem: Problem, file: Path, explicit_keys: Collection[str], overridden: Sequence[str]) -> Problem:
     """Add to a problem the place where the user set its keys.
 
-    If several keys contradict each other, that is where the last of them was set, because the file was right before
-    --set changed it. `explicit_keys` are the keys of the file and of --set.
+    If several keys contradict each other, this is the place where the last of these keys was set, because the file was
+    valid before --set changed it. `explicit_keys` are the keys of the file and of --set.
     """
     last = next((key for key in reversed(overridden) if key == problem.key or key in problem.other_keys), None)
     if last is None:
@@ -276,7 +278,10 @@ def located(problem: Problem, file: Path, explicit_keys: Collection[str], overri
 
 
 def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for the missing keys of a file, and one for each value that is wrong regardless of the others."""
+    """Yield a problem for the missing keys of a file, and one for each value that is always wrong.
+
+    Contradictions between valid values are checked elsewhere.
+    """
     required = [key for key, field in KEYS[section].items() if field.default is attrs.NOTHING]
     if missing := [key for key in required if key not in values]:
         yield Problem(
@@ -290,7 +295,7 @@ def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _wrong_value(section: str, key: str, value: Any) -> Problem | None:
-    """Return the problem with a known key's value, regardless of the other values; None if there is none."""
+    """Return the problem with the value of a known key, or None. Other keys are not considered."""
     field = KEYS[section][key]
     try:
         field.validator(None, field, field.converter(value) if field.converter else value)
@@ -320,7 +325,8 @@ def _translate(
 def resolve_key(name: str) -> tuple[str, str]:
     """Return the section and the key of "model.KEY", "train.KEY" or just "KEY".
 
-    A bare key is unambiguous, because no key belongs to both files. An unknown one is assigned to train.json.
+    A key without a section is unambiguous, because no key belongs to both files. An unknown key is assigned to
+    train.json.
     """
     section, _, key = name.rpartition(".")
     return section or next((section for section in KEYS if key in KEYS[section]), "train"), key
@@ -333,7 +339,7 @@ def spellings(key: str) -> tuple[str, ...]:
 
 
 def resolve_spelling(name: str) -> tuple[str, str]:
-    """Return the section and the key as `resolve_key` does, but an older name is replaced by the key's present name."""
+    """Return the section and the key as `resolve_key` does, but replace an older name by the key's present name."""
     section, key = resolve_key(name)
     return section, _KEYS_BY_OLDER_NAME.get(key, key)
 
@@ -341,8 +347,8 @@ def resolve_spelling(name: str) -> tuple[str, str]:
 def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> list[str]:
     """Write the values of --set into `values`, and return their keys in order.
 
-    If `values` has the key in its other spelling, that entry is removed. Raises BadInput if a text is not KEY=VALUE, or
-    if a key is set twice.
+    If `values` has the key under its other name, that entry is removed. Raises BadInput if an override is not
+    KEY=VALUE, or if a key is set twice.
     """
     overridden: list[str] = []
     for text in overrides:
@@ -365,7 +371,7 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> lis
 
 
 def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[Problem]:
-    """Yield a problem for each group of values that are valid separately but contradict each other.
+    """Yield a problem for each group of values that are valid individually but contradict each other.
 
     `tied` is the value of tie_weights.
     """

@@ -11,8 +11,8 @@ from common.errors import EXIT_DONE, EXIT_ERROR
 from common.output import Notice, Severity, show
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"  # libraries of the driver
-DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # the kernel module has a folder here for each GPU
-TORCH_CUDA = "13.0"  # CUDA version of the torch in requirements.txt, in the build of the package index
+DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # here the kernel module has a folder for each GPU
+TORCH_CUDA = "13.0"  # CUDA version of the torch build that pip installs from requirements.txt
 
 
 def driver_gpus() -> int:
@@ -24,7 +24,8 @@ def driver_gpus() -> int:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         return count.value
-    return len(list(DRIVER_GPUS.glob("*")))  # for example, if the library was updated but not the kernel module
+    # torch cannot use them if, for example, the library was updated but the kernel module was not.
+    return len(list(DRIVER_GPUS.glob("*")))
 
 
 def driver_cuda() -> str | None:
@@ -41,7 +42,7 @@ def driver_cuda() -> str | None:
 def main() -> int:
     """Print an error if the driver is too old, and return the exit status.
 
-    A driver can run all releases of a major CUDA version.
+    Only major versions are compared, because a driver supports all releases of a major CUDA version.
     """
     cuda = driver_cuda()
     if cuda is None or int(cuda.partition(".")[0]) >= int(TORCH_CUDA.partition(".")[0]):

@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", 
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 peak of one rank's GPU in FLOP/s; None for an unknown GPU, which has no MFU."""
+    """Return the dense bf16 peak of this rank's GPU in FLOP/s. It is None for an unknown GPU, so there is no MFU."""
     if device.type != "cuda":
         return None
     from training.hardware.gpus import named_gpus
@@ -26,7 +26,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return this rank's peak memory: that of torch's GPU allocator or, on a CPU, that of the process."""
+    """Return this rank's peak memory: the peak of torch's GPU allocator or, on a CPU, the peak of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,7 +1,7 @@
 """The table of GPUs in gpus.json: memory, peak FLOP/s and bandwidth. Users add rows in a price list (--machines).
 
-`memory_gib` is the smallest "total capacity" of a card in published out-of-memory messages of torch. It is an
-assumption for A10G, A40, A6000, B200, GB200, H100, H200, L4, RTX 3090 Ti and 5090. Peaks and bandwidths are those of
+`memory_gib` is the smallest "total capacity" that published out-of-memory messages of torch report for a card. For
+A10G, A40, A6000, B200, GB200, H100, H200, L4, RTX 3090 Ti and 5090, it is an assumption. Peaks and bandwidths are from
 the vendors' datasheets.
 """
 
@@ -29,12 +29,13 @@ class Gpu:
     """A row of the table."""
 
     name: str = attrs.field(validator=checks.text())
-    memory_gib: float = attrs.field(validator=_SIZE)  # memory of one GPU that torch can use
+    memory_gib: float = attrs.field(validator=_SIZE)  # memory that torch can use on one GPU
     bf16_tflops: float = attrs.field(validator=_SIZE)  # dense peak, without sparsity
     gb_per_second: float = attrs.field(validator=_SIZE)  # memory bandwidth in units of 1e9 bytes
-    # torch's name of the GPU, or consecutive words of it
+    # The name that torch uses for the GPU, or consecutive words of that name
     torch_name: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
-    similar_to: str = attrs.field(default="a100", validator=checks.one_of("a100", "h100"))  # for the roofline
+    # The roofline uses the shares that were fitted to this GPU.
+    similar_to: str = attrs.field(default="a100", validator=checks.one_of("a100", "h100"))
 
     @property
     def peak_flops(self) -> float:
@@ -49,16 +50,16 @@ def known_gpus() -> dict[str, Gpu]:
 
 
 def read_gpus(path: Path, rows: Any) -> dict[str, Gpu]:
-    """Return the GPUs of the table, or those that a price list adds under "gpus", by name. Raises BadInput."""
+    """Return GPUs by name: those of the table, or those that a price list adds under "gpus". Raises BadInput."""
     if not isinstance(rows, dict):
         raise BadInput(f'{path}: gpus: got {quoted(rows)}, wanted {{"NAME": {json.dumps(ROW)}}}')
     return {name: read_entry(Gpu, f"{path}: {name}", row, name=name) for name, row in rows.items()}
 
 
 def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
-    """Return a GPU by its name.
+    """Return the GPU with this name.
 
-    Raises BadInput, which begins with `where`, names similar GPUs and says how to add one.
+    If there is none, raises BadInput. The error begins with `where`, names similar GPUs and explains how to add a GPU.
     """
     gpu = gpus.get(name) or gpus.get(name.lower())
     if gpu is not None:
@@ -73,7 +74,7 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
 def named_gpus(device: str) -> list[Gpu]:
     """Return the GPUs whose name matches a torch device name.
 
-    A laptop's GPU and a slice of a GPU (MIG) match none, because they are slower.
+    The list is empty for a laptop's GPU and for a slice of a GPU (MIG), because they are slower.
     """
     if re.search(r"\b(Laptop|MIG)\b", device):
         return []
@@ -84,6 +85,6 @@ def named_gpus(device: str) -> list[Gpu]:
 
 
 def read_entry(kind: type[checks.Structured], where: str, values: Any, **fields: Any) -> checks.Structured:
-    """Return an attrs class from a JSON object, as `checked` does. Raises BadInput."""
+    """Make an instance of an attrs class from a JSON object, as `checked` does. Raises BadInput."""
     with refusing(where):
         return checks.checked(kind, values, **fields)

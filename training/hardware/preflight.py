@@ -1,7 +1,7 @@
 """Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files, and the run's bucket.
 
-python -m training.hardware.preflight    makes the checks without a run
-train.py RUN --preflight                 makes them for a run, with the disk space and the bucket of its checkpoints
+python -m training.hardware.preflight    checks the machine without a run
+train.py RUN --preflight                 checks it for a run, including disk space and the bucket for its checkpoints
 """
 
 import os
@@ -29,25 +29,25 @@ from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
 
 SHARED_MEMORY = Path("/dev/shm")
-# Between GPUs without direct access to each other, NCCL sends through files in /dev/shm: one for each channel, of which
-# there are at least two, and each neighbor in the ring. Docker's default of 64 MiB is enough for two or three ranks but
-# not for four (NVIDIA/nccl issues 342, 525). With less than that, even the smaller files of GPUs with direct access did
-# not fit (pytorch/torchtitan issue 853).
+# If GPUs have no direct access to each other, NCCL sends data through files in /dev/shm. There is a file for each
+# channel and each neighbor in the ring, and there are at least two channels. Docker's default of 64 MiB is enough for
+# two or three ranks but not for four (NVIDIA/nccl issues 342, 525). GPUs with direct access need smaller files, but
+# with less than 64 MiB, even those did not fit (pytorch/torchtitan issue 853).
 NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
-# Linux's default limit, and the limit to which it is raised if the system allows that
+# The default limit of open files on Linux, and the limit to which this program raises it if the system allows that
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
-# Mounts of object stores, by their type or source. They upload only complete files, and rename a folder one object at a
-# time.
+# Words in the type or source of a mount that show that it is an object store. Such mounts upload only complete files,
+# and rename a folder one object at a time.
 OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
 
 
 @attrs.frozen
 class Check:
-    """The outcome of one check: what it found and, for a warning or a problem, the next step."""
+    """The outcome of one check: a finding and, for a warning or a problem, what to do next."""
 
     name: str
     finding: str
-    level: Literal["ok", "warning", "problem"] = "ok"  # with a problem, a run does not start
+    level: Literal["ok", "warning", "problem"] = "ok"  # a problem prevents a run from starting
 
     def __str__(self) -> str:
         return printable(f"{self.name:15}{self.level:9}{self.finding}")
@@ -55,22 +55,22 @@ class Check:
 
 @attrs.frozen(kw_only=True)
 class DiskNeed:
-    """What will be written into a directory, which may not exist yet."""
+    """The disk space that files will need in a directory. The directory may not exist yet."""
 
     directory: Path
     contents: str
     least_bytes: float  # with less than this, nothing can be written
     total_bytes: float
     advice: str
-    in_place: bool = False  # files are written at any offset and renamed together with their folder
+    in_place: bool = False  # whether files are written at arbitrary offsets and renamed together with their folder
 
 
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
-    """What a run requires of this machine."""
+    """The requirements of a run for this machine."""
 
     device: str | None = None  # the requested device; None: cuda if there are GPUs
-    # Features that compile kernels on a GPU, each with the setting that turns it off, as `compiled_on_gpu` returns them
+    # Features that compile kernels on a GPU, mapped to the settings that turn them off; `compiled_on_gpu` returns them
     compiles: Mapping[str, str] = {"torch.compile": setting(compile=False)}
     disk: DiskNeed | None = None
     ranks: int | None = None  # ranks on this machine; None: one for each GPU
@@ -87,7 +87,7 @@ FINEWEB = DiskNeed(
 
 
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
-    """Return the checks that a training process makes. None of them uses a GPU."""
+    """Run the checks of a training process, and return their outcomes. None of them uses a GPU."""
     gpus, count = _check_gpus(needs.device)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:
@@ -113,7 +113,7 @@ def check_each_gpu() -> Check:
 
 
 def report(needs: PreflightRequirements) -> int:
-    """Print all checks, a line each, and return the exit status, which is an error if there is a problem."""
+    """Print one line for each check. Return the exit status, which is an error if there is a problem."""
     checks = machine_checks(needs)
     if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
         checks.insert(1, check_each_gpu())
@@ -123,7 +123,7 @@ def report(needs: PreflightRequirements) -> int:
 
 
 def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
-    """Print the warnings on rank 0, a line each, unless `quiet`. Raises BadInput with all problems if there are any."""
+    """Raise BadInput with all problems if there are any. Rank 0 also prints each warning, unless `quiet` is set."""
     checks = machine_checks(needs)
     if problems := [check.finding for check in checks if check.level == "problem"]:
         raise BadInput(*problems)
@@ -132,7 +132,7 @@ def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
 
 
 def check_compiler(compiles: Mapping[str, str]) -> Check:
-    """Check for the C compiler and Python.h, which Triton needs for GPU kernels from the first step on."""
+    """Check that the C compiler and Python.h exist. Triton needs them for GPU kernels from the first step on."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     problem = "gcc was not found"
     if compiler is not None:
@@ -158,8 +158,8 @@ def check_compiler(compiles: Mapping[str, str]) -> Check:
 def check_disk(need: DiskNeed) -> Check:
     """Compare the free disk space with what will be written.
 
-    Less than `least_bytes` is a problem, and less than `total_bytes` a warning. A mount of an object store is a problem
-    if files are written in place.
+    Less than `least_bytes` is a problem, and less than `total_bytes` is a warning. If files are written in place, a
+    mount of an object store is a problem, too.
     """
     existing, free = free_disk(need.directory)
     mount = mounted_as(existing.resolve())
@@ -211,7 +211,7 @@ def check_open_files() -> Check:
         return Check("open files", "no limit")
     before, raised = limit, OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if limit < raised:
-        with suppress(OSError, ValueError):  # macOS has another limit in addition to the hard one
+        with suppress(OSError, ValueError):  # on macOS, there is another limit in addition to the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             limit = raised
     finding = f"at most {limit:,}{f', raised from {before:,}' if limit != before else ''}"
@@ -222,7 +222,10 @@ def check_open_files() -> Check:
 
 
 def _check_gpus(device: str | None) -> tuple[Check, int]:
-    """Return the check of driver and torch, and the number of GPUs that a run could use once the check is ok."""
+    """Check the driver and torch. Return the outcome, and the number of GPUs that a run can use.
+
+    If there is a problem, this is the number of GPUs that the driver has.
+    """
     try:
         cuda = choose_device(device) == "cuda"
     except BadInput as error:

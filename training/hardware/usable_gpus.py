@@ -1,4 +1,4 @@
-"""Usable GPUs: choose the device of a run, try a GPU, and explain errors of its memory or of a CPU's."""
+"""Usable GPUs: choose the device of a run, try a GPU, and explain errors about the memory of a GPU or the machine."""
 
 import os
 import warnings
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from training.config.train_config import Run, TrainConfig
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
-# Words in torch's RuntimeErrors about a lack of memory. Only torch's CUDA allocator has a separate type of error.
+# Words that show that a RuntimeError of torch is about memory. Only torch's CUDA allocator has a separate error type.
 CPU_WORDS = ("can't allocate memory",)
-# In this order: CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on a slice of a GPU
-# (MIG), where NVML does not say which process has the memory (pytorch issue 112377).
+# In this order, they come from: CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on
+# a slice of a GPU (MIG), for which NVML does not report the memory of each process (pytorch issue 112377).
 GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "NVML_SUCCESS == ")
 
 
 def choose_device(requested: str | None) -> str:
-    """Return "cuda" or "cpu": the requested device; otherwise "cuda" if a GPU is visible.
+    """Return the requested device, "cuda" or "cpu". Without a request, return "cuda" if a GPU is visible.
 
     Raises BadInput if the driver has GPUs that torch cannot use, unless "cpu" is requested. On the CPU of a rented GPU
-    machine, a run would be just as expensive per hour and take weeks.
+    machine, a run would cost just as much per hour and take weeks.
     """
     if requested == "cpu":
         return requested
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # Not device_count(), which uses NVML to count the driver's GPUs until CUDA has started.
+        # device_count() would be wrong here. Until CUDA has started, it uses NVML, which counts the driver's GPUs.
         usable = torch._C._cuda_getDeviceCount() if torch.cuda.is_available() else 0
     visible, installed = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_gpus()
     if visible is not None:
@@ -46,7 +46,7 @@ def choose_device(requested: str | None) -> str:
 
 
 def use_gpu(device: torch.device) -> None:
-    """Select a GPU for this process and launch a kernel on it. Raises BadInput for this rank alone if that fails."""
+    """Select a GPU for this process and launch a kernel on it. If that fails, raises BadInput on this rank only."""
     try:
         torch.cuda.set_device(device)
         torch.ones(8, device=device).sum().item()
@@ -71,7 +71,7 @@ def is_gpu_memory_error(error: Exception) -> bool:
 
 @contextmanager
 def memory_advice(run: "Run") -> Iterator[None]:
-    """Turn a memory error into BadInput of this rank alone, with remedies for this run."""
+    """Turn a memory error into BadInput on this rank only, with remedies for this run."""
     try:
         yield
     except Exception as error:
@@ -83,7 +83,7 @@ def memory_advice(run: "Run") -> Iterator[None]:
 
 
 def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ranks: int) -> str:
-    """Return a line about a memory error, with a remedy that this run does not use yet. `ranks` is the world size."""
+    """Describe a memory error in one line, with remedies that this run does not use yet. `ranks` is the world size."""
     gpu, size = is_gpu_memory_error(error), train.batch.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
     advice = f"try {setting(microbatch_size=smaller)}, or find_batch_size.py {run}"
@@ -99,9 +99,9 @@ def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ran
 
 
 def _describe_unusable(usable: int, installed: int, warning: str) -> str:
-    """Return why some GPUs cannot be used.
+    """Explain why some GPUs cannot be used.
 
-    `warning` is torch's warning, whose words are the only sign that the driver is too old.
+    `warning` is the text of torch's warning, because nothing else shows that the driver is too old.
     """
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
@@ -120,5 +120,5 @@ def _describe_unusable(usable: int, installed: int, warning: str) -> str:
 
 
 def _torch_says(error: Exception, phrases: tuple[str, ...]) -> bool:
-    """Return whether an error of torch contains one of these phrases, because it has no field with the cause."""
+    """Return whether an error of torch contains one of these phrases. The error has no field that states the cause."""
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)

@@ -1,4 +1,4 @@
-"""The command of find_batch_size.py: search on this machine, predict for other GPUs, or be one rank of a search."""
+"""The command of find_batch_size.py: search on this machine, predict for other GPUs, or run as one rank of a probe."""
 
 import json
 
@@ -10,7 +10,7 @@ from training.config.train_config import Run, load_run
 
 
 def run(command: FindCommand) -> None:
-    """Search for the largest micro-batch, predict it, or take part in a search as one rank. Raises BadInput."""
+    """Search for the largest micro-batch, predict it, or run as one rank of a probe. Raises BadInput."""
     check_environment()
     run = load_run(command.run, command.overrides)
     if command.predict is not None:
@@ -35,7 +35,7 @@ def run(command: FindCommand) -> None:
 
 
 def find_for_training(run: Run, command: TrainCommand, _: object) -> None:
-    """Search for the largest micro-batch on the ranks of train.py. Raises BadInput."""
+    """Search for the largest micro-batch on the ranks on which train.py was started. Raises BadInput."""
     from training.planning.batch_finder import report_largest
 
     report_largest(run, command.overrides, command.options.device, None, command.write)

@@ -1,6 +1,6 @@
 """Batch-size search: find the largest micro-batch of a run on this machine, by predictions and probes of full steps.
 
-With --write, the result is edited into train.json in place. All other characters of the file stay as they are.
+With --write, the result replaces the number in train.json. All other characters of the file stay the same.
 """
 
 import math
@@ -29,7 +29,7 @@ from training.planning.batch_probe import Prober, Report, Verdict
 from training.planning.batch_search import candidates, largest_unchanged, next_candidate
 from training.planning.memory_model import MemoryModel, outside_bytes
 
-PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # with --probe, this program is a process of a probe
+PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # with --probe, this program runs one rank of a probe
 SEARCH_SECONDS = 300.0  # after this time, the search ends with the largest size that has fitted so far
 _MICROBATCH_KEYS = spellings("microbatch_size")
 _MICROBATCH = re.compile(rf'("(?:{"|".join(_MICROBATCH_KEYS)})"\s*:\s*)\d+')
@@ -38,9 +38,9 @@ _MICROBATCH = re.compile(rf'("(?:{"|".join(_MICROBATCH_KEYS)})"\s*:\s*)\d+')
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
     """Find the largest micro-batch that fits on every rank, and print it. With `write`, write it into train.json.
 
-    `overrides` are those with which `run` was loaded. `processes` is the number of ranks to start on this machine; None
-    means one for each GPU. Under torchrun, each rank starts only its own process. Raises BadInput if not even one
-    sequence fits, or if a probe fails.
+    `overrides` are the texts of --set with which `run` was loaded. `processes` is the number of ranks to start on this
+    machine; None means one for each GPU. Under torchrun, every rank starts only one process. Raises BadInput if
+    not even one sequence fits, or if a probe fails.
     """
     if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):
         raise BadInput(
@@ -85,8 +85,8 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
 def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]:
     """Probe micro-batch sizes. Return the largest one that fits, and whether the search is complete.
 
-    The smallest size comes first, because its measurement corrects the prediction for this machine. The search stops
-    early at the deadline, in time.monotonic(), if at least one size fits.
+    The smallest size comes first, because its measurement corrects the prediction for this machine. At the deadline, a
+    time of time.monotonic(), the search stops early if at least one size fits.
     """
     sizes, fits, fails, guess = candidates(run.train, prober.world_size), 0, math.inf, None
     memory = MemoryModel.of(run.model, run.train, prober.world_size)

@@ -1,9 +1,9 @@
-"""Probe a micro-batch: run full steps on random tokens, in a fresh process for each rank of the job.
+"""Probe a micro-batch: run full steps on random tokens, in a new process for each rank of the job.
 
-A rank that runs out of memory leaves its peers inside a collective, where nothing can reach them. So the process that
-searches does not take part in any collective, and kills all ranks of a probe as soon as there is a verdict. Under
-torchrun, each rank of the search starts one rank of the probe; otherwise the search starts all of them. Its store
-connects them.
+A rank that runs out of memory leaves its peers waiting in a collective, where no message can reach them. Therefore, the
+processes of the search do not take part in any collective, and kill all ranks of a probe as soon as there is a verdict.
+Under torchrun, each process of the search starts one rank of the probe; without torchrun, a single process starts all
+ranks. The ranks communicate through the store of the search.
 """
 
 import json
@@ -40,7 +40,8 @@ from training.step import train_step
 from training.supervision.heartbeat import SPEAKER_SECONDS
 
 PROBE_STEPS = 5  # DDP has its final buckets only from the second step on
-PROBE_SECONDS = 300.0  # a probe that takes longer hangs, or the machine is slow: compilation takes half a minute
+# If a probe takes longer, it hangs or the machine is slow; compilation takes only half a minute.
+PROBE_SECONDS = 300.0
 STORE_POLL_SECONDS = 0.05
 
 
@@ -53,22 +54,22 @@ class Report:
 
     allocated: int = 0  # peak
     reserved: int = 0  # peak, including the allocator's cache
-    usable: int = 0  # what torch's allocator may use, without headroom and the memory of other processes
+    usable: int = 0  # bytes that torch's allocator may use, excluding headroom and the memory of other processes
 
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """The outcome of a probe, which is the same for all ranks: the first one that a rank proposed."""
+    """The outcome of a probe. The first outcome that any rank proposes becomes the verdict of all ranks."""
 
     outcome: Outcome
-    reason: str  # begins with the rank that failed
+    reason: str  # starts with the number of the rank that failed
 
 
 class Prober:
-    """The ranks of probes that this process starts, and the store that connects them with the rest of the job."""
+    """The probe ranks that this process starts, and the store that connects them with the rest of the job."""
 
     def __init__(self, command: list[str], processes: int):
-        """`command` starts a rank. Without torchrun, `processes` ranks are started, all by this process.
+        """`command` starts one rank. Without torchrun, this process starts `processes` ranks.
 
         Raises BadInput under any other launcher.
         """
@@ -85,13 +86,13 @@ class Prober:
         self.leads = environment_rank() == 0
         self.world_size = max(environment_world_size(), len(self._environments))
         self._command, self._store = command, store
-        self._number = 0  # of the present probe
+        self._number = 0  # number of the present probe
         self._processes: list[Any] = []
 
     def agree(self, size: int | None) -> int | None:
         """Return the leader's choice of the next micro-batch on every rank, or None at the end of the search.
 
-        `size` is this choice; it matters only on the leader.
+        `size` is the choice of this rank; only the leader's is used.
         """
         key = f"finder {restarts()}: size {self._number}"
         if self.leads:
@@ -124,7 +125,7 @@ class Prober:
         """Kill the ranks of the probe, whatever they are doing, and wait until their memory is free."""
         for process in self._processes:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with torch.compile's helpers
+                os.killpg(process.pid, signal.SIGKILL)  # this also kills torch.compile's helper processes
         for process in self._processes:
             process.wait()
         self._processes = []
@@ -132,8 +133,8 @@ class Prober:
     def _start(self, prefix: str, size: int) -> None:
         settings = {"prefix": prefix, "microbatch_size": size, "parent_pid": os.getpid()}
         command = [sys.executable, *self._command, "--probe", json.dumps(settings)]
-        # A separate restart count gives the ranks of each probe their own keys in the store, as after a restart by
-        # torchrun. Without a run id, they are not supervised.
+        # A different restart count for each probe gives its ranks separate keys in the store, as after a restart by
+        # torchrun. Because they get no run id, they are not supervised.
         environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + self._number)}
         environment.pop("TORCHELASTIC_RUN_ID", None)
         for variables in self._environments.values():
@@ -155,7 +156,7 @@ def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, p
     """Run the steps of a probe as one of its ranks, report under `prefix` in the store, and wait to be killed."""
     threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
     store = PrefixStore(prefix, torchrun_store())
-    with suppress(dist.DistError):  # the process with the store was killed, and this one will be killed, too
+    with suppress(dist.DistError):  # the process that has the store was killed, and this one will be killed, too
         try:
             ranks = start(device, run.train.timeout_seconds, run.train.execution.tensor_parallel)
             report = _measure(*_prepare(run, microbatch_size, ranks), ranks)
@@ -169,7 +170,7 @@ def run_probe(run: Run, device: str | None, prefix: str, microbatch_size: int, p
 
 
 def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: int) -> None:
-    """Train for some steps on random tokens."""
+    """Train for the given number of steps on random tokens."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     for step in range(steps):
         train_step(state, settings, step, next_batch)
@@ -182,15 +183,15 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     )
     plan = make_plan(train, run.model.context_length, ranks.world_size)
     numerics = resolve_numerics(run.train, ranks.device)
-    # With two micro-batches, gradients are in memory while activations are computed. Under elastic, the number of
-    # partial sums grows with the number of micro-batches in a step, so the real number is needed.
+    # With two micro-batches, gradients are in memory while activations are computed. With determinism "elastic", the
+    # number of partial sums grows with the number of micro-batches per step, so the run's real number is used.
     microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, ranks.world_size).microbatches_at(size))
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     state = make_state(run.model, train, plan, numerics, ranks)
-    # Any weights will do, and a GPU draws these in no time.
+    # Any weights will do, and a GPU can initialize these in almost no time.
     for parameter in state.parallel.named_parameters().values():
         nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
     return state, make_settings(train, plan, numerics)
@@ -199,7 +200,7 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
 def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     """Run the steps, and return their peak memory.
 
-    Raises the error of an allocation that fails, and torch.OutOfMemoryError if the micro-batch fits only barely.
+    Raises torch's error if an allocation fails, and torch.OutOfMemoryError if the micro-batch only just fits.
     """
     device = ranks.device
     if device.type != "cuda":
@@ -219,7 +220,7 @@ def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Return the bytes that torch's allocator may use: what it has reserved and what is free, without headroom."""
+    """Return the bytes that torch's allocator may use: reserved and free memory, minus the headroom."""
     free, total = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - int(HEADROOM * total)
 
@@ -228,7 +229,8 @@ def _report_error(store: Any, error: Exception) -> None:
     """Report an error to all ranks. Print a traceback unless it is a user error or a lack of memory."""
     memory, reason = is_memory_error(error), str(error).partition("\n")[0] or type(error).__name__
     if not memory:
-        # A collective may have failed only because a peer has ended. Then the peer's parent reports the cause first.
+        # A collective may have failed only because a peer has ended. This wait lets the peer's parent report the cause
+        # first.
         time.sleep(SPEAKER_SECONDS)
         if not isinstance(error, BadInput) and not store.check(["verdict"]):
             traceback.print_exception(error)
@@ -236,12 +238,12 @@ def _report_error(store: Any, error: Exception) -> None:
 
 
 def _propose(store: Any, outcome: Outcome, reason: str = "") -> None:
-    """Propose a verdict. The first proposal is the verdict of all ranks."""
+    """Propose a verdict. The first proposal becomes the verdict of all ranks."""
     store.compare_set("verdict", "", json.dumps({"outcome": outcome, "reason": reason}))
 
 
 def _end_with(parent_pid: int) -> None:
-    """End this process when the process of the search has ended, whatever the main thread is waiting for."""
+    """End this process when the search process has ended, even if the main thread is blocked."""
     parent = os.getppid()  # changes even if nobody has collected the exit status of the dead parent
     with suppress(ProcessLookupError):
         while os.getppid() == parent:
@@ -251,7 +253,7 @@ def _end_with(parent_pid: int) -> None:
 
 
 def _rank_environments(port: int, processes: int) -> dict[int, dict[str, str]]:
-    """Return the environment variables of each rank on this machine, as torchrun sets them."""
+    """Return the environment variables that torchrun would set for each rank on this machine."""
     job = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -14,15 +14,16 @@ from training.hardware.gpus import Gpu
 from training.planning.memory_model import CALIBRATION, GIB, MemoryModel, gpu_bytes
 
 LARGEST = 4096  # sequences of the largest candidate, if there is no global batch that must not change
-FINENESS = 32  # neighboring candidates then differ by 1/32 at most, or by 1
+FINENESS = 32  # without such a global batch, neighboring candidates differ by at most 1/32, or by 1
 
 
 def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None) -> int | None:
-    """Return the next candidate to try, of `sizes` in ascending order; None if the largest that fits is known.
+    """Return the next candidate to try, or None if the largest size that fits is known.
 
-    `fits` is the largest size that has fitted so far, or 0; `fails` the smallest that has not, or infinity. The guess
-    is tried first. While everything fits, the next candidates are 1, 2, 4 ... places beyond it; after a failure, it is
-    the one half-way between.
+    `sizes` are all candidates in ascending order. `fits` is the largest size that has fitted so far, or 0 if there is
+    none. `fails` is the smallest size that has not fitted, or infinity. The guess is tried first. While everything
+    fits, the next candidates are 1, 2, 4 ... places above the largest that has fitted. After a failure, the next
+    candidate is half-way between `fits` and `fails`.
     """
     undecided = [size for size in sizes if fits < size < fails]
     if not undecided:
@@ -43,7 +44,7 @@ def check_world_size(train: TrainConfig, world_size: int) -> None:
 
 
 def candidates(train: TrainConfig, world_size: int) -> list[int]:
-    """Return the micro-batches that do not change the global batch, ascending.
+    """Return the micro-batch sizes that do not change the global batch, in ascending order.
 
     If train.json sets no global batch, all sizes up to LARGEST are possible, and a selection of them is returned.
     Raises BadInput if the global batch cannot be distributed.
@@ -58,9 +59,10 @@ def candidates(train: TrainConfig, world_size: int) -> list[int]:
 
 
 def largest_unchanged(batch: BatchOptions, ranks: int, largest: int) -> int | None:
-    """Return the largest micro-batch up to `largest` that does not change the run's global batch; None without one.
+    """Return the largest micro-batch, up to `largest`, that does not change the run's global batch.
 
-    Without `global_batch_size`, this is the global batch that follows from the present settings.
+    If `global_batch_size` is not set, the global batch follows from the present settings. Return None if there is no
+    such micro-batch.
     """
     derived = batch.microbatch_size * (batch.gradient_accumulation_steps or 1) * ranks
     return max(microbatch_sizes(batch.global_batch_size or derived, ranks, largest), default=None)

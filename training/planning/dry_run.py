@@ -1,4 +1,4 @@
-"""The dry run of train.py: the arithmetic of a run or, with --plan, its hours and dollars on machines for rent."""
+"""The dry run of train.py: steps, tokens and FLOPs of a run or, with --plan, its time and cost on rented machines."""
 
 import math
 
@@ -30,7 +30,7 @@ from training.planning.throughput import Network
 
 
 def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> None:
-    """Print what a run would do, without a GPU.
+    """Print what a run would do. This needs no GPU.
 
     Raises BadInput if the run could not start, including problems with the weights or checkpoint of --init-from.
     """
@@ -62,7 +62,10 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
 
 
 def describe_shards(memory: MemoryModel) -> list[str]:
-    """Return a table of the parameters of a rank in tensor shards. The same parameter of all layers is one row."""
+    """Return a table of the parameters that a rank has in tensor shards.
+
+    A parameter that every layer has takes only one row.
+    """
     (shards, tensor_size), layers, rows = memory.tensor, memory.model.n_layers, {}
     sizes, ranks = network_sizes(memory.model, shards, tensor_size), RankGroup(rank=0, size=memory.shards)
     for name, part in {**sizes.outer, **sizes.block}.items():

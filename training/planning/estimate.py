@@ -28,23 +28,24 @@ from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import Detail, Metric, RunEvent, event_of, last_price, read_counted
 
 ONE_NODE = Network()
-# To download and read 20 GB of tokens and to compile, without the boot of the machine
+# The time to download and read 20 GB of tokens and to compile. The time to boot the machine is not included.
 ASSUMED_START_UP_SECONDS = 120.0
 
 
 @attrs.frozen(kw_only=True)
 class Offer:
-    """What a run needs and costs on one machine."""
+    """The memory, time and money that a run needs on one machine."""
 
     machine: Machine
-    plan: Plan | None  # with the run's micro-batch or a smaller one; None: `problem` says why there is none
+    # The plan with the run's micro-batch or a smaller one. None if no micro-batch is possible; `problem` says why.
+    plan: Plan | None
     problem: str | None
     largest: int | None  # largest micro-batch that fits, in sequences; None: not even one sequence fits
-    bytes: int  # needed per GPU at the micro-batch in train.json
-    throughputs: list[Throughput]  # all that are known, the slowest first
+    bytes: int  # memory needed per GPU at the micro-batch in train.json
+    throughputs: list[Throughput]  # all known throughputs, the slowest first
     start_up_seconds: float
-    token_equivalents: float  # tokens of training, plus those that could be trained in idle times and validations
-    preemptions: Preemptions | None = None  # of a spot machine
+    token_equivalents: float  # tokens of training, plus tokens that could be trained while GPUs idle or validate
+    preemptions: Preemptions | None = None  # only for a spot machine
 
     @property
     def fits(self) -> bool:
@@ -72,17 +73,20 @@ class Offer:
 
 @attrs.frozen(kw_only=True)
 class RunEstimate:
-    """A run on each machine of a price list, of which at least one can train it."""
+    """A run on each machine of a price list. At least one of the machines can train the run."""
 
     run: Run
     prices: PriceList
     start_up: tuple[float, int]  # seconds from launch to the first ordinary step, as `start_up_of` returns them
     network: Network
     requested_gpus: int | None  # number of GPUs in the run directory's name, times the number of nodes
-    named_plan: Plan | None  # the plan for these GPUs or, if the name has no number, for one data-parallel rank
+    # The plan for the requested GPUs or, if the name has no number, for one data-parallel rank per node. None if the
+    # run has too few micro-batches for them.
+    named_plan: Plan | None
     last_job: tuple[float, float, float | None] | None  # logged tokens/s, hours of the run, USD per hour
     offers: tuple[Offer, ...]  # machines with the requested GPUs come first, then the cheapest
-    # For each machine of 8 GPUs, the layouts that fit, by "parallel/tensor_parallel", the cheapest first
+    # For each machine with 8 GPUs, the offers of the layouts that fit, the cheapest first. The keys have the form
+    # "parallel/tensor_parallel".
     layouts: list[dict[str, Offer]]
 
 
@@ -93,9 +97,9 @@ def make_estimate(
     network: Network = ONE_NODE,
     usd: float | None = None,
 ) -> RunEstimate:
-    """Estimate a run on each machine.
+    """Estimate a run on each machine of the price list.
 
-    `lengths` are those of make_plan, and `usd` is the price per hour of the run's last job. Raises BadInput if no
+    `lengths` is an argument of make_plan, and `usd` is the price per hour of the run's last job. Raises BadInput if no
     machine can train the run, or if the tokens/s in the price list are impossible.
     """
     start_up = start_up_of(run.directory)
@@ -121,7 +125,7 @@ def make_estimate(
         return not (requested and offer.machine.gpu.name.startswith(kind)), not requested, offer.usd()
 
     named_plan = None
-    with suppress(BadInput):  # there are too few micro-batches for these GPUs; the table has other machines
+    with suppress(BadInput):  # there may be too few micro-batches for these GPUs; the table has other machines
         ranks = (gpus or run.train.execution.tensor_parallel) * network.nodes
         named_plan = make_plan(run.train, run.model.context_length, ranks, lengths)
     return RunEstimate(
@@ -138,13 +142,19 @@ def make_estimate(
 
 
 def gpus_by_name(run_directory: Path) -> tuple[int, str] | None:
-    """Return the number and the kind of GPUs in a run directory's name: (8, "a100") for 8xa100; None without them."""
+    """Return the number and kind of GPUs in a run directory's name: (8, "a100") for 8xa100.
+
+    Return None if the name has no such part.
+    """
     match = re.search(r"(?:^|-)(\d{1,6})x(?!l(?:$|[a-z-]))([a-z]+\d*)", run_directory.resolve().name)
     return (int(match[1]), match[2]) if match and int(match[1]) else None
 
 
 def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
-    """Return an offer at its machine's spot price. It assumes that saves stop training, which is an upper bound."""
+    """Return an offer at its machine's spot price.
+
+    Training is assumed to stop during every save, so the time is an upper bound.
+    """
     assert offer.plan is not None
     optimizer = network_sizes(run.model).state_bytes(run.train.optimization.optimizer, run.model.n_layers)
     preemptions = Preemptions(
@@ -158,10 +168,10 @@ def _on_spot(run: Run, offer: Offer, per_hour: float) -> Offer:
 def _last_job(
     run: Run, lengths: Mapping[str, int | None], start_up_seconds: float, usd: float | None
 ) -> tuple[float, float, float | None] | None:
-    """Return the newest job's tokens/s, and the hours and price per hour of the run at this speed.
+    """Return the newest job's tokens/s, the hours that the run takes at this speed, and the price per hour.
 
-    The result is None if that job logged no speed, or if its settings differ from the present ones. A job without a
-    record of its settings was trained by an older version, and is accepted.
+    The result is None if that job logged no speed, or if its settings differ from the present ones. If there is no
+    record of the settings, an older version trained the job, and it is accepted.
     """
     try:
         record = read_record(run.directory)
@@ -194,9 +204,9 @@ def _speed_settings(model: ModelConfig, train: TrainConfig) -> list[Any]:
 
 
 def start_up_of(run_directory: Path) -> tuple[float, int]:
-    """Return the seconds of start-up and compilation, and the number of jobs of the run of which they are the median.
+    """Return the median seconds of start-up and compilation over the run's jobs, and the number of these jobs.
 
-    Without any jobs, the seconds are an assumption.
+    If the run has no jobs yet, the seconds are an assumption.
     """
     ledgers = [record[Metric.LEDGER] for record in read_counted(run_directory).records if Metric.LEDGER in record]
     if not ledgers:
@@ -207,9 +217,9 @@ def start_up_of(run_directory: Path) -> tuple[float, int]:
 def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
     """Raise BadInput if the price list has tokens/s that the machine's GPUs cannot reach.
 
-    They were measured with another model, or mistyped.
+    Such a number was measured with another model, or has a typing error.
     """
-    # Matrix products alone, at the peak of the GPUs
+    # The tokens/s if the GPUs computed only matrix products, at their peak
     limit = machine.gpus * machine.gpu.peak_flops / (6 * matmul_parameter_count(model))
     if machine.tokens_per_second is not None and machine.tokens_per_second > limit:
         raise BadInput(
@@ -222,7 +232,7 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
 def _offer(
     run: Run, node: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
-    """Return the offer for a run on this machine, or on several of them if the network has several nodes."""
+    """Return the offer for a run on `node` or, if the network has several nodes, on that many machines of this kind."""
     model, train, tensor_size = run.model, run.train, run.train.execution.tensor_parallel
     machine = node if network.nodes == 1 else node.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)
@@ -251,9 +261,9 @@ def _offer(
 
 
 def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any) -> dict[str, Offer]:
-    """Return a machine's offers for all layouts that fit, according to estimates, the cheapest first."""
+    """Return a machine's offers for all layouts that fit, the cheapest first. Throughputs are estimates."""
     offers, unmeasured, execution = {}, attrs.evolve(machine, tokens_per_second=None), run.train.execution
-    # On one node, hsdp is the same as fsdp.
+    # On one node, hsdp is the same as fsdp, so hsdp is tried only if the run uses it.
     kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else execution.parallel})
     for tensor_size in sorted({1, 2, 4, NODE_GPUS, execution.tensor_parallel}):
         for kind in kinds if tensor_size in shard_counts(run.model) else ():
@@ -267,8 +277,8 @@ def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
     """Return the tokens that all GPUs together could train on in the time of the run, including validations.
 
-    Validations happen at intervals and before the first step. Each is assumed to use all datasets of a mixture, which
-    is an upper bound, because a dataset may have no validation tokens.
+    Validations run at intervals and before the first step. Each validation is assumed to use all datasets of a mixture.
+    This is an upper bound, because a dataset may have no validation tokens.
     """
     trained = plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
     interval = train.validation.validation_interval
@@ -307,7 +317,7 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
 def _describe_too_big(
     model: ModelConfig, train: TrainConfig, offers: list[Offer], layouts: list[dict[str, Offer]]
 ) -> str:
-    """Return the error of a run whose micro-batch fits on no machine of the price list."""
+    """Return the error message for a run whose micro-batch does not fit on any machine of the price list."""
     size, batch = train.batch.microbatch_size, train.batch.global_batch_size
     least_bytes = min(offer.bytes for offer in offers)
     roomiest = max((offer.machine for offer in offers), key=lambda machine: (gpu_bytes(machine.gpu), machine.gpus))

@@ -19,7 +19,7 @@ _RUN_AGAIN = "run experiment.py ladder again"
 
 @attrs.frozen(kw_only=True)
 class ForecastPoint:
-    """A run of the ladder, to which the law was fitted."""
+    """A run of the ladder that was used to fit the law."""
 
     parameters: int = attrs.field(validator=integer(1))
     tokens: int = attrs.field(validator=integer(1))
@@ -28,7 +28,7 @@ class ForecastPoint:
 
 @attrs.frozen(kw_only=True)
 class ForecastTarget:
-    """The forecast loss of the target, and its interval."""
+    """The forecast of the target's loss, with its interval."""
 
     loss: float = attrs.field(validator=number(0, above=True))
     low: float = attrs.field(validator=number(0))
@@ -42,7 +42,7 @@ class ForecastTarget:
 
 @attrs.frozen(kw_only=True)
 class ForecastMiss:
-    """The error of the forecast for the ladder's largest size, when that was left out of the fit."""
+    """The error of a forecast of the ladder's largest size that was fitted without that size."""
 
     error: float = attrs.field(validator=number(0))  # relative
 
@@ -72,7 +72,7 @@ def forecast_recipe(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def describe_forecast_file(run: Run) -> list[str]:
-    """Return a run's forecast as lines, or no lines if it has none. Raises BadInput if the file is damaged."""
+    """Return the lines that describe a run's forecast; none without a forecast. Raises BadInput for a damaged file."""
     path = run.directory / FORECAST
     if not path.exists():
         return []
@@ -92,9 +92,9 @@ def describe_forecast_file(run: Run) -> list[str]:
 
 
 def _changed_key(present: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
-    """Return a text about the first key whose value differs from the forecast's; None if all are the same.
+    """Describe the first key whose value has changed since the forecast was made; return None if no value has changed.
 
-    A key that is missing in the record has its default.
+    If a key is missing in the record, its default is used.
     """
     model = structured(recorded["model"], ModelConfig, unknown_keys=True)
     before = recipe(model, TrainConfig.from_record({"microbatch_size": 1} | recorded["train"]))

@@ -20,7 +20,7 @@ LABEL = "options"
 
 
 def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
-    """Return a line for each option whose effect the arithmetic of the run does not show.
+    """Return a line for each option with an effect that the description of the plan does not show.
 
     `plan` is the plan of the run. Raises BadInput if --resume names a checkpoint that does not exist.
     """
@@ -34,7 +34,7 @@ def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
 def _start(command: TrainCommand, checkpoint: Path | None, *, local: bool) -> Iterator[str]:
     """Yield the options that decide how the run starts or resumes.
 
-    `local` says that the run has checkpoints only on this disk, not in a bucket.
+    `local` is true if the run's checkpoints are only on this disk, not in a bucket.
     """
     options = command.options
     alternative = "" if local else " on this disk, or from a newer one in its bucket"
@@ -68,7 +68,7 @@ def _job(command: TrainCommand) -> Iterator[str]:
 def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -> Iterator[str]:
     """Yield the options that end the job, and the command that follows it.
 
-    `checkpoint` is the one from which the job resumes, or None.
+    `checkpoint` is the checkpoint from which the job resumes; None if the job starts with step 1.
     """
     options, budget = command.options, command.options.budget
     position = Position() if checkpoint is None else read_state(checkpoint).position

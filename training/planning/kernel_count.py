@@ -23,11 +23,11 @@ from model.counts import meta_network
 from model.shards import ShardedGPT, ShardExchange
 
 COLLECTIVE = "collective"
-# Operators that are kernels from libraries: their names begin with these words
+# If the name of an operator starts with one of these words, it is a kernel from a library.
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product", COLLECTIVE)
-# Operators whose outputs are kept, because a compiler does not compute them again: their names contain these words
+# If the name of an operator contains one of these words, its output is kept, because a compiler does not recompute it.
 REDUCTIONS = ("norm", "softmax", "sum", "mean", "dropout")
-SUMMED_ROWS = 16  # a sum over at least this many rows is the gradient of a bias, or a statistic of a norm
+SUMMED_ROWS = 16  # a sum over at least this many rows is assumed to be a bias gradient or a statistic of a norm
 
 
 def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: bool) -> "Kernels":
@@ -86,9 +86,9 @@ class _Value:
 
     tensor: Tensor
     of_tokens: bool  # its size is proportional to the micro-batch
-    # (backward, in a block, level) of the fused kernel; None: written by a library's kernel, or an input
+    # The fused kernel that writes it, as (backward, in a block, level); None for an input or a library's kernel
     kernel: tuple[bool, bool, int] | None
-    level: int = 0  # number of products on the longest path to it
+    level: int = 0  # number of matrix products on the longest path from the inputs to this value
     backward: bool = False
     in_block: bool = False
     inputs: tuple["_Value", ...] = ()
@@ -106,19 +106,21 @@ class _Value:
 
 
 class Kernels(TorchDispatchMode):
-    """Fused kernels: all operators between two products are one kernel, which reads and writes each memory only once.
+    """A model of torch.compile: all operators between two matrix products are fused into one kernel.
 
-    This models what torch.compile does. If another kernel, or the backward pass, needs a value that is a function of
-    values in memory, it computes this value again, unless a product reads the value or a reduction is part of it.
-    Repeated elements are computed again as well. A tensor is cast only once. This determines what is saved for the
-    backward pass; the statistics of a norm over heads are not saved.
+    A fused kernel reads and writes each piece of memory only once. If another kernel, or the backward pass, needs a
+    value that is a function of values in memory, it recomputes the value, unless a matrix product reads the value or a
+    reduction is part of its computation. Copies with repeated elements are recomputed, too. A tensor is cast only once.
+    These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads are not
+    saved.
     """
 
     def __init__(self, network: nn.Module, compiled: bool):
         super().__init__()
         self.compiled = compiled  # otherwise, the passes save what PyTorch's autograd saves
         self.backward = self.in_block = False
-        # Bytes by place ("block" or "outer") and by what they are proportional to ("sequences", or "fixed")
+        # Saved bytes, by place ("block" or "outer") and growth ("sequences" if they grow with the micro-batch, or
+        # "fixed")
         self.saved: Counter[tuple[str, str]] = Counter()
         self.moved: Counter[str] = Counter()  # bytes that a block moves
         self.attention_width = 0
@@ -129,7 +131,7 @@ class Kernels(TorchDispatchMode):
         self._alive: list[Tensor] = []  # references that keep addresses from being reused
 
     def cross(self, tensors: Any, *, into_block: bool) -> None:
-        """Pass tensors over the edge of a block, where each of them is in memory."""
+        """Record that tensors cross the edge of a block. At the edge, every tensor is stored in memory."""
         for tensor in tensors_in(tensors):
             value = self.value(tensor)
             self._store(value)
@@ -182,12 +184,15 @@ class Kernels(TorchDispatchMode):
             )
         if self.in_block and kernel is not None and of_tokens:
             tensors = [value.tensor for value in inputs if value.of_tokens] + outputs
-            # Without statistics and sums, which have few elements
+            # Statistics and sums are not counted, because they have few elements.
             large = (tensor for tensor in tensors if tensor.numel() * SUMMED_ROWS > rows and tensor.shape[-1:] != (1,))
             self.moved["separate"] += sum(tensor.nbytes for tensor in large)
 
     def _use(self, value: _Value, kernel: tuple[bool, bool, int] | None) -> None:
-        """Record that a kernel reads a value that another kernel has computed. None is a library's kernel."""
+        """Record that a kernel reads a value that another kernel has computed.
+
+        `kernel` is None for a library's kernel.
+        """
         saved = self.backward and not value.backward
         if not value.of_tokens:
             if saved and _address(value.tensor) not in self._parameters:
@@ -196,7 +201,7 @@ class Kernels(TorchDispatchMode):
         if kernel is None and not saved:
             self._store(value)
             return
-        if value.kind == "spread" and saved and self.compiled:  # it is computed again
+        if value.kind == "spread" and saved and self.compiled:  # the backward pass recomputes it
             sources = [source for input_value in value.inputs for source in self._sources(input_value)]
         else:
             sources = self._sources(value)
@@ -251,9 +256,9 @@ def _kind(name: str, inputs: tuple[_Value, ...], output: Tensor) -> Literal["red
 class _AsOnAGpu(TorchFunctionMode):
     """Make operators on meta tensors behave as on a GPU under bf16 autocast.
 
-    The meta device has no autocast, and would compute attention by its formula, with a T x T matrix. Flash attention
-    and cuDNN's attention save queries, keys, values, their output, and an fp32 log-sum for each row. Attention is
-    refused if a query does not attend to all earlier tokens, because the planner counts all of them.
+    The meta device has no autocast, and it would compute attention with a complete T x T matrix. On a GPU, flash
+    attention and cuDNN's attention save queries, keys, values, the output, and an fp32 log-sum for each row. Attention
+    is refused unless every query attends to all earlier tokens, because the planner counts all of them.
     """
 
     def __init__(self, kernels: Kernels):

@@ -1,8 +1,8 @@
 """Memory model: predict the GPU memory of a run without a GPU, from the tensors saved for the backward pass.
 
-Memory peaks at one of three moments of a step. Which tensors are alive at each moment was found with
+Memory peaks at one of three moments of a step. The tensors that are alive at each moment were determined with
 torch.cuda.memory._snapshot() under a CUDA driver that computes nothing; tests/cuda/test_memory_prediction.py compares
-the predictions with the peaks under that driver. Bytes are those of one rank in bf16 with compiled blocks.
+the predictions with the peaks under that driver. All numbers are bytes on one rank, in bf16 and with compiled blocks.
 """
 
 import bisect
@@ -20,24 +20,26 @@ from training.parallel.sum_tree import most_held_sums
 from training.planning.network_sizes import NetworkSizes, network_sizes
 
 GIB = 1 << 30
-NODE_GPUS = 8  # largest number of GPUs of a node, over which HSDP shards
+NODE_GPUS = 8  # largest number of GPUs per node; HSDP shards over the GPUs of a node
 HEADROOM = 0.05  # share of a GPU's memory that a run leaves free
 PLAIN, THRIFTY = MemoryOptions(), MemoryOptions(loss_chunks=8, recompute_blocks=True)
-# Printed with every prediction
+# This text is printed with every prediction.
 CALIBRATION = "calibrated with torch's allocator, confirmed on one H200"
 
-WORKSPACE_BYTES = 2 * (32 << 20)  # of cuBLAS on Hopper, for the threads of the forward and of the backward pass
-# CUDA's context and libraries, as measured by benchmarks/outside_memory.py on one H200 with torch 2.11 and driver
-# 580.159.04. The size of NCCL's buffers is an assumption until that benchmark has run on several GPUs.
+# On Hopper, cuBLAS has a workspace for the thread of the forward pass, and another for that of the backward pass.
+WORKSPACE_BYTES = 2 * (32 << 20)
+# Memory of CUDA's context and libraries. benchmarks/outside_memory.py measured it on one H200 with torch 2.11 and
+# driver 580.159.04. The size of NCCL's buffers is an assumption until that benchmark has run on several GPUs.
 CONTEXT_BYTES = int(1.3 * GIB)
 NCCL_BYTES = int(0.4 * GIB)
-# Share of the allocated memory that the allocator cannot use, with the expandable segments that common/script.py sets
+# Memory that the allocator cannot use, as a share of the allocated memory. It applies to expandable segments, which
+# common/script.py turns on.
 FRAGMENTATION = 0.03
 
-STATE_BYTES = 4  # per weight, per gradient, and per partial sum of a gradient: fp32
-HALF_BYTES = 2  # the same in bf16, in which matrix products read weights and write gradients
-# Per token and row of the embedding: bf16 logits, which their gradient overwrites. The compiled head and loss have no
-# fp32 tensor of this size.
+STATE_BYTES = 4  # fp32: for each weight, each gradient, and each partial sum of a gradient
+HALF_BYTES = 2  # bf16: matrix products read weights and write gradients in this type
+# Per token and row of the embedding: the logits in bf16, which are later overwritten by their gradient. The compiled
+# head and loss have no fp32 tensor of this size.
 LOGIT_BYTES = 2
 SOFTCAP_BYTES = 4  # per token and row of the vocabulary: a compiled softcap keeps its tanh in fp32
 HIDDEN_BYTES = 4  # per token and C: the input of a block or of the head in fp32, and its gradient
@@ -52,11 +54,11 @@ class Moment:
     copies: int  # weights in bf16, saved for the backward pass
     activations: int
     backward: int  # logits of a chunk, and gradients that are being computed
-    end: bool = False  # this is the end of the backward pass, when all gradients of the micro-batch exist
+    end: bool = False  # whether this is the end of the backward pass, when all gradients of the micro-batch exist
 
 
 class BatchMemory:
-    """The memory of a micro-batch of some sequences while it passes through a network."""
+    """The memory that a micro-batch of the given number of sequences needs while it passes through a network."""
 
     def __init__(self, memory: "MemoryModel", saved: NetworkSizes, sequences: int):
         self._model, self._options, self._saved, model = memory.model, memory.options, saved, memory.model
@@ -66,7 +68,7 @@ class BatchMemory:
         self._row = model.padded_vocab_size // self._ranks * model.emb_dim
         self._hidden = HIDDEN_BYTES * model.emb_dim * self._tokens
         self._inputs = self._hidden // self._ranks  # bytes of the input of one block
-        # Number of blocks whose inner activations are kept
+        # The number of blocks of which all activations are kept, not only the inputs
         self._kept_blocks = 0 if memory.options.recompute_blocks else model.n_layers
         self._block_bytes, self._outer_bytes = sequences * saved.block_bytes, sequences * saved.outer_bytes
 
@@ -80,16 +82,17 @@ class BatchMemory:
 
     @property
     def head(self) -> Moment:
-        """The loss and the backward pass of the head, when all activations and a chunk's logits are alive."""
+        """The loss and the backward pass of the head, when all activations and the logits of one chunk are alive."""
         chunks, row, width = self._options.loss_chunks, self._row, self._model.emb_dim
         chunk = -(-self._tokens // chunks)
         hidden = HIDDEN_BYTES * width * chunk
-        # In addition to the logits, the forward pass has the head's input in fp32, and the backward pass the weight's
-        # gradient in bf16. After the logits are freed, the weight's gradient is in fp32, next to that of the input.
+        # In addition to the logits, the forward pass has the head's input in fp32, and the backward pass has the
+        # weight's gradient in bf16. After the logits are freed, the gradients of the weight and of the input are both
+        # in fp32.
         logits = self._logits(chunk)
         next_to_logits = HALF_BYTES * row if chunks > 1 else max(HALF_BYTES * row, hidden)
         backward, activations = max(logits + next_to_logits, STATE_BYTES * row + hidden), self.kept
-        if chunks > 1:  # the input of the chunk in bf16, and the gradients of earlier chunks and of the weight
+        if chunks > 1:  # add the chunk's input in bf16, and the gradients of earlier chunks and of the weight
             activations += HALF_BYTES * width * chunk + HIDDEN_BYTES * width * (self._tokens - 2 * chunk)
             backward += STATE_BYTES * row
         return Moment(
@@ -100,7 +103,11 @@ class BatchMemory:
 
     @property
     def block(self) -> Moment:
-        """The backward pass of the last block, with the activations of all blocks, or of one that was recomputed."""
+        """The backward pass of the last block.
+
+        At this moment, the activations of all blocks are alive or, with `recompute_blocks`, the activations of one
+        recomputed block and the inputs of all other blocks.
+        """
         blocks, gradients = self._kept_blocks, HIDDEN_BYTES + OUTPUT_GRADIENT_BYTES
         width = self._local * self._model.emb_dim  # each tensor shard has a gradient of the whole sequence
         activations = blocks * self._block_bytes
@@ -110,7 +117,8 @@ class BatchMemory:
         return Moment(
             copies=blocks * self._saved.block_copies,
             activations=activations,
-            # The gradient of a tied head stays in memory until that of the embedding is added, after the blocks.
+            # The gradient of a tied head stays in memory until the embedding's gradient is added to it. That is after
+            # the blocks.
             backward=gradients * width * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
         )
 
@@ -122,10 +130,10 @@ class BatchMemory:
 
     @property
     def idle(self) -> int:
-        """Memory that torch's allocator cannot reuse when logits are followed by the activations of a block.
+        """Memory that torch's allocator cannot reuse between the logits and the activations of a block.
 
-        With `recompute_blocks`, both are allocated and freed between the inputs of blocks, and neither fits well into
-        the memory that the other has left.
+        With `recompute_blocks`, both are allocated and freed in the space between the inputs of blocks. Neither fits
+        well into the memory that the other has freed.
         """
         logits = self._logits(-(-self._tokens // self._options.loss_chunks))
         return min(logits, self._block_bytes) if self._options.recompute_blocks else 0
@@ -163,7 +171,7 @@ class MemoryModel:
 
     model: ModelConfig
     parallel: str = "ddp"  # as in train.json
-    tensor: tuple[int, int] = (1, 1)  # number of tensor shards, and of the ranks that share them
+    tensor: tuple[int, int] = (1, 1)  # number of tensor shards, and number of ranks that share them
     world_size: int = 1
     options: MemoryOptions = PLAIN
     optimizer: str = "adamw"  # as in train.json
@@ -188,7 +196,7 @@ class MemoryModel:
 
     @property
     def data_parallel(self) -> int:
-        """Number of data-parallel ranks; if several ranks share each layer, such a group counts as one."""
+        """Number of data-parallel ranks. If several ranks share each layer, they count as one data-parallel rank."""
         return -(-self.world_size // self.tensor[1])
 
     @property
@@ -198,7 +206,7 @@ class MemoryModel:
 
     @property
     def shards(self) -> int:
-        """Number of ranks over which FSDP divides the weights, or a tensor rank's part of the weights."""
+        """Number of ranks over which FSDP divides the weights of the network or those of a tensor rank."""
         node = max(1, NODE_GPUS // self.tensor[1]) if self.parallel == "hsdp" else self.data_parallel
         return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 
@@ -214,7 +222,7 @@ class MemoryModel:
         return max(predictions, key=lambda prediction: prediction.total)
 
     def accumulation_at(self, microbatch_size: int) -> int:
-        """Return the number of micro-batches per step on the rank that has most of them."""
+        """Return the number of micro-batches per step on the rank that has the most."""
         return longest_share(self.microbatches_at(microbatch_size), self.data_parallel)
 
     def microbatches_at(self, microbatch_size: int) -> int:
@@ -249,7 +257,7 @@ class MemoryModel:
         return Prediction(parts | {"fragmentation": fragmentation, "outside": outside_bytes(self.world_size)})
 
     def _gathered(self, saved: NetworkSizes) -> int:
-        """Return the bytes of the weights that FSDP gathers, without the weights of blocks that `copies` contains."""
+        """Return the bytes of the weights that FSDP gathers, except the weights of blocks that are part of `copies`."""
         # With recompute_blocks, one group of blocks is in use and the next is fetched in advance, both in bf16.
         blocks = 2 * HALF_BYTES * self._group_parameters(saved) if self.options.recompute_blocks else 0
         return STATE_BYTES * saved.outer_parameters + blocks
@@ -259,9 +267,9 @@ class MemoryModel:
 
     def _has_gradients(self, accumulation: int, moment: Moment) -> bool:
         """Return whether a rank has complete gradients in memory, in addition to those in partial sums."""
-        if self.sharded:  # FSDP adds complete gradients, not shards, until the last micro-batch reduces them
+        if self.sharded:  # until the last micro-batch, FSDP adds complete gradients, not shards
             return self.determinism == "off" and accumulation > 1
-        if self.data_parallel > 1:  # they are in DDP's buckets
+        if self.data_parallel > 1:  # DDP's buckets contain all gradients
             return True
         return moment.end or (self.determinism == "off" and accumulation > 1)
 
@@ -277,9 +285,9 @@ class MemoryModel:
         return next((size for size in range(limit, 0, -1) if self.predict(size).total <= usable_bytes), None)
 
     def remedies(self, usable_bytes: int | None = None) -> str:
-        """Return advice with which one sequence fits: settings, and the smallest GPU that is large enough.
+        """Return advice on how to fit at least one sequence: settings, and the smallest GPU that is large enough.
 
-        Settings are named only if the memory of the GPU is given.
+        Settings are included only if the memory of the GPU is given.
         """
         ways, plain = [], attrs.evolve(self, options=PLAIN)
         sharded, fsdp = attrs.evolve(plain, parallel="fsdp"), "--set parallel=fsdp"
@@ -304,10 +312,10 @@ class MemoryModel:
 
 
 def outside_bytes(world_size: int) -> int:
-    """Return the bytes of a rank outside torch's allocator: CUDA's context and NCCL's buffers."""
+    """Return the memory of a rank outside torch's allocator, in bytes: CUDA's context and NCCL's buffers."""
     return CONTEXT_BYTES + (NCCL_BYTES if world_size > 1 else 0)
 
 
 def gpu_bytes(gpu: Gpu) -> int:
-    """Return the bytes of a GPU that a run may use, which is its memory without headroom."""
+    """Return the memory of a GPU that a run may use, in bytes: all of it except the headroom."""
     return int((1 - HEADROOM) * gpu.memory_gib * GIB)

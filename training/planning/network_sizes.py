@@ -16,7 +16,7 @@ from training.planning.kernel_count import count_kernels
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
-    """Sizes on one rank: those of one block, which multiply with the number of blocks, and those outside the blocks."""
+    """Sizes on one rank, separately for one block and for everything outside the blocks ("outer")."""
 
     outer: dict[str, Axes]  # parameters outside the blocks
     block: dict[str, Axes]  # parameters of one block
@@ -24,10 +24,10 @@ class NetworkSizes:
     block_copies: int
     outer_bytes: int  # bytes of activations that are saved for the backward pass, per sequence
     block_bytes: int
-    # Bytes per token that a block's kernels would move if they were all fused, without products and attention
+    # Bytes per token that a block's kernels, except matrix products and attention, would move if they were all fused
     fused_bytes: float
-    separate_bytes: float  # the same with a kernel for every operator
-    attention_width: int  # H D of a block's attention; the sum, if a block has several
+    separate_bytes: float  # the same if every operator were a separate kernel
+    attention_width: int  # heads times head width; the sum, if a block has attention more than once
 
     @functools.cached_property
     def outer_parameters(self) -> int:
@@ -47,9 +47,10 @@ class NetworkSizes:
 
 @functools.cache
 def network_sizes(config: ModelConfig, shards: int = 1, ranks: int = 1, *, compiled: bool = True) -> NetworkSizes:
-    """Return the sizes of a network, which are counted with one block and one sequence.
+    """Return the sizes of a network, counted with one block and one sequence.
 
-    Raises BadInput if the network cannot be counted this way.
+    Raises BadInput if the network cannot be counted this way: the shape of a parameter does not match its axes, the
+    network does not run on the meta device, or its attention is not causal.
     """
     few, parameters, local = with_few_blocks(config), dict[str, Axes](), shards // ranks
     exchange = ShardExchange(shards=shards, local_shards=range(local))

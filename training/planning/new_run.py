@@ -24,14 +24,15 @@ from training.data.locate_tokens import ROOT
 from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 
-RECIPE = Path("runs", "1xrtx3090")  # its train.json is used with the network of a model
+RECIPE = Path("runs", "1xrtx3090")  # if --like names a model, train.json is copied from this run
 MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennighoff et al. 2023, arXiv 2305.16264
 
 
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
-    """Return the run of --like, and write its directory unless the command only plans.
+    """Return the new run that --like asks for, and write its directory unless the command only plans.
 
-    `network` reads the configuration of a model by its name or folder. Raises BadInput.
+    `network` reads the configuration of a model, given its name or folder. Raises BadInput if an argument is wrong, or
+    if the directory already has files with other values.
     """
     directory, like, token_files = command.run, command.like or "", command.options.token_files
     writes, model = not (command.dry_run or command.plan), like.startswith(HUB)
@@ -52,12 +53,12 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     ]
     is_new, values = not (directory / "train.json").exists(), read_files(source)
     if model:
-        local = like.removeprefix(HUB)  # hf:DIR means the network of the model in a folder
+        local = like.removeprefix(HUB)  # hf:DIR means the network of the model in the folder DIR
         if is_folder(Path(local)) and not is_own_export(Path(local)):
             note_local(local, MODEL, f"run `hf download {local} --local-dir DIR`, and write --like {HUB}DIR")
         keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}
-    values["train"].pop("checkpoints", None)  # the bucket of another run
+    values["train"].pop("checkpoints", None)  # this is the bucket of the other run
     values["train"] |= {} if token_files is None else {"dataset": str(token_files)}
     overridden = override(command.overrides, values)
     run = make_run(directory, source, values, overridden)
@@ -73,7 +74,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, overridden):
         old = values[section].get(key, KEYS[section][key].default)
         if key == "vocab_size" and command.options.init_from is not None and value < old:
-            continue  # a model can get more ids, but not fewer
+            continue  # the vocabulary of a trained model can grow, but cannot shrink
         if key not in overridden and value != old and old is not None and not (model and section == "model"):
             values[section][key] = value
             lines.append(f"{section}.json: {key} {json.dumps(old)} -> {json.dumps(value)}: {reason}")
@@ -93,7 +94,7 @@ def _is_run(path: Path) -> bool:
 def _fit(
     run: Run, token_set: TokenSet, world_size: int, overridden: Collection[str]
 ) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield the section, key and value of each setting that suits the tokens, with the reason."""
+    """Yield the settings that suit the tokens: section, key, value, and the reason for the value."""
     options, context = run.train.validation, run.model.context_length
     splits = [(directory.path, "validation", directory.manifest) for directory in token_set.directories]
     validation = next((open_listed(*split) for split in splits if has_split(*split)), None)
@@ -119,7 +120,10 @@ def _fit(
 
 
 def _fit_steps(train: TrainConfig, windows: int, layout: Layout, overridden: Collection[str]) -> Iterator[Any]:
-    """Yield a number of epochs that is large enough, up to MOST_EPOCHS; if even these do not suffice, fewer tokens."""
+    """Yield a `max_epochs` that is large enough for the run's tokens, but at most MOST_EPOCHS.
+
+    If even that many epochs do not suffice, yield a smaller `min_train_tokens` as well.
+    """
     max_epochs, tokens, batch = train.data.max_epochs, train.data.min_train_tokens, layout.global_batch_size
     step_tokens = batch * layout.context_length
     limit = max_epochs if "max_epochs" in overridden else max(max_epochs, MOST_EPOCHS)
@@ -134,7 +138,7 @@ def _fit_steps(train: TrainConfig, windows: int, layout: Layout, overridden: Col
 
 
 def _write(path: Path, values: dict[str, Any], like: str, *, writes: bool) -> None:
-    """Write a file that does not exist yet, on one rank of a machine.
+    """Write a file unless it exists already. Only one rank of each machine writes it.
 
     Raises BadInput if the file exists and has other values.
     """

@@ -1,6 +1,6 @@
 """The table of --plan: memory, hours and dollars of a run on machines for rent, and the assumptions behind them.
 
-Machines with the GPUs in the run directory's name come first, followed by the others from the cheapest on.
+Machines with the GPUs that the run directory's name gives come first. The others follow, the cheapest first.
 """
 
 import re
@@ -21,8 +21,8 @@ _HEADINGS = ["machine", "$/hour", "tokens/s", "hours", "$", "kind"]
 _COLUMNS = ("left", *["right"] * 4, "left")
 WIDTH = 80  # columns of a terminal
 _UNKNOWN = (
-    "tokens/s of such a small network must be measured: train.py RUN --max-steps 100 measures them on this machine and "
-    "adds a first row; --price-per-hour gives it dollars"
+    "tokens/s of such a small network must be measured: train.py RUN --max-steps 100 measures them on this machine, "
+    "and the table then starts with a row for this job; with --price-per-hour, the row also has dollars"
 )
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, with matrix products and attention as fast as in "
@@ -52,7 +52,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     elif (gpus := estimate.requested_gpus) is not None:
         machine = f"{gpus} GPU{'s' * (gpus > 1)}, as in the directory's name"
     assert plan is not None
-    priced = [offer for offer in possible if offer.throughputs]  # those whose hours and dollars can be calculated
+    priced = [offer for offer in possible if offer.throughputs]  # only for these, hours and dollars can be calculated
     rows = []
     if estimate.last_job is not None:
         speed, hours, price = estimate.last_job
@@ -75,10 +75,10 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
 
 
 def _layouts(estimate: RunEstimate) -> list[str]:
-    """Return a table of machines for which another layout is cheaper than the run's, and a note on layouts.
+    """Return a table of the machines on which another layout is cheaper than the run's layout, and a note on layouts.
 
-    A row has the cheapest layout, the next one in price, and the smallest tensor_parallel that fits with each value of
-    parallel.
+    Each row has the cheapest layout, the second cheapest, and for each value of parallel the smallest tensor_parallel
+    that fits.
     """
     rows, execution = [], estimate.run.train.execution
     run_layout, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
@@ -111,7 +111,7 @@ def _table(rows: list[list[str]], headings: list[str] = _HEADINGS, columns: tupl
 
 
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
-    """Return the row of a machine. Cells are ranges if an estimate and another trainer's measurement disagree."""
+    """Return a machine's row. Cells are ranges if there is an estimate as well as another trainer's measurement."""
     rates = [speed.tokens_per_second for speed in speeds]
     costs = [time_cost(3600 * run_hours, price) for run_hours in hours]
     return [
@@ -125,12 +125,12 @@ def _row(name: str, price: float | None, hours: list[float], speeds: list[Throug
 
 
 def _range(texts: list[str]) -> str:
-    """Return the first and the last text as a range, or a single text if they are the same."""
+    """Return the first and the last text as a range, or only one text if both are the same."""
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
 
 
 def _basis(priced: list[Offer]) -> list[str]:
-    """Return lines about the cheapest machine, the fastest, and the cheapest of those that were measured."""
+    """Return lines about the cheapest machine, the fastest machine, and the cheapest machine with a measurement."""
     best = {"cheapest": min(priced, key=Offer.usd), "fastest": min(priced, key=Offer.hours)}
     if measured := [offer for offer in priced if offer.throughputs[-1].measured]:
         best["cheapest of the measured"] = min(measured, key=Offer.usd)
@@ -142,12 +142,12 @@ def _basis(priced: list[Offer]) -> list[str]:
 
 
 def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
-    """Return a note on the assumptions about spot machines, and on the best checkpoint interval for the cheapest."""
+    """Return a note on the assumptions about spot machines and the best checkpoint interval on the cheapest of them."""
     offer = min((offer for offer in priced if offer.preemptions), key=Offer.usd, default=None)
     if offer is None or offer.plan is None or offer.preemptions is None:
         return []
     train, plan, speed = estimate.run.train, offer.plan, offer.throughputs[-1].tokens_per_second
-    # Tokens that are validated with every checkpoint
+    # Number of validation tokens that are read with every checkpoint
     validated_tokens = len(plan.sources) * plan.validation_sequences * plan.layout.context_length
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated_tokens / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
@@ -159,7 +159,7 @@ def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
 
 
 def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
-    """Return notes on the columns, the assumptions behind them, and settings that they ignore."""
+    """Return notes on the columns, on the assumptions behind them, and on settings that the table ignores."""
     prices, (seconds, jobs), train = estimate.prices, estimate.start_up, estimate.run.train
     basis = f"measured, median of this run's {jobs} earlier jobs" if jobs else "an assumption"
     dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
@@ -181,8 +181,9 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
         lines.append(f"{ROUGH}: an estimate with a roofline that was fitted to a similar GPU, not to this one")
     if estimate.network.nodes > 1:
         lines.append(
-            f"simulation: computation as on one node, and {estimate.network.link:g} GB/s between nodes, without the "
-            "time that the last micro-batch's backward pass hides; none of this is measured (docs/nodes.md)"
+            f"simulation: the computation time of one node, and communication at {estimate.network.link:g} GB/s "
+            "between nodes, except for the part that the last micro-batch's backward pass hides; none of this is "
+            "measured (docs/nodes.md)"
         )
     if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(
@@ -194,7 +195,7 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
 
 
 def _changes(estimate: RunEstimate) -> list[str]:
-    """Return lines about machines that need another micro-batch, and about those that cannot train the run."""
+    """Return lines about the machines that need another micro-batch or cannot train the run at all."""
     settings, changes = estimate.run.train.batch, dict[str, list[str]]()
     run_size, batch = settings.microbatch_size, settings.global_batch_size
     for offer in estimate.offers:

@@ -39,16 +39,16 @@ class Machine:
     gpu: Gpu = attrs.field(validator=checks.ValueCheck(lambda value: isinstance(value, Gpu), "the name of a GPU"))
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
     usd_per_hour: float = attrs.field(validator=_PRICE)
-    # The price if the machine may be preempted
+    # The price of the machine if the provider may preempt it
     spot_usd_per_hour: float | None = attrs.field(default=None, validator=checks.optional(_PRICE))
     # Speed of this run on the whole machine, as measured by the user
     tokens_per_second: float | None = attrs.field(default=None, validator=checks.optional(checks.number(1.0)))
-    # Date and source of the price; None: those of the list
+    # Date and source of this price; None if they are the same as for the whole list
     date: str | None = attrs.field(default=None, validator=checks.optional(_DATE))
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
 
     def times(self, nodes: int) -> "Machine":
-        """Return several of this machine as one machine, without tokens/s, which are unknown."""
+        """Return a machine that stands for `nodes` of this machine. Its tokens/s are unknown."""
         name, spot = f"{nodes} x {self.name}", self.spot_usd_per_hour and nodes * self.spot_usd_per_hour
         nodes_as_one = attrs.evolve(self, name=name, gpus=nodes * self.gpus, tokens_per_second=None)
         return attrs.evolve(nodes_as_one, usd_per_hour=nodes * self.usd_per_hour, spot_usd_per_hour=spot)
@@ -73,7 +73,7 @@ class PriceList:
 
 @attrs.frozen(kw_only=True)
 class Preemptions:
-    """Preemptions of a machine, at random moments and without notice.
+    """Preemptions of a machine, which happen at random times and without notice.
 
     The formulas are from J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS
     22 (2006), and J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974).
@@ -87,8 +87,8 @@ class Preemptions:
     def seconds(self, start_up: float, work: float) -> float:
         """Return the expected paid seconds of a run that would need `work` seconds without preemptions.
 
-        After a preemption, a segment starts again from its beginning, after another start-up, which may be preempted as
-        well. The result is infinite if it is too large for a float.
+        After a preemption, the machine starts up again and repeats the interrupted segment from its beginning. The
+        start-up may be preempted, too. The result is infinite if it is too large for a float.
         """
         rate, segment = self.per_hour / 3600, work / self.segments + self.checkpoint_seconds
         try:
@@ -99,12 +99,15 @@ class Preemptions:
             return math.inf
 
     def best_interval_seconds(self, validation_seconds: float = 0.0) -> float:
-        """Return Young's interval between checkpoints in seconds of training. A validation adds to each checkpoint."""
+        """Return Young's interval between checkpoints, in seconds of training.
+
+        `validation_seconds` is the time of the validation that runs with each checkpoint.
+        """
         return math.sqrt(2 * (self.checkpoint_seconds + validation_seconds) * 3600 / self.per_hour)
 
 
 def shown(path: Path) -> str:
-    """Return a path as messages show it: relative if it is inside the working directory."""
+    """Return a path in the form in which messages show it: relative if it is inside the working directory."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
@@ -114,9 +117,9 @@ def gpus_of(path: Path | None) -> dict[str, Gpu]:
 
 
 def read_machines(path: Path, only: Sequence[str]) -> PriceList:
-    """Read a price list with the machines that `only` names, or with all of them if it is empty.
+    """Read a price list with only the machines that `only` names, or with all machines if `only` is empty.
 
-    Raises BadInput, which names the file and the machine.
+    Raises BadInput if the list is invalid; the error names the file and the machine.
     """
     values = _read(path)
     entries, gpus = values.pop("machines", None), known_gpus() | read_gpus(path, values.pop("gpus", {}))

@@ -13,10 +13,11 @@ _CORE = number(-100, 1)  # centered on chance: 1 means all answers are right, an
 
 
 def describe_core(run: Run) -> list[str]:
-    """Return a line with the newest CORE score, of all tasks or some, that evaluate.py has stored for a run.
+    """Return a line with the newest CORE score that evaluate.py has stored for a run.
 
-    The list is empty if there is no score. A score is skipped if the checkpoint of its name has different weights now;
-    if the score has no hash of its weights, the line says so.
+    The score may cover only some of the tasks. The list is empty if there is no score. A score is skipped if the
+    checkpoint with the recorded name has different weights now. If no hash of the weights was recorded, the line says
+    so.
     """
     for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
         if record.get("evaluation") == "core" and _CORE.holds(core := record.get("core")):
@@ -33,7 +34,7 @@ def describe_core(run: Run) -> list[str]:
 
 
 def _limits_of_core(record: dict[str, Any]) -> list[str]:
-    """Return the limits of a stored score: how much of CORE it covers, and a tokenizer that may not be the run's."""
+    """Return the limits of a stored score: the part of CORE that it covers, and the tokenizer of --tokenizer."""
     tasks, data, tokenizer = (record.get(key) for key in ("tasks", "data", GIVEN_TOKENIZER))
     limits = [f"of {len(tasks)} tasks"] if isinstance(tasks, dict) else []
     if isinstance(data, dict) and type(data.get("count")) is int:

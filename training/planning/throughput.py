@@ -16,35 +16,37 @@ from training.planning.network_sizes import network_sizes
 from training.planning.price_list import Machine
 
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
-OURS = "Lockstep"
+OURS = "Lockstep"  # the name of this trainer in measurements.json
 MEASURED, OTHERS = "measured here", "others"
-ESTIMATE, ROUGH = "estimate", "rough"  # by the roofline; "rough" if it was fitted to a similar GPU
-SIMULATION = "simulation"  # of several nodes, from the throughput of one node
-# Half of the matmul parameters of GPT-2 124M, the smallest network to which the estimates are fitted. Smaller networks
-# spend most of their time on kernel launches and on the host, and no roofline can tell how much.
+ESTIMATE, ROUGH = "estimate", "rough"  # both from the roofline; "rough" if it was fitted to a similar GPU
+SIMULATION = "simulation"  # the throughput of several nodes, calculated from that of one node
+# Half of the matmul parameters of GPT-2 124M, which is the smallest network to which the estimates are fitted. Smaller
+# networks spend most of their time on kernel launches and on the host, which a roofline cannot predict.
 LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
 # Options of the network that change its speed little or not at all
 SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 
-# Bytes that our compiled kernels move per token. In a block, these are the bytes in network_sizes.py with everything
-# fused, plus this share of the bytes with a kernel for each operator. For GPT-2 in four sizes,
-# benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and C, without what matters less with larger
-# micro-batches (casts of weights, the optimizer): 136 = 116 + 20, of 172. The share is fitted to GPT-2. For the shapes
-# of NanoChat and Qwen3, the sum is within 3% of that script's count.
+# Bytes that our compiled kernels move per token. For a block, network_sizes.py counts the bytes if everything is fused,
+# and the bytes if every operator is a separate kernel; the estimate is the fused bytes plus this share of the unfused
+# bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and C, excluding costs
+# that shrink with larger micro-batches (weight casts, the optimizer). 136 is the 116 fused bytes plus 20 of the 172
+# unfused bytes. The share is fitted to GPT-2. For the shapes of NanoChat and Qwen3, the estimate is within 3% of that
+# script's count.
 LAYER_BYTES = 136
 UNFUSED_SHARE = 20 / 172
 # Bytes of the loss per token and row of the vocabulary, counted the same way
 LOSS_BYTES = 6
 SOFTCAP_LOSS_BYTES = 2
 
-# Steps on several nodes. None of this has been measured on several machines. Gradients are added on two levels
-# (training/parallel/ordered_reduce.py), whose bytes were counted on the cable between two network namespaces.
+# Steps on several nodes. None of this has been measured on real machines. Gradients are summed on two levels
+# (training/parallel/ordered_reduce.py); the bytes sent were counted on a virtual link between two network namespaces.
 BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
 LAST_BUCKETS = 0.15  # share of the gradient in the embeddings' bucket, which is ready when the backward pass ends
 GRADIENT_BYTES = 4  # per parameter
 GATHERED_BYTES = 2 * 2  # per parameter in bf16: FSDP gathers it for the forward pass and for the backward pass
-# Assumptions: the bandwidth that a collective reaches between a GPU and the other GPUs of its node, in each direction
-# (PCIe: between tensor ranks without NVLink), and the latency of a collective of one bucket for each additional node
+# These are assumptions. A collective reaches this bandwidth, in each direction, between a GPU and the other GPUs of its
+# node; the value for PCIe is used for tensor ranks without NVLink. The latency is that of a collective for one bucket,
+# for each additional node.
 INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0
 LATENCY_SECONDS = 30e-6
 
@@ -61,11 +63,13 @@ class Efficiency:
     bandwidth: float
 
 
-# The shares for products and attention explain llm.c's published runs, given the bytes of llm.c's kernels; both
-# trainers use cuBLAS and cuDNN for them (tests/training/planning/test_throughput.py has the runs). The share of the
-# bandwidth is what elementwise kernels reached on one H100. Any other kind of GPU uses the shares of the similar one.
+# With these shares for matrix products and attention, and the bytes of llm.c's kernels, the roofline reproduces llm.c's
+# published runs (they are in tests/training/planning/test_throughput.py). They apply to Lockstep, because both trainers
+# use cuBLAS and cuDNN for these operations. Elementwise kernels reached this share of the bandwidth on one H100. Every
+# other GPU uses the shares of the GPU that its `similar_to` names.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
-FITTED = ("A100", "H100", "H200")  # torch's names; estimates for the H200 are 1 to 10% below its measurements
+# The names that torch uses. Estimates for the H200 are 1 to 10% below its measurements.
+FITTED = ("A100", "H100", "H200")
 NVLINK = (*FITTED, "B200", "GB200")
 EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink (not measured)"
 
@@ -95,14 +99,16 @@ class Network:
 def throughputs(
     config: ModelConfig, machine: Machine, tokens_per_step: int | None = None, train: TrainConfig | None = None
 ) -> list[Throughput]:
-    """Return the throughputs that are known, the slowest first. A small network without measurements has none.
+    """Return the known throughputs of a machine, the slowest first.
 
-    If the price list has a number, or Lockstep has been measured, that number alone is returned (the newest
-    measurement). Otherwise, measurements of other trainers and an estimate are returned. A measurement of a small
-    network is valid only for its `tokens_per_step`, because launches take most of the time. `train` is the run; with
-    tensor shards, its throughput is always estimated.
+    The list is empty for a small network without measurements.
+
+    If the price list has a number, only that is returned; otherwise, if Lockstep has been measured, only the newest
+    measurement. Without either, measurements of other trainers and an estimate are returned. A measurement of a small
+    network is valid only for its `tokens_per_step`, because kernel launches take most of the time. `train` has the
+    settings of the run; with tensor shards, its throughput is always estimated.
     """
-    # An option that a measurement does not state is GPT-2's.
+    # If a measurement does not state an option, it was made with GPT-2's value.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
     matches = [
         Throughput(row["tokens_per_second"], MEASURED if row["trainer"] == OURS else OTHERS, row["trainer"])
@@ -128,13 +134,14 @@ def on_network(
 ) -> Throughput:
     """Return the throughput of all nodes together, given the throughput of one node.
 
-    With parallel "fsdp", which shards over all GPUs, the weights are gathered over the link for every micro-batch.
+    With parallel "fsdp", the weights are sharded over the GPUs of all nodes. They are therefore gathered over the link
+    for every micro-batch.
     """
     layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
     node_gpus, accumulation = layout.data_parallel_size // nodes, layout.accumulation
     compute = plan.tokens_per_step / (nodes * one_node.tokens_per_second)
     inside = 2 * (node_gpus - 1) / node_gpus * gradient / (INSIDE_GB_PER_SECOND * 1e9)
-    inside /= train.execution.tensor_parallel  # each tensor rank reduces its part
+    inside /= train.execution.tensor_parallel  # each tensor rank reduces only its part of the gradient
     across = 2 * (nodes - 1) / nodes * gradient / (network.link * 1e9) + (nodes - 1) * LATENCY_SECONDS
     # The last micro-batch hides communication behind its backward pass.
     hidden = min(BACKWARD_SHARE * compute / accumulation, (1 - LAST_BUCKETS) * (inside + across))
@@ -147,8 +154,8 @@ def on_network(
 def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) -> float:
     """Estimate the tokens per second of one GPU in bf16.
 
-    The times of matrix products, attention and memory traffic are added. GPUs that share layers do the same amount of
-    work per GPU as if each had separate tokens, and in addition wait for all their exchanges.
+    The estimate adds the times of matrix products, attention and memory traffic. GPUs that share layers do the same
+    amount of work per GPU as if each GPU had its own tokens, and they also wait for all their exchanges.
     """
     seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
     if train is not None and (shards := train.execution.shards) > 1:
@@ -162,11 +169,12 @@ def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) ->
 def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
     """Return the bytes per token that a rank receives from the ranks that share its layers, in both passes.
 
-    With C elements and L of S shards on each of N ranks, a layer twice gathers C and adds up L C; its backward pass
-    does the reverse. The head does this once, and so does the embedding, in fp32. A recomputed block does both again,
-    except for its last sum, which only dropout needs. A chunked loss, which has 2 fp32 numbers per shard, is computed
-    twice. (N - 1) / N of each result come from other ranks. The sums of shared gradients, once per step (`add_shared`),
-    are not counted.
+    Each of the N ranks has L of the S shards, and C is the width of the embedding. Twice per layer, a rank gathers C
+    elements and adds up L C elements; the backward pass does the reverse. The head does this once, and the embedding
+    does it once in fp32. A recomputed block repeats its exchanges, except for its last sum, which is repeated only with
+    dropout. The loss exchanges 2 fp32 numbers per shard; if it is computed in chunks, it does so twice. Of everything
+    that is gathered or summed, (N - 1) / N come from other ranks. The sums of shared gradients (`add_shared`), which
+    are computed once per step, are not counted.
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
     size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
@@ -177,7 +185,7 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu, efficiency: Efficiency) -> dict[str, float]:
-    """Return the seconds that one GPU needs per token, by kind of work."""
+    """Return the seconds that one GPU needs per token for each kind of work."""
     sizes, layers = network_sizes(config), config.n_layers
     keys = config.context_length / 2  # a query attends to half of the keys on average, because attention is causal
     bytes_per_second = efficiency.bandwidth * gpu.gb_per_second * 1e9
@@ -191,6 +199,6 @@ def seconds_per_token(config: ModelConfig, gpu: Gpu, efficiency: Efficiency) -> 
 
 
 def block_traffic(config: ModelConfig, shards: int = 1, ranks: int = 1) -> float:
-    """Return the bytes per token that the compiled kernels of a block move, on each of the ranks that share it."""
+    """Return the bytes per token that a block's compiled kernels move on each of the ranks that share the block."""
     sizes = network_sizes(config, shards, ranks)
     return sizes.fused_bytes + UNFUSED_SHARE * sizes.separate_bytes

@@ -1,4 +1,4 @@
-"""The best size for a budget has the lowest loss that the money buys, and warnings where the ladder does not reach."""
+"""The best size for a budget has the lowest affordable loss, with warnings if it is outside the ladder's range."""
 
 import attrs
 import pytest
@@ -61,7 +61,7 @@ def test_the_best_size_has_the_lowest_affordable_loss() -> None:
     share = choice.tokens_per_second / roofline(choice.model, machine.gpu)
 
     def loss(model: ModelConfig) -> float:
-        seconds = 3600 * 10 / machine.usd_per_hour - 120  # without 120 s of start-up
+        seconds = 3600 * 10 / machine.usd_per_hour - 120  # the start-up takes 120 s
         tokens = int(seconds * share * roofline(model, machine.gpu))
         return law.predict(matmul_parameter_count(model), tokens).value
 
@@ -98,7 +98,7 @@ def test_choices_at_an_edge_have_warnings() -> None:
     assert "intervals were tested up to 30 x" in "\n".join(limits_of(far, fit(), family, RUN))
     [edge] = best_sizes(fit(), LADDER, RUN, 50, machines)
     limits = "\n".join(limits_of(edge, fit(), LADDER, RUN))
-    assert edge.model == LADDER[-1] and "a larger one may be better" in limits
+    assert edge.model == LADDER[-1] and "a larger size may be better" in limits
     assert "tokens per parameter, but the ladder has 5 to 20" in limits
 
 

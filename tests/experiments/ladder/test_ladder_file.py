@@ -27,7 +27,7 @@ def test_sizes_are_sorted(make_ladder: MakeLadder) -> None:
         ({"sizes": [{"vocab_size": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: 'vocab_size'"),
         ({"sizes": [{"emb_dim": 9}] * 3}, "sizes: {'emb_dim': 9}: emb_dim: got 9, wanted a multiple"),
         ({"rates": [0.01]}, "rates: got .*expected a list of 2 or more ascending"),
-        ({"rates": [0.01, 0.0101]}, "each rate must be 1.2 to 4 times the one before"),
+        ({"rates": [0.01, 0.0101]}, "each rate must be 1.2 to 4 times the previous"),
         ({"tokens_per_parameter": [2, 1]}, "tokens_per_parameter: got .*ascending"),
         ({"set": {"train.microbatch_size": 0}}, "ladder.json: set: microbatch_size: got 0, wanted an integer"),
         ({"set": {"train.microbatch_size": None}}, "set: microbatch_size: got None, wanted an integer"),
@@ -37,7 +37,7 @@ def test_sizes_are_sorted(make_ladder: MakeLadder) -> None:
         ({"set": {"train.weight_decay": 0}}, "set: 'train.weight_decay': cannot be changed for a ladder"),
         ({"set": {"train.validation_sequences": 1}}, "set: 'train.validation_sequences'"),
         ({"target": {"validation_interval": None}}, "never validates"),
-        ({"target": {"global_batch_size": None}}, "has no global_batch_size, from which"),
+        ({"target": {"global_batch_size": None}}, "has no global_batch_size, but the batch"),
     ],
 )
 def test_errors_name_the_key(make_ladder: MakeLadder, make_run: MakeRun, keys: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The results of a ladder, with losses in its run directories that were computed by a known law."""
+"""The results of a ladder. The losses in its run directories were computed by a known law."""
 
 import json
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_a_refused_ladder_keeps_all_points(file: Path, tmp_path: Path) -> None:
     assert "for $40.00   without a forecast, there is no best size" in table.text()
     assert "but the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
-    assert describe_forecast_file(table.ladder.target) == []  # an earlier one is gone
+    assert describe_forecast_file(table.ladder.target) == []  # the earlier forecast was removed
 
 
 def test_notes_compare_the_target_with_the_rule(

@@ -45,7 +45,8 @@ def test_exponents_below_the_grid_give_no_forecast() -> None:
         for truth in forecast_coverage.OUTSIDE
         for seed in range(30)
     ]
-    assert np.mean([simulation.refused for simulation in simulations]) >= 0.8  # without the rule, it would be a fifth
+    # Without the rule, only a fifth would be refused.
+    assert np.mean([simulation.refused for simulation in simulations]) >= 0.8
 
 
 def test_laws_are_positive_and_unusual_exponents_possible() -> None:

@@ -1,4 +1,4 @@
-"""The loss law of a ladder: its predictions, and when there is no forecast."""
+"""The loss law of a ladder: its predictions, and the conditions under which there is no forecast."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_a_forecast_does_not_depend_on_the_unit_of_the_loss() -> None:
     assert [in_bits.value, in_bits.low, in_bits.high] == pytest.approx(expected, rel=1e-9)
 
 
-def test_short_runs_are_not_mistaken_for_long_ones() -> None:
+def test_short_runs_are_not_mistaken_for_long_runs() -> None:
     fit = fit_law(points())
     losses = [fit.predict(1e8, tokens).value for tokens in (2e8, 1e9, 5e9, 2.5e10)]
     assert losses == sorted(losses, reverse=True)

@@ -1,4 +1,4 @@
-"""Trunks and branches: a branch is bit-identical to a run that was trained alone, whatever the pauses."""
+"""Trunks and branches: a branch is bit-identical to a complete run of its own, even if it was paused or killed."""
 
 import os
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_a_half_written_branch_is_completed(
 
 def test_a_branch_needs_the_trunks_checkpoint(make_ladder: MakeLadder, tmp_path: Path) -> None:
     trunk = trunk_of(make_ladder(), tmp_path / "ladder")
-    with pytest.raises(BadInput, match=r"no such checkpoint, but .* must begin with it; move .* away"):
+    with pytest.raises(BadInput, match=r"no such checkpoint, but .* must start with it; move .* away"):
         write_branch(trunk, trunk.horizons[0])
 
 
@@ -98,7 +98,7 @@ def test_continuing_a_ladder_with_other_ranks_is_refused(make_ladder: MakeLadder
     [trunk] = trunks_of(ladder, ladder.sizes[0], 0.01)
     write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     (trunk.directory / "metrics.jsonl").touch()
-    problem = r"begun with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
+    problem = r"started with \w+batch_size \d, but the experiment now has \d+ \(which also depends on --ranks 8\)"
     with pytest.raises(BadInput, match=problem):
         trunks_of(attrs.evolve(ladder, ranks=8), ladder.sizes[0], 0.01)
     with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of world size 1"):

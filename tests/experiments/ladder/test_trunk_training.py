@@ -21,7 +21,7 @@ Tune = Callable[..., dict[float, float]]
 
 @pytest.fixture(name="tune")
 def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Return a function that chooses the rate, given the loss as a function of the rate and the seed."""
+    """Return a function that chooses the learning rate. Its argument gives the loss for a rate and a seed."""
     ladder = read_ladder(make_ladder())
 
     def tune(loss: Callable[[float, int], float], seeds: tuple[int, ...] = (42,)) -> dict[float, float]:
@@ -39,7 +39,7 @@ def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
 
 
 def minimum_at(best: float) -> Callable[[float, int], float]:
-    """Return a loss function with its minimum at `best`. If that is infinite, all losses are infinite."""
+    """Return a loss function with its minimum at `best`. If `best` is infinite, all losses are infinite."""
     return lambda rate, _: 3 + abs(math.log(rate) - math.log(best))
 
 
@@ -51,7 +51,7 @@ def test_rates_are_added_only_beyond_an_edge(tune: Tune) -> None:
 @pytest.mark.parametrize(
     ("best", "problem"),
     [
-        (99.0, r"best rate for 1x8, 0.16, is the highest one.*add rates at the high end"),
+        (99.0, r"best rate for 1x8, 0.16, is the highest rate.*add rates at the high end"),
         (math.inf, r"diverged at all rates \(.*0\.005, 0\.01, 0\.02\); lower them"),
     ],
 )

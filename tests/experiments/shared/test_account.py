@@ -17,7 +17,10 @@ PRICED = PoolOptions(price_per_hour=2.0, budget=ExperimentBudget(max_usd=10.0, m
 
 
 def call_before(directory: Path, *, seconds_ago: float, ended: bool, price: float | None = 1.0) -> Path:
-    """Write the account of an earlier call of 1,000 seconds, with its last line `seconds_ago`, and return its path."""
+    """Write the account of an earlier call that took 1,000 seconds, and return the path of the account.
+
+    Its last line was written `seconds_ago`.
+    """
     spent = {"seconds": 1000, "usd": (price or 0) * 1000 / 3600, "unpriced_seconds": 0 if price else 1000}
     last = {"time": time.time() - seconds_ago, "spent": spent, "price_per_hour": price, "ended": ended}
     first = last | {"spent": dict.fromkeys(spent, 0), "ended": False}
@@ -45,7 +48,7 @@ def test_killed_calls_are_charged_while_jobs_may_run(tmp_path: Path) -> None:
     assert earlier(tmp_path) == pytest.approx(1030, abs=5)
     path = call_before(tmp_path, seconds_ago=50_000, ended=False)
     with path.open("a") as file:
-        file.write('{"tim')  # a line that was cut off by a kill
+        file.write('{"tim')  # the call was killed while it wrote this line
     account = Account(tmp_path, PRICED)
     account.beat()
     assert earlier(tmp_path) > account.earlier.seconds == 1000 + ORPHAN_SECONDS

@@ -21,7 +21,7 @@ def test_only_runs_that_have_not_begun_are_rewritten(tmp_path: Path, capsys: pyt
     assert read_json(run / "model.json") == {"n_layers": 3}
     (run / "metrics.jsonl").touch()
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
-    changed = "train.json: this run has begun with learning_rate absent, but the experiment now has 0.1"
+    changed = "train.json: this run was started with learning_rate absent, but the experiment now has 0.1"
     with pytest.raises(BadInput, match=changed):
         write_run_directory(run, {"model": {"n_layers": 3}, "train": {"learning_rate": 0.1}})
 

@@ -1,4 +1,4 @@
-"""The end of a job: its reason says whether the budget ended it. Without a reason, the rest of the budget decides."""
+"""The end of a job: its reason shows whether the budget ended it. Without a reason, the remaining budget decides."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from experiments.shared.job_end import LEAST_SECONDS, ended_over_budget, failure
         (EXIT_ERROR, None, None, None, False),
     ],
 )
-def test_the_budget_ends_a_job_by_its_reason(
+def test_reason_shows_whether_the_budget_ended_a_job(
     status: int, reason: str | None, stopped_by: str | None, seconds_left: float | None, *, is_over: bool
 ) -> None:
     end: Any = SimpleNamespace(status=status, reason=reason)

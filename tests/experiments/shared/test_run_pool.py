@@ -1,4 +1,4 @@
-"""The pool of runs: several ranks, pauses, separate devices; jobs of the user are not touched."""
+"""The pool of runs: several ranks, pauses, separate devices. The user's own jobs are not stopped."""
 
 import json
 import os
@@ -30,7 +30,7 @@ LONG = {"min_train_tokens": STEPS * 8 * 32, "max_epochs": 100_000}
 
 
 @pytest.mark.slow
-def test_two_paused_ranks_reach_the_losses_of_one(make_run: MakeRun, tmp_path: Path) -> None:
+def test_two_paused_ranks_have_the_losses_of_one_rank(make_run: MakeRun, tmp_path: Path) -> None:
     two_ranks, one_rank = make_run("two"), make_run("one")
     with RunPool(tmp_path, PoolOptions(device="cpu", ranks=2)) as pool:
         pool.train({two_ranks: 3})
@@ -81,7 +81,7 @@ def test_runs_of_the_user_are_not_stopped(make_run: MakeRun, tmp_path: Path) -> 
             try:
                 pool.train({run: None})
             finally:
-                timer.cancel()  # a SIGINT after the pool would stop the test runner
+                timer.cancel()  # a SIGINT after the end of the pool would stop the test runner
         hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
         options = PoolOptions(device="cpu", budget=ExperimentBudget(max_hours=hours))
         with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped):
@@ -142,7 +142,7 @@ def test_a_killed_job_is_reported_as_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clock", [-5000, 5000])
 def test_a_jobs_record_is_found_by_its_name(tmp_path: Path, clock: float) -> None:
-    """The disk's clock is slow or fast. The record of another job is ignored, whatever its time is."""
+    """The disk's clock may be slow or fast. The record of another job is ignored, regardless of its time."""
     path, fail = tmp_path / EXIT_FILE, "raise SystemExit(1)"
     record = {"status": 75, "outcome": "stopped", "final": True}
 
@@ -159,7 +159,7 @@ def test_a_jobs_record_is_found_by_its_name(tmp_path: Path, clock: float) -> Non
     assert status_of(write + "{'job': 'of another'}))") == 1
     assert (
         status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75
-    )  # records of earlier versions name no job
+    )  # a record of an earlier version does not name its job
     assert status_of() == 1  # the record of the previous process still exists
 
 
@@ -184,7 +184,7 @@ def test_a_failure_names_keys_of_the_file(make_run: MakeRun, tmp_path: Path, mon
 
 
 def write_end(run: Path, status: int, reason: str | None) -> list[str]:
-    """Return the arguments of a process that ends like train.py, after a misleading line of output."""
+    """Return the arguments of a process that prints a misleading line and then ends like train.py."""
     record = {"status": status, "outcome": "error", "final": True, "reason": reason, "problem": "a problem"}
     record = {key: value for key, value in record.items() if value is not None}
     named = f"{record} | {{'job': os.environ['{JOB_VARIABLE}']}}"

@@ -1,4 +1,4 @@
-"""The key `measure` of a sweep: the same text for all variants, stored results, and errors for trained-on text."""
+"""The key `measure` of a sweep: all variants are measured on the same text, and none may be trained on it."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ TEXTS = [f"Document {number} is encoded again, whole: {number * number}.\n" * 9 
 
 @pytest.fixture(scope="session")
 def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token files with another tokenizer. Two of the twelve documents are held out."""
+    """Return token files with a different tokenizer. Two of the twelve documents are held out."""
     folder = tmp_path_factory.mktemp("characters")
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     options = ("--tokenizer", "chars", "--split", "tail", "--validation-fraction", "0.2", "--executor", "inline")
@@ -86,7 +86,7 @@ def test_training_on_the_measured_text_is_refused(copied: Path, token_files: Pat
         ({"dataset": "x", "weight": 0}, "measure: weight: got 0, wanted"),
     ],
 )
-def test_an_invalid_measure_is_one_line(value: Any, problem: str) -> None:
+def test_an_invalid_measure_is_reported_in_one_line(value: Any, problem: str) -> None:
     with pytest.raises(BadInput) as error:
         read_measure(FILE, value, [])
     assert problem in str(error.value)

@@ -1,4 +1,4 @@
-"""Sweep files: variants, names, seeds; errors name file and key."""
+"""Sweep files: their variants, names and seeds. Errors name the file and the key."""
 
 from typing import Any
 

@@ -90,7 +90,7 @@ def test_default_seeds_find_three_deviations_in_90_percent(levers: int) -> None:
 
 
 def test_gains_of_survivors_are_honest_bounds() -> None:
-    random, levers, true_gain = np.random.default_rng(0), 6, 0.3  # three seed deviations, for all levers
+    random, levers, true_gain = np.random.default_rng(0), 6, 0.3  # every lever gains three seed deviations
     stated_gains = []
     for _ in range(SWEEPS):
         losses = 4 + 0.1 * (random.standard_normal((1, 5)) + random.standard_normal((levers + 1, 5)))

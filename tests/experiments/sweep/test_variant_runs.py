@@ -1,4 +1,4 @@
-"""The runs of a sweep are ordinary run directories, whose recipe cannot change once they have results."""
+"""The runs of a sweep are ordinary run directories. Their recipe cannot change as soon as they have results."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_variants_that_train_the_same_are_refused(
 def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSweep) -> None:
     sweep = read_sweep(file := make_sweep(levers={"train.precision": ["fp32", "bf16"]}))
     runs = runs_of(sweep, file.with_suffix(""), 1)
-    check_variants(sweep, runs, None)  # for other machines, where "auto" is unknown
+    check_variants(sweep, runs, None)  # no error, because other machines may resolve "auto" differently
     with pytest.raises(BadInput) as error:
         check_variants(sweep, runs, "cpu")
     assert str(error.value) == (
@@ -93,7 +93,7 @@ def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSwe
 
 
 def record_of(run: Path, **changes: object) -> None:
-    """Write the record of a trained run, with changes of its train.json or of the record."""
+    """Write the record of a trained run. `changes` change keys of its train.json or of the record itself."""
     train = load_run(run, ()).train.flat()
     stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["1" * 64]}
     record = {
@@ -127,7 +127,7 @@ def test_a_sweep_compares_what_its_runs_recorded(
     sweep = read_sweep(file := make_sweep())
     runs = runs_of(sweep, file.with_suffix(""), 1)
     write_runs(runs)
-    assert check_records(sweep, runs) == []  # nothing has begun
+    assert check_records(sweep, runs) == []  # no run has started
     for run in runs:
         record_of(run.directory)
     assert check_records(sweep, runs) == []
@@ -177,13 +177,13 @@ def test_a_sweep_can_grow_but_not_change(
     file = make_sweep(set={"train.weight_decay": 0.2})
     write(file)
     change(file, set={"train.weight_decay": 1, "model.n_kv_heads": 2})
-    first = write(file)  # nothing has begun
+    first = write(file)  # no run has started
     (first[0] / "metrics.jsonl").touch()
     change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
     change(file, set={"train.weight_decay": 0.4})
-    changed = r"base-seed-42/train.json: this run has begun with weight_decay 1.0, but the experiment now has 0.4"
+    changed = r"base-seed-42/train.json: this run was started with weight_decay 1.0, but the experiment now has 0.4"
     with pytest.raises(BadInput, match=changed):
         write(file)
 

@@ -24,7 +24,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit and two changes in its working tree: a changed file, and a new file it needs."""
+    """Return a repository with one commit. Its working tree has a changed file, which needs a new file."""
     project = tmp_path / "project"
     (project / "token_files").mkdir(parents=True)
     (project / "train.py").write_text("first")
@@ -59,7 +59,7 @@ def test_a_checkout_has_new_files_and_tokens(project: Path, snapshots: Snapshots
     assert (code / "candidate" / "token_files").resolve() == project / "token_files"
     assert snapshots.tree_of(".") == candidate and git(project, "status", "--porcelain").splitlines() == [
         *("M train.py", '?? "ne\\303\\274.py"')
-    ]  # git ignores the files of the trial, and nothing is staged
+    ]  # git ignores the trial's files, and the trial has staged nothing
 
 
 def test_a_trial_adds_nothing_to_the_repository(project: Path) -> None:
@@ -110,7 +110,7 @@ with checkout.Snapshots() as snapshots:
 
 @pytest.fixture
 def check_out(project: Path) -> Path:
-    """A script that writes the files of HEAD into a folder."""
+    """Return a script that writes the files of HEAD into a folder."""
     script = project.parent / "check_out.py"
     script.write_text(CHECK_OUT)
     return script

@@ -17,7 +17,7 @@ TRACKED = {
     ("program", "source", "new"),
     [
         ("train.py", "import extra", "extra.py"),
-        ("train.py", "import math", "math.py"),  # it would hide the library
+        ("train.py", "import math", "math.py"),  # this file would hide the library
         ("train.py", "import extra.deep", "extra/__init__.py"),
         ("model/gpt.py", "from . import extra", "model/extra.py"),
         ("model/gpt.py", "from .extra import value", "model/extra.py"),
@@ -49,7 +49,7 @@ def test_new_files_may_need_other_new_files(tmp_path: Path) -> None:
 
 
 def write_and_choose(root: Path, tracked: dict[str, str], new: dict[str, str]) -> list[str]:
-    """Write the files, and return the new ones that are needed."""
+    """Write the files, and return the new files that are needed."""
     for name, source in (tracked | new).items():
         if not name.endswith("/"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)

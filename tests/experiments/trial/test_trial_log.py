@@ -13,7 +13,7 @@ from experiments.trial.trial_rule import keep_level
 def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
     number, rule = begin(tmp_path, "one", None, {"run": "runs/quickstart"})
     assert (number, rule.level) == (1, keep_level(1, 0))
-    finish(tmp_path, "same", "same bits", "")  # has no statistical test, so it does not count as a trial
+    finish(tmp_path, "same", "same bits", "")  # this verdict needs no statistical test, so it does not count as a trial
     assert begin(tmp_path, "two", 4, {})[1].level == keep_level(2, 0)
     finish(tmp_path, "one", "better", "better by 0.1")
     finish(tmp_path, "one", "worse", "a second verdict")
@@ -29,7 +29,7 @@ def test_a_trial_keeps_its_rule(tmp_path: Path) -> None:
 
 def test_the_number_of_pairs_cannot_change(tmp_path: Path) -> None:
     begin(tmp_path, "one", 4, {})
-    with pytest.raises(BadInput, match="--pairs 6: one has begun with looks after 4 pairs; the number of"):
+    with pytest.raises(BadInput, match="--pairs 6: one was started with looks after 4 pairs; the number of"):
         begin(tmp_path, "one", 6, {})
 
 
@@ -56,7 +56,7 @@ def test_a_damaged_line_is_counted_and_named(
     with (tmp_path / TRIALS).open("a") as file:
         file.write(json.dumps(bad) + "\n")
     number, rule = begin(tmp_path, "two", 4, {})
-    assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the beginning of a trial
+    assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the start of a trial
     path = tmp_path / TRIALS
     shown = capsys.readouterr().err
     assert f"{path}: skipped 1 damaged line, from line 2 on; each of them counts as a trial" in shown

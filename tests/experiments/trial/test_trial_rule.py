@@ -1,4 +1,4 @@
-"""The rule of a trial: levels that add up to the stated error, looks, and verdicts on planted and equal losses."""
+"""The rule of a trial: levels add up to the stated error, looks share a level, verdicts are right for known losses."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ def rule() -> TrialRule:
 
 
 def differences(mean: float, pairs: int, seed: int = 0) -> list[float]:
-    """Return differences whose mean is exactly `mean`, and whose deviation is exactly 1."""
+    """Return differences with exactly the given mean and a standard deviation of exactly 1."""
     sample = np.random.default_rng(seed).standard_normal(pairs)
     return list((sample - sample.mean()) / sample.std(ddof=1) + mean)
 

@@ -38,7 +38,10 @@ def slow(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def project(tmp_path: Path, token_files: Path) -> Path:
-    """This project's files, uncommitted changes included, in a repository with one commit that has a tiny run."""
+    """Return a repository with a single commit, which has all files of this project and a tiny run.
+
+    Uncommitted changes of this project are included.
+    """
     project = tmp_path / "project"
     with Snapshots() as snapshots:
         snapshots.check_out(snapshots.tree_of("."), project)

@@ -13,7 +13,7 @@ from training.config.train_config import load_run
 
 
 def plan(folder: Path, world_size: int, **keys: Any) -> Plan:
-    """Return the plan of the tiny run with some keys changed."""
+    """Return the plan of the tiny run. `keys` are the changes of its train.json."""
     run = load_run(write_run(folder, Path("x"), **keys), [])
     return make_plan(run.train, run.model.context_length, world_size)
 
@@ -28,7 +28,7 @@ def test_steps_with_validations_and_checkpoints_are_counted(checkpoint: int, val
             assert count_due(first, last, checkpoint, validation) == len(validations)
 
 
-def test_world_size_may_reach_the_number_of_micro_batches(tmp_path: Path) -> None:
+def test_world_size_may_equal_the_number_of_micro_batches(tmp_path: Path) -> None:
     for size in range(1, 13):
         layout = plan(tmp_path / str(size), size, global_batch_size=24).layout
         assert (layout.microbatches, layout.data_parallel_size) == (12, size)

@@ -22,7 +22,7 @@ from training.config.key_table import explanation, key_table
 from training.config.train_config import KEY_ROWS, KEYS, load_run
 
 DATASET_KEYS = {key_of(field): field for field in attrs.fields(DatasetPart)}
-# Each table's page, its heading, and the keys that it may contain
+# The page and the heading of each table, and the keys that the table may contain
 TABLES: list[tuple[str, str, Mapping[str, Any]]] = [
     ("architecture.md", "# Architecture options", KEYS["model"]),
     ("run-directory.md", "## model.json", KEYS["model"]),
@@ -32,7 +32,7 @@ TABLES: list[tuple[str, str, Mapping[str, Any]]] = [
 
 
 def documented_rows(page: str, heading: str) -> dict[str, str]:
-    """Return the rows of the key table below a heading, by key: default and meaning, without links and backticks."""
+    """Return the default and the meaning of each key in the table below a heading, without links and backticks."""
     section = (ROOT / "docs" / page).read_text().partition(f"{heading}\n")[2]
     lines = re.findall(r"^\| `(\w+)` (\|[^|\n]*\|[^|\n]*\|)", re.split(r"\n#+ ", section)[0], re.MULTILINE)
     return {key: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cells).replace("`", "") for key, cells in lines}
@@ -106,7 +106,7 @@ class MadeUpOptions:
 
 @pytest.fixture
 def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a key to each file by adding only its row."""
+    """Add a key to each of the two files by adding only the row of the key."""
     for section, options in (("model", MadeUpModel), ("train", MadeUpOptions)):
         for key, field in attrs.fields_dict(options).items():
             monkeypatch.setitem(KEYS[section], key, field)

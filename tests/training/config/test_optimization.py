@@ -1,4 +1,4 @@
-"""Learning rates of train.json: the schedule of each setting, in numbers and as a description."""
+"""Learning rates of train.json: each setting gives the right schedule and description."""
 
 from pathlib import Path
 from typing import Any

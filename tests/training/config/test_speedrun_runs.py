@@ -1,4 +1,4 @@
-"""Run directories of the speedrun: all have one recipe, the record's steps, and a class to be exported as."""
+"""Run directories of the speedrun: all have the same recipe, the steps of the record, and a class for the export."""
 
 import attrs
 import pytest
@@ -41,7 +41,7 @@ def test_speedruns_follow_the_record_and_fit_their_gpus(name: str, world_size: i
     predicted = MemoryModel.of(run.model, run.train, world_size).predict(run.train.batch.microbatch_size)
     assert predicted.total < gpu_bytes(known_gpus()[gpu])
     plan = make_plan(run.train, run.model.context_length, world_size)
-    # Steps and decay equal the record's.
+    # The steps and the decay are the same as in the record.
     assert (plan.steps, plan.tokens_per_step) == (4578, 524_288)
     assert (plan.schedule.warmup_steps, plan.schedule.decay_steps, plan.schedule.final_fraction) == (0, 1308, 0.0)
     assert plan.validation_sequences * run.model.context_length == 10_485_760  # fineweb-val-10m

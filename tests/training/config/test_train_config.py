@@ -1,4 +1,4 @@
-"""Run directories: ours and gpjt's load, and an error names the file and the key of whatever is wrong."""
+"""Run directories: ours and gpjt's can be loaded, and errors name the file and the key."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) ->
 )
 def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
-    [note] = run.notices  # it names the recommended keys that are missing, and no other key
+    [note] = run.notices  # the notice names only the recommended keys that are missing
     assert [key for key in GOOD_RECIPE if f'"{key}": ' in str(note)] == [key for key in GOOD_RECIPE if key not in extra]
     accumulation = extra.get("gradient_accumulation_steps", 1)
     plan = make_plan(run.train, run.model.context_length, 8)

@@ -1,4 +1,4 @@
-"""Preflight: each check says what it found and what to do, and problems end a run before it costs anything."""
+"""Preflight: each check reports its finding and what to do, and problems end a run before it costs anything."""
 
 import re
 import resource
@@ -32,7 +32,7 @@ COMPILES = PreflightRequirements().compiles
 
 @pytest.fixture
 def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emulate a machine with eight usable GPUs, a compiler and much shared memory."""
+    """Emulate a machine with eight usable GPUs, a compiler and plenty of shared memory."""
     monkeypatch.setattr(preflight, "choose_device", lambda requested: requested or "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -148,9 +148,9 @@ def test_killed_saves_reduce_the_disk_need(make_run: MakeRun, monkeypatch: pytes
     partial.mkdir(parents=True)
     with (partial / "model.safetensors").open("wb") as file:
         file.write(b"x" * (1 << 16))
-        file.truncate(1 << 30)  # a sparse file, as a save creates it
+        file.truncate(1 << 30)  # a save also starts with a sparse file
     fresh = disk_need(config, resumes=False)
-    assert disk_need(config, resumes=True) == fresh  # without a checkpoint, it is moved to the archive
+    assert disk_need(config, resumes=True) == fresh  # without a checkpoint, a partial save is archived
     (folder / "step-00000004").mkdir()
     resumed = disk_need(config, resumes=True)
     assert 1 << 16 <= fresh.total_bytes - resumed.total_bytes < 1 << 20

@@ -1,7 +1,8 @@
 """find_batch_size.py on a machine where rank 1 runs out of memory.
 
-Two environment variables decide when this happens. ABOVE is the largest micro-batch that fits. FAIL_IN is "forward",
-"backward", "step" or "later" (in a step after the third); "killed" kills the process of rank 1, and "hang" stops it.
+Two environment variables determine when this happens. ABOVE is the largest micro-batch that fits. FAIL_IN is "forward",
+"backward", "step" or "later" (in a step after the third). With "killed", the process of rank 1 is killed instead, and
+with "hang", it is stopped.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Batch-size search: it notices when a rank runs out of memory, does not hang, and writes train.json without harm."""
+"""Batch-size search: it notices if a rank runs out of memory, does not hang, and does not damage train.json."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 SHORT = Path(__file__).with_name("short_of_memory.py")
 
 
-HANG_SECONDS = 180  # a search here takes 5
+HANG_SECONDS = 180  # a search in these tests takes 5 s
 
 
 def find(run: Path, *options: str, script: Path = ROOT / "find_batch_size.py", **environment: str) -> Any:
@@ -70,7 +70,7 @@ def test_ranks_can_be_killed_right_after_their_start(monkeypatch: pytest.MonkeyP
     prober._start("probe", 1)
     processes = list(prober._processes)
     assert [os.getpgid(process.pid) for process in processes] == [process.pid for process in processes]
-    prober.kill()  # a killpg before setsid would kill no process, and the wait after it would never end
+    prober.kill()  # before a rank has called setsid, killpg would kill no process, and the wait would never end
     assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
 
 
@@ -90,12 +90,12 @@ def test_no_process_outlives_a_killed_search(make_run: MakeRun) -> None:
     options = ("--device", "cpu", "--set", "train.global_batch_size=null")
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
     process.stdout.readline()
-    launch.wait_until(process.children, process)  # the ranks of the next probe
+    launch.wait_until(process.children, process)  # wait for the ranks of the next probe
     os.kill(process.pid, 9)
     launch.wait_until(lambda: not process.children(), seconds=60)
 
 
-def test_ctrl_c_is_one_line(make_run: MakeRun) -> None:
+def test_ctrl_c_is_reported_in_one_line(make_run: MakeRun) -> None:
     process = launch.start(ROOT / "find_batch_size.py", str(make_run()), "--device", "cpu")
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -150,7 +150,7 @@ def test_measurement_corrects_the_prediction() -> None:
     total, memory = 80 * GIB, MemoryModel.of(run.model, run.train, 8)
     predicted = attrs.evolve(memory, accumulation=2, global_batch_size=None).predict(16).allocated
     as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
-    outside = outside_bytes(8)  # already in use when `usable` is measured
+    outside = outside_bytes(8)  # this memory is already in use when `usable` is measured
     assert finder.predicted_largest(memory, as_predicted, 16) == memory.largest_microbatch(total + outside)
     assert finder.predicted_largest(memory, twice, 16) == memory.largest_microbatch(total // 2 + outside)
     assert finder.predicted_largest(memory, [Report()], 16) is None

@@ -1,4 +1,4 @@
-"""Search: any limit is found in few trials, candidates do not change the global batch, and --predict needs no GPU."""
+"""Batch-size search: few trials find any limit, candidates keep the global batch, and --predict needs no GPU."""
 
 import math
 import re

@@ -1,4 +1,7 @@
-"""Estimates: hours and dollars of a run on machines for rent agree with published training times; several nodes."""
+"""Estimates: a run's hours and dollars on machines for rent agree with published training times.
+
+Other tests are on plans for several nodes.
+"""
 
 import json
 import re
@@ -22,8 +25,8 @@ from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
 RUN, LENGTHS = ROOT / "runs" / "8xa100", {"gpjt/fineweb-gpt2-tokens": None}
-# gpjt's table "Costs of training in the cloud": machine, micro-batch, seconds of the whole training with and without
-# validation, and the tokens/s that the trainer printed
+# From gpjt's table "Costs of training in the cloud": the machine, the micro-batch, the seconds of the complete training
+# with and without validation, and the tokens/s that the trainer printed
 PUBLISHED = {
     "8xa100-40gb": (13, 13904, 12404, 234480),
     "8xa100-80gb": (28, 11532, 9948, 282707),
@@ -53,12 +56,12 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
     run = load_run(RUN, ["validation_interval=null", "microbatch_size=4"])
     estimate = make_estimate(run, read_machines(path, ["two", "three"]), LENGTHS)
     two, three = sorted(estimate.offers, key=lambda offer: offer.machine.gpus)
-    # There are 32 micro-batches: 16 on each of two GPUs, or 11, 11 and 10 on three.
+    # Each step has 32 micro-batches: 16 on each of two GPUs, or 11, 11 and 10 on three GPUs.
     assert three.token_equivalents == pytest.approx(two.token_equivalents * 33 / 32)
 
 
 FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
-HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # a few layers are counted quickly
+HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because layers take time to count
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""forecast.json is shown below the plan as long as the recipe is the one for which it was made."""
+"""--plan shows forecast.json as long as the recipe is the same as when the forecast was made."""
 
 import json
 from pathlib import Path

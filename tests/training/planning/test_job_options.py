@@ -1,4 +1,4 @@
-"""--dry-run describes what the other options of the same command line would do."""
+"""--dry-run describes the effects of all other options on its command line."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from training.config.train_config import load_run
 from training.planning.dry_run import dry_run
 from training.planning.new_run import new_run
 
-EXAMPLES = {  # a value for each option of training
+EXAMPLES = {  # an example value for each option of train.py
     "--set": "learning_rate=0.5", "--max-steps": "3", "--hash-every": "2", "--price-per-hour": "14", "--max-hours": "3",
     "--max-usd": "5", "--then": "true", "--device": "cpu", "--resume": "never", "--init-from": "gpt2", "--follow": "",
     "--allow-numerics-drift": "", "--like": "", "--token-files": "", "--world-size": "2",
@@ -43,7 +43,8 @@ def test_dry_run_describes_every_option(make_run: MakeRun, capsys: pytest.Captur
             words += [str(answers), "--set", "objective=answers"]
         lines = dry_run_output(capsys, run, *words)
         assert lines != plain, name
-        if name not in ("--set", "--token-files", "--world-size"):  # these change the arithmetic of the run
+        # The description of the plan shows the effects of these three options.
+        if name not in ("--set", "--token-files", "--world-size"):
             assert f" {name}" in lines
 
 
@@ -71,7 +72,7 @@ def test_dry_run_knows_where_the_job_starts(copied: Path, capsys: pytest.Capture
     assert "--max-usd 5: stops with a checkpoint before this limit; $1.00 spent so far" in output
     resumed = dry_run_output(capsys, copied, "--resume", "step-00000004", *limits)
     assert f"--max-steps 3: trains nothing: {copied}: at step 4 of 8; --max-steps allows no more steps" in resumed
-    restarted = dry_run_output(capsys, copied, "--resume", "never", *limits)  # this archives the metrics
+    restarted = dry_run_output(capsys, copied, "--resume", "never", *limits)  # a real job would archive the metrics
     assert "--max-steps 3: stops after step 3 of 8 with a checkpoint" in restarted
     assert "0 hours used so far" in restarted and "$0.00 spent so far" in restarted
     output = dry_run_output(capsys, copied, "--max-hours", "0.25")

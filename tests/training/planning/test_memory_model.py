@@ -1,4 +1,4 @@
-"""Predictions of memory count what the network really saves, and find the largest micro-batch that fits."""
+"""Predictions of memory equal what the network really saves, and find the largest micro-batch that fits."""
 
 import gc
 from typing import Any
@@ -68,7 +68,7 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions) -> int:
     """Return the bytes alive between a bf16 forward and backward pass, without parameters, tokens and the output."""
-    gc.freeze()  # existing objects are not searched
+    gc.freeze()  # so that the search below skips the objects that exist already
     loss = make_loss(config, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)
     before = living_storages()
@@ -83,7 +83,7 @@ def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions
 
 
 def living_storages() -> dict[int, int]:
-    """Return the address and the bytes of all memory that Python's tensors use."""
+    """Return all memory that Python's tensors use, as a mapping from address to number of bytes."""
     gc.collect()
     storages = [value.untyped_storage() for value in gc.get_objects() if type(value) in (torch.Tensor, Parameter)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
@@ -98,8 +98,8 @@ def test_predicted_activations_are_alive_before_the_backward_pass(
 ) -> None:
     config = attrs.evolve(TINY, **changes)
     options = MemoryOptions(loss_chunks=chunks, recompute_blocks=recompute)
-    # Predicted bytes that are not alive yet: attention's seeds, which exist only on a GPU, and the head in bf16, which
-    # is made when a chunk needs it
+    # Some predicted bytes are not alive at this moment: attention's seeds, which exist only on a GPU, and the head in
+    # bf16, which is created when a chunk needs it.
     missing = 0 if recompute else config.n_layers * 24
     missing += 2 * config.padded_vocab_size * config.emb_dim if chunks > 1 else 0
     tokens = 8 * microbatch_size * TINY.context_length
@@ -126,7 +126,8 @@ ELASTIC = {"world_size": 8, "determinism": "elastic"}
 SHARDED = {"world_size": 8, "parallel": "fsdp"}
 
 
-# Peaks of benchmarks/emulated_steps.py on the H100, torch 2.13.0; tests/cuda/test_memory_prediction.py has all shapes
+# Peaks that benchmarks/emulated_steps.py measured for the H100 with torch 2.13.0. tests/cuda/test_memory_prediction.py
+# has all shapes.
 @pytest.mark.parametrize(
     ("size", "microbatch_size", "accumulation", "settings", "gib"),
     [
@@ -145,7 +146,7 @@ SHARDED = {"world_size": 8, "parallel": "fsdp"}
         ("1.5B", 8, 8, SHARDED | ELASTIC, 43.810),
     ],
 )
-def test_predicted_peaks_equal_measured_ones(
+def test_predicted_peaks_equal_measured_peaks(
     size: str, microbatch_size: int, accumulation: int, settings: dict[str, Any], gib: float
 ) -> None:
     memory = MemoryModel(model=GPT2_SIZES[size], accumulation=accumulation, **settings)
@@ -159,7 +160,7 @@ def test_larger_micro_batches_may_need_less_memory() -> None:
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
 
 
-# The same on 8 H100s, of which `shared` share each layer
+# The same for 8 H100s, where groups of `shared` GPUs share each layer
 @pytest.mark.parametrize(
     ("shared", "model", "size", "settings", "gib"),
     [
@@ -169,7 +170,7 @@ def test_larger_micro_batches_may_need_less_memory() -> None:
         (2, "124M", 32, {"options": MemoryOptions(loss_chunks=8), "parallel": "fsdp"}, 6.737),
     ],
 )
-def test_predicted_peaks_of_tensor_ranks_equal_measured_ones(
+def test_predicted_peaks_of_tensor_ranks_equal_measured_peaks(
     shared: int, model: str, size: int, settings: dict[str, Any], gib: float
 ) -> None:
     ranks = {"world_size": 8, "tensor": (shared, shared)}

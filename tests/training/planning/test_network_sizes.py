@@ -1,4 +1,4 @@
-"""Sizes that are counted without memory equal those of a real network, for any number of layers."""
+"""Sizes that are counted on the meta device equal those of a real network, for any number of layers."""
 
 import math
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def test_muon_keeps_one_moment_of_block_matrices() -> None:
     sizes = network_sizes(TINY)
     matrices = sum(math.prod(axes.shape) for axes in sizes.block.values() if len(axes.shape) == 2)
     assert matrices > 0
-    # AdamW's second moment in fp32, of two layers
+    # AdamW's second moment of two layers, in fp32
     assert sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2) == 2 * 4 * matrices
 
 

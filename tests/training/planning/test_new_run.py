@@ -1,4 +1,4 @@
-"""train.py --like: the new run directory is fitted to its tokens, written once, and never overwritten."""
+"""train.py --like: the new run directory suits its tokens, is written once, and is never overwritten."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -75,7 +75,7 @@ def test_run_directory_is_written_once_and_never_overwritten(make_run: MakeRun, 
     [rate] = {run.train.optimization.learning_rate for run in runs if isinstance(run, Run)}
     [problem] = {str(run) for run in runs if isinstance(run, BadInput)}
     assert f"train.json: already exists, and its learning_rate is {rate}, but --like {template} would write " in problem
-    (new / "train.json").unlink()  # as after a kill between the two files
+    (new / "train.json").unlink()  # as if the command was killed between writing the two files
     assert isinstance(_outcome(template, new), Run)
     assert sorted(path.name for path in new.iterdir()) == ["model.json", "train.json"]
     assert isinstance(_outcome(new, new), Run)
@@ -93,7 +93,7 @@ def _outcome(template: Path, new: Path, *overrides: str) -> Run | BadInput:
         return error
 
 
-def test_missing_tokens_are_noted_and_all_listed_ones_used(
+def test_missing_tokens_are_noted_and_listed_tokens_used(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = Options(token_files=tokens(tmp_path / "here", 3000))

@@ -76,7 +76,7 @@ def test_plan_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     assert advice in text
 
 
-def test_plan_names_the_cheapest_and_the_cheapest_measured() -> None:
+def test_plan_names_the_cheapest_and_cheapest_measured_machines() -> None:
     run, prices = load_run(ROOT / "runs" / "1xh100", []), read_machines(MACHINES, PRICES)
     lines = describe_estimate(estimate(run, prices))
     assert [row[0] for row in rows(lines)][:3] == ["1xrtx4090 spot", "1xrtx4090", "1xh200"]

@@ -1,4 +1,4 @@
-"""Throughput: entered or measured tokens/s come first; otherwise it is a roofline, fitted to a published trainer."""
+"""Throughput: entered or measured tokens/s have priority over a roofline that is fitted to a published trainer."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_roofline_explains_llm_c_and_is_slower_for_our_kernels(gpu: str, size: s
 
 
 def bound(config: ModelConfig, gpu: str) -> float:
-    """Return the tokens/s of products, attention and memory at the datasheet's speed, which no kernel reaches."""
+    """Return the tokens/s if products, attention and memory had the datasheet's speed, which no kernel reaches."""
     return 1 / sum(seconds_per_token(config, known_gpus()[gpu], Efficiency(1.0, 1.0, 1.0)).values())
 
 
@@ -63,7 +63,7 @@ def test_h200_estimates_are_within_ten_percent_of_measurements() -> None:
 
 
 def test_no_published_number_is_above_the_bound() -> None:
-    # The numbers of llm.c, and those of docs/performance.md
+    # The numbers of llm.c, and the numbers in docs/performance.md
     published = [*LLM_C, ("h100-80gb", "124M", 473e3), ("h100-80gb", "774M", 78.6e3), ("h100-80gb", "1.5B", 48.5e3)]
     for gpu, size, tokens_per_second in published:
         assert tokens_per_second < bound(GPT2_SIZES[size], gpu)
@@ -72,7 +72,7 @@ def test_no_published_number_is_above_the_bound() -> None:
         assert row["tokens_per_second"] < row["gpus"] * bound(config, row["gpu"])
 
 
-# benchmarks/kernel_bytes.py on emulated GPUs, 124M: bytes per token, layer and C
+# Bytes per token, layer and C that benchmarks/kernel_bytes.py counts on emulated GPUs for networks of the size 124M
 ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
 
 
@@ -84,7 +84,7 @@ ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
         (ROTARY | {"activation": "swiglu", "mlp_width": 2048, "n_kv_heads": 4}, 184.7),  # Qwen3's shape
     ],
 )
-def test_bytes_of_a_block_equal_counted_ones(options: dict[str, Any], counted_bytes: float) -> None:
+def test_bytes_of_a_block_equal_the_kernel_count(options: dict[str, Any], counted_bytes: float) -> None:
     config = attrs.evolve(GPT2_SIZES["124M"], **options)
     assert block_traffic(config) / config.emb_dim == pytest.approx(counted_bytes, rel=0.03 if options else 1e-12)
 
