@@ -63,7 +63,7 @@ class ProgressBar:
             show(progress(f"step {step:,}/{self._bar.total:,}  {line}"))
 
     def warn(self, topic: str, warning: str | None) -> None:
-        """Show a warning next to the numbers. It replaces an earlier warning of the same topic; None removes that."""
+        """Show a warning next to the numbers, instead of an earlier one of the same topic. None removes that one."""
         self._warnings.pop(topic, None)
         if warning is not None:
             self._warnings[topic] = warning
