@@ -175,7 +175,10 @@ def event_of(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the records that belong to the present state of the run, in order. Raises BadInput as `read_counted` does."""
+    """Return the records that belong to the present state of the run, in order.
+
+    Raises BadInput as `read_counted` does.
+    """
     return current_records(read_counted(directory).records)
 
 
