@@ -29,8 +29,8 @@ INSIDE, ACROSS = "inside", "across"
 class Levels:
     """The ranks that add up gradients.
 
-    The ranks `inside` do so first. Each of them then has a part of the sum, and adds that part up with the ranks
-    `across`.
+    First, the ranks `inside` add up their gradients, and each of them gets a part of the sum. Then each rank adds up
+    its part with the ranks `across`.
     """
 
     inside: RankGroup
@@ -75,12 +75,12 @@ class HeldPiece:
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """How parameters are spread over the ranks that divide the work of an update: complete on each, or in parts."""
+    """How parameters are spread over the ranks that divide the work of an update: complete on each one, or in parts."""
 
     ranks: RankGroup = ALONE
     row_shards: int = 1  # under FSDP, the number of parts of each tensor shard
     tensor_shards: int = 1
-    tensor_size: int = 1  # number of ranks, which are neighbors, among which tensor shards are divided
+    tensor_size: int = 1  # number of neighboring ranks among which tensor shards are divided
 
     @property
     def sharded(self) -> bool:
@@ -179,7 +179,7 @@ def shards_of(value: Tensor) -> RankGroup | None:
 def full_tensor(value: Placed) -> Tensor:
     """Return the complete tensor of a possibly sharded one.
 
-    For a sharded tensor this is collective: call it on every rank.
+    For a sharded tensor, this is a collective: call it on every rank.
     """
     return value.full_tensor().detach() if isinstance(value, DTensor | Sharded) else value.detach()
 
