@@ -238,7 +238,7 @@ def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pyt
     path_names = [
         argument.name for argument in repeatable if "str" in str(argument.hint) or "Path" in str(argument.hint)
     ]
-    for name in path_names[:1]:  # each command applies the rule
+    for name in path_names[:1]:  # a single option shows that the command applies the rule
         positional = [
             argument for argument in arguments_of(SCRIPTS[script][command]) if argument.name.strip("-.").isupper()
         ]
