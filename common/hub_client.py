@@ -33,7 +33,7 @@ DETAIL_CHARACTERS = 500  # maximum length of a list from the hub in an error
 
 
 def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Callable[[Path], bool]) -> str:
-    """Return the name on the hub of a model or dataset that is not a local folder.
+    """Return the hub name of a model or dataset that is not a local folder.
 
     The name is OWNER/NAME; a model may also have a NAME without an owner. A reference that starts with hf: is always a
     name on the hub. Without hf:, a name that is similar to that of a local folder is refused, and the error suggests
