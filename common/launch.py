@@ -26,7 +26,8 @@ TASK_COUNTS = (
 )
 OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # a rank ended because another rank failed
 JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
-# Where the user sets the keys of this job: on the command line by default, in an experiment's file with this value
+# Tells where the user sets the keys of this job: in the experiment's file if the variable has the value below, otherwise
+# on the command line
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
 SETTINGS_OF_EXPERIMENT = "experiment"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
