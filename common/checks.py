@@ -88,8 +88,8 @@ class KeyRow:
     # seed count as one recipe, so evaluate.py compare treats their difference as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # Similar settings of other programs: the difference to know about, such as another unit -> their names, separated
-    # by spaces
+    # Similar settings of other programs. A key describes the difference, such as another unit. Its value has the names
+    # of the settings that differ in this way, separated by spaces.
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 
