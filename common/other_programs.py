@@ -115,7 +115,8 @@ OPTIONS = (
     Meaning("sample_every", "python evaluate.py sample RUN", "report.py shows samples of the checkpoints"),
 )
 
-# Keys of other programs that have no counterpart among our keys: what to do instead -> their names, separated by spaces
+# Keys of other programs that have no counterpart among our keys. Each text says what to do instead of the keys that
+# follow it, which are separated by spaces.
 KEYLESS = {
     "the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
     "the option --device of train.py chooses the device": "device",
