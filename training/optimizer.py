@@ -56,7 +56,7 @@ class Optimizer:
                         state = torch.zeros_like(parameters[name], dtype=dtype)  # sharded like the parameter
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state
-        self._checked: dict[torch.optim.Optimizer, int] = {}  # how many entries of each part's state were checked
+        self._checked: dict[torch.optim.Optimizer, int] = {}  # number of checked entries in each part's state
         self._fused = all(part.defaults.get("fused") for part in self.parts)
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
