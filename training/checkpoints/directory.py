@@ -179,7 +179,7 @@ def point(link: Path, name: str | None) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a folder, or copy it and delete the original if overlayfs cannot rename it, as in a container's image.
+    """Rename a folder. If overlayfs cannot rename it, because it is part of a container's image, move its files.
 
     The manifest is copied last and deleted first, so that after a kill, one of the two folders is a complete
     checkpoint.
