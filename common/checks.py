@@ -47,7 +47,7 @@ class ValueCheck:
             raise InvalidValue(self._problem(value, value, key_of(attribute)))
 
     def parse(self, text: str) -> Any:
-        """Return the value that an option's text stands for. Raises InvalidValue: "got ..., wanted ..."."""
+        """Convert an option's text to its value. Raises InvalidValue with the message "got ..., wanted ..."."""
         try:
             value = self.kind(text)
         except ValueError:
