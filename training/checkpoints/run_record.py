@@ -47,7 +47,7 @@ class WeightsOrigin:
     source: str  # as on the command line
     sha256: str  # of the weights, as training/checkpoints/initial_weights.py computes it
     vocab_size: int | None = None  # of that model, if the run has added rows for new ids
-    # Number of special tokens that the model has never seen; their rows start as copies of the end of text's row
+    # Number of special tokens that the model has never seen; their rows start as copies of the row of the end of text
     unseen: int | None = None
 
 
@@ -92,7 +92,7 @@ class RunRecord:
             raise ValueError("numerics: determinism: missing")
 
     def network_config(self) -> ModelConfig:
-        """Return the configuration of the network that was trained, to build it.
+        """Return the configuration with which the trained network can be built.
 
         Raises ValueError if the record has a key of model.json that this version does not have, because that network
         computes something else.
