@@ -85,7 +85,7 @@ class TokenSet:
 
     @property
     def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
-        """The directory that records the tokenizer with the largest vocabulary, and that record.
+        """The directory that has the tokenizer with the largest vocabulary, and the record of that tokenizer.
 
         The tokenizers of a run differ only in special tokens at the end.
         """
