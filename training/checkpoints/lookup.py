@@ -171,7 +171,7 @@ def complete_steps(bucket: "Bucket") -> list[str]:
 
 
 def candidates(bucket: "Bucket", name: str) -> list[str]:
-    """Return the names of the checkpoints in a bucket from which to try to resume, in this order.
+    """Return the names of the checkpoints in a bucket from which the run may resume, in the order in which to try them.
 
     A name in NEWEST means all complete checkpoints, newest first, because only a download shows whether one is intact.
     """
