@@ -25,7 +25,7 @@ class SaveOutcome:
 
     position: Position
     durable: bool  # the checkpoint is on the disk, under its name
-    problem: BadInput | None  # of a durable checkpoint: a link or a deletion failed
+    problem: BadInput | None  # why the save failed; if it is durable, which link or deletion failed
     stall_seconds: float  # time for which training was paused
     write_seconds: float  # from the end of the copy until the checkpoint is on the disk
 
