@@ -65,7 +65,7 @@ class Sharded:
 
 @attrs.frozen
 class HeldPiece:
-    """The part of some consecutive rows of a parameter that a rank holds."""
+    """A rank's part of some consecutive rows of a parameter."""
 
     parameter: str  # the parameter's name on the rank
     local_rows: range  # the piece's rows in the rank's part of the parameter
@@ -88,7 +88,7 @@ class Spread:
 
     @functools.cache  # noqa: B019  # the cached objects are small values without references
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """Return, for each rank, the pieces of some rows of a parameter that it holds.
+        """For each rank, return its pieces of some rows of a parameter.
 
         A rank that holds none of the rows has a single piece without rows.
         """
