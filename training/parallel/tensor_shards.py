@@ -141,7 +141,7 @@ def tensor_shards(network: ShardedGPT, ranks: Ranks, row_ranks: RankGroup | None
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:
-    """Return this rank's rows of a parameter's gradient that exactly this number of shards have."""
+    """Return those of this rank's rows of a parameter's gradient that exactly `holders` shards have."""
     assert parameter.grad is not None
     first, local = held_rows(parameter)
     gradient = local_tensor(parameter.grad)
