@@ -1,10 +1,10 @@
 """Heartbeats as one rank sees them: the last beats that it has read, and which ranks have gone silent.
 
-Ranks exchange beats over torchrun's store, in a ring, so that each rank reads only a few others, however many there
-are. A rank writes its beat, and reads the beats of the next ranks and one key with the news of all ranks. If several
-ranks in a row are silent, even a complete node, the rank before them is alive. That rank notices the silence and
-reads all beats from then on. When one of them has been silent for too long, it tells all ranks which ranks are lost.
-The news also contains the reasons why ranks leave.
+Ranks exchange beats over torchrun's store. They form a ring, in which each rank reads the beats of only a few others,
+whatever the number of ranks. A rank writes its beat, reads the beats of the next ranks in the ring, and reads one key
+that has the news of all ranks. If several ranks in a row are silent, even a complete node, the rank before them is
+alive. That rank notices the silence and reads all beats from then on. When one of the silent ranks has been silent for
+too long, it tells all ranks which ranks are lost. The news also contains the reasons why ranks leave.
 """
 
 import itertools
