@@ -26,8 +26,8 @@ TASK_COUNTS = (
 )
 OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # a rank ended because another rank failed
 JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
-# Tells where the user sets the keys of this job: in the experiment's file if the variable has the value below, otherwise
-# on the command line
+# Variable that tells where the user sets the keys of this job: in an experiment's file if it has the value below,
+# otherwise on the command line
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
 SETTINGS_OF_EXPERIMENT = "experiment"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
