@@ -45,7 +45,7 @@ def archive_all(run_directory: Path) -> Path | None:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            archive(directory, checkpoints, target)  # the newest is moved last: a kill leaves it here
+            archive(directory, checkpoints, target)  # the newest is last, so that a kill leaves it here
             with suppress(OSError):  # the directory is a link or a mount, or it contains other files
                 directory.rmdir()
         for path in results:
