@@ -96,7 +96,7 @@ class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
     These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, including errors.
-    There, both limits have the same reason, and patience has none because it finishes a run.
+    In exit.json, both limits have the same reason, and patience has none, because it finishes a run.
     """
 
     SIGNAL = "signal"  # in an event "stopped"
