@@ -163,6 +163,12 @@ def test_permanent_errors_do_not_ask_to_restart(make_run: MakeRun, tmp_path: Pat
         assert process.returncode == 78 and line in errors, (command, errors)
 
 
+def test_jobset_accepts_the_names_of_failure_rules() -> None:
+    runtime = next(yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text()))
+    [rule] = runtime["spec"]["template"]["spec"]["failurePolicy"]["rules"]
+    assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])  # the pattern of JobSet's webhook
+
+
 def test_two_boxes_refuses_a_repeated_node() -> None:
     command = [str(ROOT / "launch" / "two_boxes.sh"), "runs/x", "10.0.0.1", "user@10.0.0.1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

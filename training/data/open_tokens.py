@@ -203,8 +203,8 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
         manifest = read_manifest(path)
         open_stream: Callable[[str], TokenStream] = partial(open_listed, path, manifest=manifest)
         if growing is None:
-            has_validation = isinstance(train.data.dataset, str) or has_split(path, "validation", manifest)
-            validates = run_validates and has_validation
+            is_expected = isinstance(train.data.dataset, str)  # a single dataset must have validation tokens
+            validates = run_validates and (is_expected or has_split(path, "validation", manifest))
         else:
             is_first = all(directory.validation is None for directory in directories)
             validates, open_stream = run_validates and is_first and "validation" in growing.splits, growing.stream
