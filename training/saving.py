@@ -26,7 +26,7 @@ class SaveOutcome:
     position: Position
     durable: bool  # the checkpoint is on the disk, under its name
     problem: BadInput | None  # why the save failed; if it is durable, which link or deletion failed
-    stall_seconds: float  # time for which training was paused
+    stall_seconds: float  # time for which training had to wait
     write_seconds: float  # from the end of the copy until the checkpoint is on the disk
 
 
