@@ -258,7 +258,7 @@ def write_record(
 ) -> None:
     """Write `resolved.json` and the tokenizer's ranks, so that the run can be used without its tokens.
 
-    Raises BadInput if a file cannot be written, or if it would replace a file that is not one of a run.
+    Raises BadInput if a file cannot be written, or if it would replace a file that no run has written.
     """
     directories = [str(directory.path.resolve()) for directory in token_set.directories]
     origin, tokenizer = token_set.tokenizer or (None, None)
