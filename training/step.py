@@ -58,7 +58,7 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
     """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
 
     Returns the losses of the micro-batches, (accumulation,). Every rank runs the same number of micro-steps, so that
-    all ranks gather FSDP's weights equally often; idle micro-steps add no gradient.
+    all ranks gather FSDP's weights the same number of times; idle micro-steps add no gradient.
     """
     layout, rank, scale = settings.layout, state.parallel.data_parallel.rank, state.loss_scale.scale
     losses = []
