@@ -128,7 +128,7 @@ class Bucket:
         return Version(content, _tag(answer.meta))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object in a single step. An existing object of that name is replaced."""
+        """Write a small object in a single request. An existing object of that name is replaced."""
         self._ask(name, "written", lambda: self._client.put(self._store, name, content, use_multipart=False))
 
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
