@@ -46,7 +46,7 @@ WEB_SCHEMES = ("http", "https")
 
 
 class Locked(BadInput):
-    """User error: another process holds a lock. The same command will work when that process has ended."""
+    """User error: another process holds a lock. The same command will work after that process has ended."""
 
 
 def by_number(name: str) -> tuple[str, str]:
