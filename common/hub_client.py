@@ -28,7 +28,7 @@ OUR_FOLDERS = ("runs/", "token_files/")
 OUR_TAG = "lockstep"  # in the card of every model that `evaluate.py export` writes
 CARD_BYTES = 1 << 14  # size of the first part of a card, which contains its metadata
 CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
-LONGEST_CHAIN = 20  # most errors that are followed from an error to its first cause
+LONGEST_CHAIN = 20  # largest number of steps from an error to its first cause that are followed
 DETAIL_CHARACTERS = 500  # maximum length of a list from the hub in an error
 
 
