@@ -120,7 +120,7 @@ def without_false_flags(arguments: Iterable[Argument], option_values: OptionValu
 
 
 def repeated_problem(arguments: Iterable[Argument], option_values: OptionValues) -> str | None:
-    """Return a message about options that accept one value but have several, as one line; None if all are fine.
+    """Return one line about options that accept one value but were given several; None if there is no such option.
 
     A flag may be repeated, because it means the same each time.
     """
