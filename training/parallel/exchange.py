@@ -52,7 +52,7 @@ class Exchange:
         """
         length = len(parts[-1]) // self.ranks.size
         rows: list[list[Tensor]] = [[] for _ in self.counts]
-        for number in range(max(self.counts)):  # first every rank's first partial sum, then every rank's second
+        for number in range(max(self.counts)):  # first all ranks exchange their first partial sums, then the second
             senders = [rank for rank, count in enumerate(self.counts) if count > number]
             incoming, received = received.tensor_split([len(senders) * length])
             self._all_to_all(incoming, parts[number] if number < len(parts) else parts[0][:0], senders)
