@@ -94,8 +94,8 @@ class RunRecord:
     def network_config(self) -> ModelConfig:
         """Return the configuration with which the trained network can be built.
 
-        Raises ValueError if the record has a key of model.json that this version does not have, because that network
-        computes something else.
+        Raises ValueError if the record has a key of model.json that this version does not have, because the key may
+        change what the network computes.
         """
         for key in self.unknown.get("model", {}):
             raise ValueError(f"model: unknown key {quoted(key)}, so another version of Lockstep trained this network")
