@@ -44,8 +44,8 @@ class UpdateRule:
     """
 
     takes: Callable[[Axes], bool] = lambda axes: True
-    # The tensors of a parameter's state, such as moments, which have its shape. The keys are torch's names; checkpoints
-    # and memory predictions use them.
+    # The tensors of a parameter's state, such as moments. They have the shape of the parameter. The keys are torch's
+    # names; checkpoints and memory predictions use them.
     state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
     # The values of parameter groups at a step, counted from 0, in addition to the learning rate.
