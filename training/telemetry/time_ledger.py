@@ -182,7 +182,7 @@ class TimeLedger(Spending):
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     """Return the time and cost of earlier jobs from `metrics.jsonl`.
 
-    `checkpoint_seconds`: the elapsed time in the checkpoint, which is used if the metrics have less.
+    `checkpoint_seconds`: the elapsed time that the checkpoint records, which is used if the metrics have less.
     """
     reached, spent = 0.0, Spent()
     lines = read_counted(run_directory).records
