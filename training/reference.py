@@ -1,4 +1,4 @@
-"""The reference of a run directory, `reference.json`: losses of finished runs, and the band expected of a new run.
+"""The reference of a run directory, `reference.json`: losses of finished runs, and the band to expect for a new run.
 
 A run of the same recipe is compared at 40 marks, by its mean training loss over the tenth of the run before each mark.
 The band has a lower and an upper bound for each mark; 95 of 100 new runs stay within the bounds at all marks.
