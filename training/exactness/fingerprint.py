@@ -51,7 +51,7 @@ def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
     """Return what a run on a GPU compiles when it starts. Compiling needs a C compiler.
 
     The keys name what is compiled; each value is the setting that avoids it. This function calls the same functions
-    that choose the code of the run, so that both always agree. It does not use the GPU.
+    that choose the code of the run, so that its answer is always right. It does not use the GPU.
     """
     execution, work = train.execution, {}
     determinism, sharded = _determinism(execution, "cuda"), execution.shards > 1
