@@ -2,8 +2,9 @@
 
 Each data-parallel rank (`Ranks.data_parallel`) computes its own part of the global batch. Gradients are added up on one
 level, among all of these ranks, or on two levels: first inside each node, then across nodes, so that nodes send less to
-each other. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of the first level (FSDP2,
-which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code uses a `RankGroup`.
+each other. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of the first level
+(FSDP2, which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code uses a
+`RankGroup`.
 """
 
 import functools
