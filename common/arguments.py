@@ -78,7 +78,7 @@ def option(
         metavar: the word for its value in the help
         name: its name if that is not derived from the field's; the help shows the first of several names. For a
             positional argument, this is its metavar.
-        required: whether it must be given; by default, it must if the field has no default
+        required: whether it must be given; by default, this is true if the field has no default
         check: the check of its value, or a function that converts its text to the value and may raise ValueError
     """
 
@@ -123,7 +123,7 @@ def parse(
     The help shows a class's docstring. The class may have `help_groups`, which maps titles to names of options, and
     `option_rules`, which state which options can be combined. If the first word names no command, the command named ""
     is used, if there is one. `key_rows` returns the rows of the keys of run directories by file, because an error about
-    an unknown option may suggest a key. Exits after --help. Raises UsageError.
+    an unknown option may suggest a key. Exits after --help. Raises UsageError for a wrong command line.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):
@@ -161,7 +161,7 @@ def parse(
 
 @attrs.frozen
 class CommandLine:
-    """A wrong command line. It describes what is wrong in our own words, from the fields of cyclopts' errors."""
+    """A wrong command line. `problem` describes what is wrong in our own words, from the fields of cyclopts' errors."""
 
     script: str
     command: str  # "" for a script without commands
@@ -215,12 +215,12 @@ class CommandLine:
         return f"unexpected argument {quoted(word)}, wanted {expected}{advice}"
 
     def _last_position(self, argument: Argument) -> int | None:
-        """Return the position of the last word that is this option, counted from 1; None if no word is."""
+        """Return the position of the last word that names this option, counted from 1; None if no word does."""
         names = [word.partition("=")[0].replace("_", "-") for word in self.words]
         return max((position for position, name in enumerate(names, 1) if name in argument.names), default=None)
 
     def _missing(self, argument: Argument) -> str:
-        """Return a message that the argument is missing or, if the option was given, that its value is."""
+        """Return a message that the argument is missing or, if the option was given, that its value is missing."""
         position = self._last_position(argument)
         if position is None:
             return f" is missing: {_help_of(argument)[1]}"

@@ -26,14 +26,14 @@ from common.text import in_brackets
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
 
-RETRY_SECONDS = 60.0  # a request is not repeated after this time
+RETRY_SECONDS = 60.0  # a failed request is repeated for at most this time
 REQUEST_SECONDS = 60.0  # time limit of one request, which transfers one piece at most
 PIECE_BYTES = 1 << 24  # size of the parts of an upload, and of the ranges of a download
 SMALL_BYTES = 1 << 26  # the largest object that is read in one request
 PIECES_AT_ONCE = 8  # number of pieces in memory
 MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
-ATTEMPTS = 4  # at reading a range, if the connection breaks during the answer
-UPLOADS = 3  # attempts at uploading a file that arrives damaged
+ATTEMPTS = 4  # attempts to read a range, if the connection breaks during the answer
+UPLOADS = 3  # attempts to upload a file, if it arrives damaged
 # AWS's profile files, by the variable that may name another path. The second file takes precedence over the first.
 PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
@@ -76,11 +76,11 @@ class StoredObject:
 
 
 class VersionConflict(BadInput):
-    """The object has another version than the one that a conditional read or write was for."""
+    """The object no longer has the version that a conditional read or write requires."""
 
 
 class Bucket:
-    """The objects under SCHEME://BUCKET/PREFIX. Its methods raise BadInput.
+    """The objects under SCHEME://BUCKET/PREFIX. Its methods raise BadInput if a request fails.
 
     The URL of a file on the web is treated as a bucket with a single object, whose name is "".
     """
@@ -128,7 +128,7 @@ class Bucket:
         return Version(content, _tag(answer.meta))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object in a single step. An existing object of that name is replaced."""
+        """Write a small object in a single request. An existing object of that name is replaced."""
         self._ask(name, "written", lambda: self._client.put(self._store, name, content, use_multipart=False))
 
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
@@ -224,7 +224,7 @@ class Bucket:
             self._ask(min(names), "deleted", lambda: self._client.delete(self._store, list(names)))
 
     def _ask(self, name: str, action: str, request: Callable[[], Answer]) -> Answer:
-        """Return the answer to a request. `action`, such as "read", completes the error "cannot be ..."."""
+        """Return the answer to a request. `action`, such as "read", is used in the error "cannot be read"."""
         from obstore.exceptions import BaseError
 
         try:
@@ -269,7 +269,7 @@ def store_of(url: str, headers: Mapping[str, str]) -> Any:
 def _has_credentials(scheme: str, profile: Mapping[str, str]) -> bool:
     """Return whether there are credentials to sign requests to a bucket.
 
-    This is also true if the machine is a cloud's virtual machine, whose own account may have access.
+    This is also true on a cloud's virtual machine, because the account of the machine itself may have access.
     """
     has_variable = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
     has_file = scheme == "gs" and GOOGLE_FILE.expanduser().exists()

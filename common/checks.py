@@ -47,7 +47,7 @@ class ValueCheck:
             raise InvalidValue(self._problem(value, value, key_of(attribute)))
 
     def parse(self, text: str) -> Any:
-        """Return the value that an option's text stands for. Raises InvalidValue: "got ..., wanted ..."."""
+        """Convert an option's text to its value. Raises InvalidValue with the message "got ..., wanted ..."."""
         try:
             value = self.kind(text)
         except ValueError:
@@ -88,8 +88,8 @@ class KeyRow:
     # seed count as one recipe, so evaluate.py compare treats their difference as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # Similar settings of other programs: the difference to know about, such as another unit -> their names, separated
-    # by spaces
+    # Similar settings of other programs. A key describes the difference, such as another unit. Its value has the names
+    # of the settings that differ in this way, separated by spaces.
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 
@@ -125,7 +125,7 @@ _NO_ROW = KeyRow(meaning="its field has no row that states its meaning", accepte
 
 
 def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
-    """Return the row of a key's field. For a field that `key_field` did not define, the row says that it has none."""
+    """Return the row of a key's field. For a field that `key_field` did not define, return a row that says so."""
     row: KeyRow = field.metadata.get(KeyRow, _NO_ROW)
     return row
 
@@ -133,8 +133,8 @@ def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
 def set_one_form(config: Any, **null_values: Any) -> None:
     """Convert values that mean the same to one form, in place, after the checks.
 
-    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. A field whose value equals the one in `null_values` under the
-    field's name becomes null.
+    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` has values by field name; a field with that
+    value becomes null.
     """
     for field in attrs.fields(type(config)):
         value = getattr(config, field.name)
@@ -214,7 +214,7 @@ def checked(kind: type[Structured], values: Any, **other_fields: Any) -> Structu
     """Convert a JSON object to `kind`, an attrs class whose validators check the values.
 
     `other_fields` are fields that the caller sets; they cannot be keys of the object. Raises InvalidValue for an
-    unknown or missing key, and for a wrong value as the validators do: "KEY: got ..., wanted ...".
+    unknown key, a missing key, or a wrong value. For a wrong value, the message is "KEY: got ..., wanted ...".
     """
     if not isinstance(values, dict):
         raise InvalidValue(Problem(found=quoted(values), expected="an object of keys and values"))
@@ -231,7 +231,7 @@ def checked(kind: type[Structured], values: Any, **other_fields: Any) -> Structu
 
 
 def unknown_key(key: str, existing_keys: Iterable[str], where: object = "") -> Problem:
-    """Return the problem that a key does not exist; it names the most similar existing key."""
+    """Return a problem that says that a key does not exist, and that suggests the most similar existing key."""
     return Problem(where=str(where), key=key, text=f"unknown key {quoted(key)}", advice=nearest(key, existing_keys))
 
 
@@ -296,7 +296,10 @@ def _container_hook(container: type, make: Callable[..., Hook], kind: Any, conve
 
 
 def _checked(json_type: type, structure: Hook) -> Hook:
-    """Return a hook that refuses values of any other type. It refuses subclasses because True is also an int."""
+    """Return a hook that accepts only values of this JSON type.
+
+    It refuses instances of subclasses, because True is an instance of int.
+    """
     accepted_types = (int, float) if json_type is float else (json_type,)
 
     def hook(value: Any, kind: Any) -> Any:

@@ -13,7 +13,7 @@ EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
-EXIT_INTERRUPTED = 130  # Ctrl-C in a command without checkpoints; shells report Ctrl-C with the same number
+EXIT_INTERRUPTED = 130  # Ctrl-C in a command without checkpoints; shells use the same number for Ctrl-C
 EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL in sysexits.h)
 
 
@@ -129,7 +129,7 @@ def check_all(*checks: Callable[[], Any], earlier_error: BadInput | None = None)
 
 
 def joined(errors: Iterable[BadInput], *, alone: bool = False) -> BadInput:
-    """Return one error with the problems of several. If they all have the same reason, it keeps that reason."""
+    """Return one error with the problems of several errors. If all of them have the same reason, it has that reason."""
     errors = [*errors]
     reasons = {error.reason for error in errors}
     problems = (problem for error in errors for problem in error.problems)
@@ -156,7 +156,10 @@ def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list
 
 @contextmanager
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
-    """Convert errors of these kinds, raised in the block, to BadInput with a place, the error's text and advice."""
+    """Convert an error of one of these kinds, raised in the block, to BadInput.
+
+    Its message has the place `where`, the text of the error, and the advice.
+    """
     try:
         yield
     except kinds as error:
@@ -181,5 +184,5 @@ def problem_of(error: BaseException, where: object = "") -> Problem:
 
 
 def reason_of_system_error(error: OSError) -> Reason:
-    """Return the reason for exit.json if a command could not read or write a file."""
+    """Return the reason, for exit.json, of an error that a file could not be read or written."""
     return "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "user-error"

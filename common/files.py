@@ -27,7 +27,8 @@ BLOCK_BYTES = 1 << 22
 HUB = "hf:"  # optional prefix of a name on the Hugging Face hub
 LOCK_POLL_SECONDS = 0.2
 PARTIAL = ".partial-"  # prefix of the hidden name of a file or folder that is being written
-# Some file systems, and folders of other users, cannot be synced. Such an error is ignored: there is no other way.
+# Folders on some file systems, and folders of other users, cannot be synced. Nothing can be done about these errors, so
+# they are ignored.
 _UNSYNCABLE_FOLDER = (errno.EACCES, errno.EBADF, errno.EINVAL)
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
@@ -45,7 +46,7 @@ WEB_SCHEMES = ("http", "https")
 
 
 class Locked(BadInput):
-    """User error: another process holds a lock. The same command will work when that process has ended."""
+    """User error: another process holds a lock. The same command will work after that process has ended."""
 
 
 def by_number(name: str) -> tuple[str, str]:
@@ -55,9 +56,9 @@ def by_number(name: str) -> tuple[str, str]:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the name of the file that the block writes to an OSError that has none.
+    """Add the name of the file that the block writes to any OSError that names no file.
 
-    The system names no file when a disk is full.
+    When a disk is full, for example, the system names no file.
     """
     try:
         yield
@@ -68,7 +69,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the list of files in a directory, to the disk."""
+    """Sync a file, or a directory's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -82,8 +83,8 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 
     `durable` syncs the new file to the disk. With `keep_existing`, an existing file is not replaced.
 
-    If two processes or threads replace the same file, the second one waits. A symbolic link at the path is itself
-    replaced, and nothing is written through a link that has the partial file's name.
+    If two processes or threads replace the same file, the second one waits. If the path is a symbolic link, the link
+    itself is replaced. If a link has the partial file's name, nothing is written through it.
     """
     if path.name in ("", ".."):  # such a path is always a folder: ".", ".." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -163,8 +164,9 @@ def partial_directory(directory: Path, contention: str, *, wait_seconds: float =
     """Yield an empty hidden folder. Fill it and call `publish_folder`; if it was not published, it is removed.
 
     Only one process at a time can have the folder, and files that a killed process has left in it are removed first.
-    Raises OSError, and Locked with the message `contention` if another process still has the folder after
-    `wait_seconds`. A process that has waited should check whether the other process has published the folder.
+    Raises Locked with the message `contention` if another process still has the folder after `wait_seconds`, and
+    OSError if the folder cannot be created or cleared. A process that has waited should check whether the other process
+    has published the folder.
     """
     partial = partial_of(directory)
     descriptor = _open_locked_folder(partial, contention, time.monotonic() + wait_seconds)
@@ -265,7 +267,7 @@ def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: floa
 
 
 def write_problem(path: Path | str, error: OSError) -> str:
-    """Return why a file cannot be written, and how to solve the problem."""
+    """Return a message that says why a file cannot be written, and how to solve the problem."""
     return f"{path}: cannot be written: {error.strerror or error}; {_ADVICE.get(error.errno or 0, 'fix this')}"
 
 
@@ -303,10 +305,10 @@ def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
 
 
 def seconds_since_written(path: Path) -> float:
-    """Return the seconds since a file was written. Raises BadInput.
+    """Return the seconds since a file was written. Raises BadInput if no file can be written next to it.
 
-    Both times come from the clock of the file's disk: a network file system uses its server's clock, so `time.time()`
-    minus the file's time would compare two clocks.
+    The present time is taken from a new file on the same disk, because a network file system uses its server's clock:
+    `time.time()` minus the file's time would compare two clocks.
     """
     probe = path.with_name(f".now-{uuid4().hex}")
     with writing(probe):
@@ -327,7 +329,7 @@ def system_error(error: OSError) -> str:
 def writing(path: Path | str, *, names_file: bool = False) -> Iterator[None]:
     """Convert an OSError of the block, which writes `path`, to BadInput.
 
-    With `names_file`, the message names the file that the OSError names, if it names one.
+    The message names `path`. With `names_file`, it names the file that the OSError names, if there is one.
     """
     try:
         yield
@@ -347,8 +349,8 @@ def sha256(path: Path) -> str:
 def _open_locked_folder(folder: Path, contention: str, deadline: float) -> int:
     """Lock a folder, creating it if necessary, and return the descriptor that holds the lock.
 
-    The process that had the lock before may have renamed the folder in the meantime. Then our lock is on the renamed
-    folder, and a new folder is created and locked if the deadline allows.
+    The process that had the lock before may have renamed the folder in the meantime. In that case, our lock is on the
+    renamed folder, so a new folder is created and locked if the deadline allows.
     """
     while True:
         if folder.is_symlink():  # nothing must be written through a link of that name

@@ -26,14 +26,14 @@ REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # name of a model; old models have no owner
 OUR_FOLDERS = ("runs/", "token_files/")
 OUR_TAG = "lockstep"  # in the card of every model that `evaluate.py export` writes
-CARD_BYTES = 1 << 14  # the first part of a card, which contains its metadata
+CARD_BYTES = 1 << 14  # size of the first part of a card, which contains its metadata
 CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
-LONGEST_CHAIN = 20  # most errors that are followed from an error to its first cause
+LONGEST_CHAIN = 20  # largest number of steps from an error to its first cause that are followed
 DETAIL_CHARACTERS = 500  # maximum length of a list from the hub in an error
 
 
 def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Callable[[Path], bool]) -> str:
-    """Return the name on the hub of a model or dataset that is not a local folder.
+    """Return the hub name of a model or dataset that is not a local folder.
 
     The name is OWNER/NAME; a model may also have a NAME without an owner. A reference that starts with hf: is always a
     name on the hub. Without hf:, a name that is similar to that of a local folder is refused, and the error suggests
@@ -45,7 +45,7 @@ def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Calla
         folders: where local datasets or models are
         is_valid: returns whether a folder is a dataset or a model
 
-    Raises BadInput.
+    Raises BadInput for a name that the hub would not accept, and for a name that seems to mean a local folder.
     """
     name, pattern = reference.removeprefix(HUB), REPOSITORY if kind == DATASET else NAME_PATTERN
     if reference.startswith(HUB) and re.fullmatch(pattern, name, re.ASCII):
@@ -69,8 +69,8 @@ def note_local(reference: str, kind: str, advice: str = "") -> None:
     The hub is not asked whether it has a repository of that name, because that would need the network. `advice` states
     how to use the repository instead. No note is printed for names in the folders where our commands put runs and
     tokens, nor for a path that starts with ./, because those are clearly local. Call this only for a folder that may
-    have been downloaded: a folder that this program has created, or that contains a user's own texts, is certainly the
-    one that the user means.
+    have been downloaded. There is no doubt about a folder that this program has created, or that contains a user's own
+    texts.
     """
     if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
         noun = kind.rpartition(" ")[0]
@@ -158,7 +158,7 @@ def download_snapshot(
 
 
 def quiet() -> None:
-    """Silence warnings about single failed attempts, but not the final error; show progress bars only in terminals."""
+    """Hide the libraries' warnings about single failed attempts, and their progress bars outside a terminal."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     for name in ("huggingface_hub", "datasets"):
@@ -242,7 +242,7 @@ def _origin(error: BaseException) -> BaseException:
     server_error = next((cause for cause in causes if _status(cause) is not None), None)
     if server_error is not None:
         return server_error
-    # These state only that something failed: "Dry run cannot be performed", "Error while uploading".
+    # These errors state only that something failed: "Dry run cannot be performed", "Error while uploading".
     is_wrapper = type(error) is RuntimeError or type(error).__name__ in ("DryRunError", "LocalEntryNotFoundError")
     return causes[1] if is_wrapper and len(causes) > 1 else error
 

@@ -44,7 +44,7 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise BadInput if UTF-8 cannot encode a text: JSON and command lines can contain half a surrogate pair."""
+    """Raise BadInput if UTF-8 cannot encode a text. JSON and command lines can contain half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -65,7 +65,7 @@ def utc_time(seconds: float | None) -> str:
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
     """Read a regular JSON file and return its value, as `parse_json` does.
 
-    Raises BadInput, whose message ends with `advice`.
+    Raises BadInput for an invalid or unreadable file. Its message ends with `advice`.
     """
     with refusing(path, advice):
         return parse_json(_content(path, most_bytes, advice), kind)
@@ -236,7 +236,7 @@ def _content(path: Path, most_bytes: int, advice: str) -> bytes:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line that is not blank. The first line of the file has the number 1."""
+    """Return an iterator over (number, line) of each line that is not blank. The first line has the number 1."""
     return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
 
 
@@ -250,7 +250,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _UNIQUE = json.JSONDecoder(object_pairs_hook=_without_duplicates)
-_ANY = json.JSONDecoder()  # one for all calls: json.loads with options would create a decoder per call
+_ANY = json.JSONDecoder()  # shared by all calls; json.loads with options would create a decoder per call
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -26,7 +26,8 @@ TASK_COUNTS = (
 )
 OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # a rank ended because another rank failed
 JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
-# Where the user sets the keys of this job: on the command line by default, in an experiment's file with this value
+# Variable that tells where the user sets the keys of this job: in an experiment's file if it has the value below,
+# otherwise on the command line
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
 SETTINGS_OF_EXPERIMENT = "experiment"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -165,9 +166,9 @@ class Failure(NamedTuple):
 
 
 def tell_torchrun(message: str, status: int, reason: Reason) -> None:
-    """Write down why this rank ends.
+    """Report to torchrun why this rank ends.
 
-    torchrun shows it in its table of failed ranks, and the other ranks read it by `failure_of_another`.
+    torchrun shows the message in its table of failed ranks, and the other ranks read it with `failure_of_another`.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         record = {"message": redacted(message), "timestamp": int(time.time()), "status": status, "reason": reason}
@@ -176,11 +177,11 @@ def tell_torchrun(message: str, status: int, reason: Reason) -> None:
 
 
 def failure_of_another() -> Failure | None:
-    """Return the failure of another rank on this machine that has reported it to torchrun; None if no rank has.
+    """Return the failure that another rank of this machine has reported to torchrun; None if there is no report.
 
     torchrun gives each rank of a group a folder for its report, and these folders are next to each other. A rank writes
     its report before it ends, so the report exists before torchrun asks the other ranks to stop. If several ranks have
-    failed, one that failed by itself is preferred to those that failed because of another rank.
+    failed, a failure that no other rank has caused is preferred.
     """
     path, failures = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull), list[Failure]()
     for file in sorted(path.parent.parent.glob(f"*/{path.name}")):
@@ -214,15 +215,15 @@ def boot_id() -> str:
 
 
 def machine_identity() -> str:
-    """Return a name that is unique to this machine and changes when it boots, because its clock may jump then."""
+    """Return a name that is unique to this machine. It changes at each boot, because the clock may jump then."""
     return f"{socket.gethostname()} {boot_id()}".strip()
 
 
 def job_identity() -> str:
     """Return the identity of this process's job, unique across machines and over time.
 
-    It is the identity that the launcher chose or, without one, that of torchrun or of this process. It stays the same
-    when torchrun restarts the ranks.
+    If the launcher has chosen an identity, that one is returned; otherwise the identity of torchrun or, without
+    torchrun, of this process. It stays the same when torchrun restarts the ranks.
     """
     if identity := os.environ.get(JOB_VARIABLE):
         return identity

@@ -21,10 +21,10 @@ SIZE = 10_000  # width and height of the drawing, in its own units
 FARTHEST = 100_000 * SIZE  # values outside the frame are drawn at most at this distance from it
 MARGIN = 0.04  # above and below the values, as a share of their range
 SIDE_MARGIN = 0.01  # on both sides, as a share of the x axis, so that no dot or event is on the edge
-LAST_SHARE = 0.96  # from this share of the x axis on, a label ends at its position; otherwise it would stick out
+LAST_SHARE = 0.96  # beyond this share of the x axis, a label ends at its position, so that it does not stick out
 MOST_DOTS = 40  # a line with more points has no dots, because they would hide the lines below
-# Two dots that are farther apart are not joined, because the join would look like values between them. As a share of
-# the line's range
+# Two dots of a line are not joined if their distance is more than this share of the line's range, because the join
+# would look like values between them.
 LONGEST_JOIN = 0.7
 TICKS = 5
 MOST_POWERS = 8  # maximum number of powers of ten that a logarithmic axis labels
@@ -58,7 +58,7 @@ class VerticalMark:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LineChart:
-    """A chart: lines over one x axis."""
+    """A chart: lines that share an x axis."""
 
     title: str
     axis: str  # name of the x axis, with its unit
@@ -172,7 +172,7 @@ class Scale:
 
 
 def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)) -> bytes:
-    """Return a PNG of charts below each other, with one x axis.
+    """Return a PNG of charts below each other, which share an x axis.
 
     Every machine draws them with Agg and in the default style.
     """
@@ -352,7 +352,10 @@ def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:
 
 
 def _powers_of(values: Sequence[np.ndarray], margin: float) -> Scale:
-    """Return a logarithmic scale for the positive values among these. The margin is a factor at both ends."""
+    """Return a logarithmic scale for the positive values among these.
+
+    The margin is a factor by which the scale is extended at both ends.
+    """
     positive = np.concatenate([np.zeros(0), *(array[array > 0] for array in values)])
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
     return Scale(low / margin, high * margin, logarithmic=True)

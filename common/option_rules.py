@@ -17,8 +17,8 @@ class OptionRules:
 
     A mode is an option that makes the command do something else instead of its usual work. A command line can have at
     most one mode. An option that the mode does not use is refused, because it would have no effect. In a command with
-    modes, each option is a mode or is listed under at least one mode or the usual work: if a new option is not added
-    here, it is refused everywhere.
+    modes, each option must be a mode, or be listed under at least one mode or the usual work. A new option that is not
+    listed is refused everywhere.
 
     In the tables, options are separated by spaces. A condition on an option's value is written as `--to=wandb`.
     """
@@ -120,7 +120,7 @@ def without_false_flags(arguments: Iterable[Argument], option_values: OptionValu
 
 
 def repeated_problem(arguments: Iterable[Argument], option_values: OptionValues) -> str | None:
-    """Return a message about options that accept one value but have several, as one line; None if all are fine.
+    """Return one line about options that accept one value but were given several; None if there is no such option.
 
     A flag may be repeated, because it means the same each time.
     """

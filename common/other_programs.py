@@ -23,7 +23,7 @@ class Meaning(NamedTuple):
 TRAINING = ("train.py", "find_batch_size.py")
 EVALUATION, PREPARATION = ("evaluate.py",), ("prepare_data.py",)
 GENERATION = ("evaluate.py sample", "evaluate.py chat")
-# The first row that has the option's name and applies to the script is used.
+# For an option, the first row is used that has the option's name and applies to the script.
 OPTIONS = (
     # Generation: nanoGPT's sample.py, nanochat's chat_cli, Hugging Face's run_generation.
     Meaning("start p", "python evaluate.py sample MODEL --prompt TEXT", scripts=("evaluate.py sample",)),
@@ -115,7 +115,8 @@ OPTIONS = (
     Meaning("sample_every", "python evaluate.py sample RUN", "report.py shows samples of the checkpoints"),
 )
 
-# Keys of other programs that have no counterpart among our keys: what to do instead -> their names, separated by spaces
+# Keys of other programs that have no counterpart among our keys. Each text says what to do instead of the keys that
+# follow it, which are separated by spaces.
 KEYLESS = {
     "the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
     "the option --device of train.py chooses the device": "device",
@@ -131,7 +132,7 @@ class ForeignKey(NamedTuple):
 
 
 def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
-    """Return a table of other programs' keys: those that the rows of our keys name, and those without a counterpart."""
+    """Return a table of other programs' keys: the keys that the rows of our keys name, and keys without counterpart."""
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():

@@ -116,7 +116,7 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
 def drop(name: str, problem: str) -> bool:
     """Record, for the metrics, that work was dropped and why. Only the first problem of each name is recorded.
 
-    Return whether this was the first one.
+    Return whether this was the first problem of the name.
     """
     first = name not in _dropped
     _dropped.setdefault(name, redacted(problem))
@@ -132,7 +132,7 @@ def newly_dropped() -> Iterator[tuple[str, str]]:
 
 
 class Output(io.FileIO):
-    """The bytes of stdout or stderr. Writing never raises an error: the first loss of bytes is recorded."""
+    """The bytes of stdout or stderr. Writing never raises an error; instead, the first loss of bytes is recorded."""
 
     def __init__(self, name: str, number: int):
         super().__init__(number, "w", closefd=False)
@@ -158,7 +158,7 @@ class Output(io.FileIO):
 
         If its reader has stopped, raise OSError when the patience is over. Later calls do not wait for this reader.
         """
-        # If somebody has closed our descriptor, its number may now belong to a file of ours, such as a checkpoint.
+        # If other code has closed our descriptor, its number may now belong to another file, such as a checkpoint.
         if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         room = select.poll()
@@ -188,7 +188,7 @@ class GuardedStream(io.TextIOWrapper):
 
 
 def guard_outputs() -> None:
-    """Replace stdout and stderr by streams that drop output which they cannot write. A second call changes nothing.
+    """Replace stdout and stderr by streams that drop output that cannot be written. A second call changes nothing.
 
     A standard stream that is closed is replaced by /dev/null.
     """
@@ -211,7 +211,7 @@ def keep_logs_only() -> None:
 
 
 def _guarded(name: str, stream: Any, number: int) -> Any:
-    """Return a guarded stream for this process's own stdout or stderr. Any other stream, as in tests, is unchanged."""
+    """Return a guarded stream for this process's own stdout or stderr. Any other stream is returned, as in tests."""
     if isinstance(stream, GuardedStream):
         return stream
     with suppress(OSError, ValueError):  # the stream may have no descriptor, or be closed

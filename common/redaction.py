@@ -1,10 +1,10 @@
 """Secrets in text: this module alone decides what must not be recorded, printed or published.
 
-It is called when a value enters a record: the command line of a run, the name of a source, the text of an error or of a
-server. It looks for the values of secret variables in the environment, for the usual forms of keys, and for the places
-where people put keys: the user, password and query of a URL, headers, and options and settings whose names show that
-they are secret. Any other key cannot be recognized. Therefore the command of --then, which may contain anything, is not
-recorded.
+It is called before a value is recorded: the command line of a run, the name of a source, the text of an error, or a
+server's message. It looks for the values of secret variables in the environment, for the usual forms of keys, and for
+the places where people put keys: the user, password and query of a URL, headers, and options and settings whose names
+show that they are secret. Any other key cannot be recognized. Therefore the command of --then, which may contain
+anything, is not recorded.
 """
 
 import base64
@@ -23,7 +23,7 @@ WORDS = frozenset(  # if a name ends with one of these words, its value is a sec
         *("apikey", "accesskey", "secretkey", "accountkey", "authtoken", "accesstoken", "sharedaccesssignature"),
     )
 )
-# After these words, "token" means a token of a text: start_val_token, eos_token, last-token
+# After one of these words, "token" means a token of a text, as in start_val_token, eos_token and last-token
 OF_TEXT = frozenset(
     (
         *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "special", "val", "validation", "train", "start", "end"),
@@ -112,7 +112,7 @@ def redacted_json(value: Any) -> Any:
 
 
 def hidden_in(value: Any, key: str) -> Any:
-    """Return a server's text or JSON value without the key that it was sent.
+    """Return a server's text or JSON value without the key that was sent to the server.
 
     The server may repeat the key in any spelling, such as an escaped or an encoded one.
     """

@@ -28,7 +28,7 @@ THREADS = 16  # simultaneous requests, which mostly wait
 
 @attrs.frozen
 class RemoteFile:
-    """A file on a server, as it was when it was looked up."""
+    """A file on a server, in the version that a lookup found."""
 
     url: str
     size_bytes: int
@@ -38,13 +38,13 @@ class RemoteFile:
     def open(self) -> BinaryIO:
         """Open the file for reading by ranges.
 
-        Opening and reading raise BadInput if the file cannot be read, or is not this version of it any more.
+        Opening and reading raise BadInput if the file cannot be read, or if it is no longer this version.
         """
         return io.BufferedReader(_Ranges(self), READ_AHEAD_BYTES)
 
 
 def find_remote(name: str) -> dict[str, RemoteFile]:
-    """Return the files that a URL names, by their URLs. Raises BadInput.
+    """Return the files that a URL names, by their URLs. Raises BadInput if they cannot be found.
 
     The URL names a single file, a glob, or a folder. On the web, a folder ends with "/", and its page lists the files.
     """
@@ -71,7 +71,7 @@ def find_remote(name: str) -> dict[str, RemoteFile]:
 
 
 def look_up_remote(url: str) -> RemoteFile:
-    """Return the present state of a file. Raises BadInput."""
+    """Return the present state of a file. Raises BadInput if it cannot be read."""
     if url.startswith(HUB_FILES):
         with hub_errors(f"{url}: cannot be read", "read"):
             return _hub_file(url, _hub().info(url))
@@ -80,7 +80,7 @@ def look_up_remote(url: str) -> RemoteFile:
 
 
 def read_web_file(url: str) -> bytes:
-    """Return the content of a small file on the web. Raises BadInput."""
+    """Return the content of a small file on the web. Raises BadInput if it cannot be read."""
     version = Bucket(url).read("")
     if version is None:
         raise BadInput(f"{url}: cannot be read: not found")
@@ -144,7 +144,8 @@ def _is_there(bucket: Bucket, name: str) -> bool:
 def _remote_file(url: str, entry: StoredObject) -> RemoteFile:
     """Return a file with its stamp.
 
-    The form of the stamp is that of fsspec's clients, which earlier versions used, because existing plans contain it.
+    The stamp has the form that fsspec's clients use, because earlier versions used them, and existing plans contain
+    such stamps.
     """
     if url.startswith("gs://") and entry.version is not None:
         return RemoteFile(url, entry.size_bytes, f"etag {_google_tag(int(entry.version))}", entry.e_tag)

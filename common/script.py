@@ -22,17 +22,17 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of 
 
 
 class Script:
-    """One run of a script, as a context manager. Every script ends here, for whatever reason.
+    """One run of a script, as a context manager. Whatever ends the script is handled here.
 
     The block parses the command line and carries it out. It may raise BadInput, UsageError and, after --help,
-    SystemExit. It sets `status`, which is the exit status when the context has ended, and `interrupted`, which
-    describes the state that remains after Ctrl-C.
+    SystemExit. It sets `status`, the exit status, which is final when the context has ended, and `interrupted`, which
+    describes what is left behind after Ctrl-C.
 
     Arguments:
         name: the name of the script in messages
         report: prints an error that ends the script and returns the exit status. It returns None for an error that is
-            a bug, which is then raised. By default this is `report_error`.
-        has_ranks: all ranks of a job run the script, and rank 0 prints the errors that all of them raise
+            a bug, which is then raised. By default, this is `report_error`.
+        has_ranks: whether all ranks of a job run the script, so that rank 0 prints the errors that all of them raise
     """
 
     def __init__(self, name: str, report: Callable[[Exception], int | None] | None = None, *, has_ranks: bool = False):

@@ -80,7 +80,7 @@ def readable_bytes(count: float, *, binary: bool = False, digits: int = 3) -> st
 
 
 def distinct_bytes(*counts: float) -> list[str]:
-    """Return numbers of bytes that a message compares, with enough digits to distinguish different numbers."""
+    """Format byte counts for a message that compares them, with enough digits to distinguish different counts."""
     for digits in range(3, MOST_DIGITS):
         texts = [readable_bytes(count, digits=digits) for count in counts]
         if len({*texts}) == len({*counts}):
@@ -124,9 +124,9 @@ def paid_seconds(usd: float, price_per_hour: float) -> float:
 
 
 def dollars_of_total(amount: float, total: float) -> str:
-    """Return an amount for a column of amounts with the same number of decimals.
+    """Return an amount for a column in which all amounts have the same number of decimals.
 
-    There are two decimals, or four if their total is below a dollar.
+    There are two decimals, or four if the column's total is below a dollar.
     """
     return f"${amount:,.{2 if total >= 1 else 4}f}"
 
@@ -137,5 +137,5 @@ def dollars_at_most(amount: float) -> str:
 
 
 def rough_number(value: float) -> str:
-    """Return hours or dollars of an estimate with three digits, because estimates are rough: "1.89", "18.9", "189"."""
+    """Return estimated hours or dollars with only three digits, because estimates are rough: "1.89", "18.9", "189"."""
     return f"{value:,.{2 if value < 10 else int(value < 100)}f}"

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-# The longest time without a byte, and until all headers have arrived; the speed of a transfer counts after this time.
+# Longest time without a byte, and longest time until all headers have arrived. After this time, the speed of a transfer
+# is checked.
 READ_SECONDS = 120.0
 SLOWEST_BYTES = 1000  # bytes per second, on average over a reply
 WRITTEN_BYTES = 1 << 16  # most bytes in a single write
 UNSIZED_BYTES = 1 << 26  # largest reply if its length is not announced, or if it is read completely as JSON
-MOST_PACKED = 64  # the limit is this many times smaller if such a reply is gzipped, which may shrink it to a thousandth
+MOST_PACKED = 64  # divides that limit if the reply is gzipped, because gzip may shrink a reply to a thousandth
 
 
 def wrap_transports(client: Any, wrap: Callable[[Any], Any]) -> None:

@@ -88,9 +88,9 @@ def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Interval
 def open_job(
     checked: CheckedRun, options: Options, supervision: Supervision, heartbeat: Heartbeat, ledger: TimeLedger
 ) -> OpenJob:
-    """Lock the run directory on every disk, open and plan the tokens if that is still to do, and verify them.
+    """Lock the run directory on every disk, open the tokens unless they are open already, and verify them.
 
-    Call it on every rank. Raises BadInput.
+    Call it on every rank. Raises BadInput if any of this fails.
     """
     run, ranks, is_replay = checked.run, heartbeat.ranks, options.replay is not None
     disk = RankGroup(rank=ranks.rank, size=ranks.world_size)
@@ -129,7 +129,7 @@ def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Num
     """
     # Matrix products that autocast leaves in fp32 may use TF32, unless the run's precision is fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    # A CPU needs no choice: torch has one fused kernel there, and computes attention with dropout unfused.
+    # On a CPU there is no choice: torch has a single fused kernel, and computes attention with dropout without it.
     if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, use_attention
 

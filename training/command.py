@@ -255,7 +255,7 @@ class TrainCommand:
 
     def __attrs_post_init__(self) -> None:
         options = self.options
-        # Options that matter to --preflight and --find-max-microbatch only because --like fits a new run to them
+        # --preflight and --find-max-microbatch use these options only with --like, which fits a new run to them.
         needing_like = {"--token-files": options.token_files, "--init-from": options.init_from}
         needing_like = {name: value for name, value in needing_like.items() if value is not None and self.like is None}
         for condition, requirement, problem in (

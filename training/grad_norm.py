@@ -52,7 +52,7 @@ def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _all_row_sums(gradients: list[Tensor]) -> Tensor:
-    """Return the sum of squares of every row of the full gradients, in this order.
+    """Return the sum of squares of every row of the full gradients, in the order of the gradients and their rows.
 
     Under FSDP, which never splits a row, the sums are gathered from all shards.
     """
@@ -82,7 +82,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
 
 @cache
 def _active_positions(layout: Layout, device: torch.device) -> Tensor:
-    """Return the positions of the micro-steps that are not idle among the gathered micro-steps of all ranks."""
+    """Return which of the gathered micro-steps of all ranks are not idle, as positions."""
     idle_counts = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
     steps = layout.accumulation
     positions = [rank * steps + step for rank, idle in enumerate(idle_counts) for step in range(idle, steps)]
@@ -97,7 +97,7 @@ def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.devic
     the most rows; the others are padded to its length.
     """
     rows = torch.tensor(row_counts)
-    chunks = -(-rows // shards)  # as in RankGroup.chunk
+    chunks = -(-rows // shards)  # as RankGroup.chunk computes it
     # Rows of each parameter in each shard, (shards, parameters)
     shard_rows = (rows - torch.arange(shards).unsqueeze(1) * chunks).clamp(min=0).minimum(chunks)
     shard_length = int(shard_rows[0].sum())

@@ -48,7 +48,7 @@ def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> 
             status = EXIT_DONE if loop is None else run_loop(loop, job)
     stop()  # not after an exception: leaving NCCL's group may then wait for ranks that are in a collective
     if options.then is not None:
-        # Only if there was nothing left to train: otherwise the record has already been written, and stays.
+        # This has an effect only if there was nothing left to train. Otherwise, the record has already been written.
         supervision.exit_record.write(status, "finished")
         run_then(options.then, run.directory, status, uploaded=job.uploader is None or not job.uploader.failed)
     return status

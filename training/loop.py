@@ -25,7 +25,7 @@ GARBAGE_INTERVAL_STEPS = 1000
 
 @attrs.frozen(kw_only=True)
 class Intervals:
-    """The intervals, in steps, at which the loop does something. `step` is the number of updates done so far."""
+    """The intervals, in steps, at which the loop logs, validates and saves. `step` is the number of updates so far."""
 
     log: int
     checkpoint: int
@@ -119,7 +119,7 @@ class Loop:
         self.saving.poll()
 
     def _log_validate_save(self, step: int, result: StepResult) -> None:
-        """Do the work that is due after a step, in this order."""
+        """Log, validate and save, in this order, as far as these are due after a step."""
         logging, saving = self.intervals.log_due(step), self.intervals.checkpoint_due(step)
         validating = self.intervals.validation_due(step)
         if logging or saving or validating or self.heartbeat.ranks.device.type == "cpu":
@@ -199,7 +199,7 @@ class Loop:
         self._report_end(RunEvent.STOPPED, self.stop_request.cause)
 
     def _report_end(self, event: str, early_end: str | None) -> None:
-        """Record that training has ended, with the tokens read from each dataset and the reason if it is early."""
+        """Record that training has ended, with the tokens read from each dataset and the reason of an early end."""
         step = self.state.position.step
         details = {} if early_end is None else {Detail.REASON: early_end}
         self.reporter.event(step, event, **details, **{Detail.SOURCES: self.reporter.plan.read_until(step)})

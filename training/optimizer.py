@@ -30,7 +30,7 @@ class Optimizer:
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         rules = rules_of(options.optimizer)
-        # The bytes on all ranks together
+        # Total of all ranks
         self.state_bytes = state_bytes(rules, {plain_name(name): of_name for name, of_name in axes.items()}.values())
         rules_by_name = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, matching_rules in rules_by_name.items():
@@ -56,7 +56,7 @@ class Optimizer:
                         state = torch.zeros_like(parameters[name], dtype=dtype)  # sharded like the parameter
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state
-        self._checked: dict[torch.optim.Optimizer, int] = {}  # how many entries of each part's state were checked
+        self._checked: dict[torch.optim.Optimizer, int] = {}  # number of checked entries in each part's state
         self._fused = all(part.defaults.get("fused") for part in self.parts)
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -71,13 +71,14 @@ class Optimizer:
                 group.update(settings, lr=learning_rate * group.get(RATE_FACTOR, 1.0))
 
     def step(self, update_blocked: Tensor) -> None:
-        """Apply the gradients, unless the scalar `update_blocked` is 1.0: then parameters, state and count stay."""
+        """Apply the gradients. If the scalar `update_blocked` is 1.0, no parameter, state or step count changes."""
         if self._fused:
             for part in self.parts:
                 part.found_inf = update_blocked  # type: ignore[attr-defined]  # read by the fused kernels
             self._update()
             self._steps += 1 - update_blocked
-        # Kernels that are not fused cannot read it. So the host waits for a GPU here; on a CPU, this costs nothing.
+        # Kernels that are not fused cannot read `update_blocked`. So the host waits for the GPU here and reads it; on a
+        # CPU, this costs nothing.
         elif not update_blocked.item():
             self._update()
             self._steps += 1
@@ -92,7 +93,7 @@ class Optimizer:
             local.grad = None
 
     def _check_declared(self, part: torch.optim.Optimizer, rule: UpdateRule) -> None:
-        """Raise BadInput if the update created state that its rule does not declare, as no checkpoint would have it."""
+        """Raise BadInput if the update created state that its rule does not declare: no checkpoint would store it."""
         count = sum(map(len, part.state.values()))
         if self._checked.get(part) == count:  # nothing was added since the last check
             return

@@ -1,4 +1,4 @@
-"""The reference of a run directory, `reference.json`: losses of finished runs, and the band expected of a new run.
+"""The reference of a run directory, `reference.json`: losses of finished runs, and the band to expect for a new run.
 
 A run of the same recipe is compared at 40 marks, by its mean training loss over the tenth of the run before each mark.
 The band has a lower and an upper bound for each mark; 95 of 100 new runs stay within the bounds at all marks.
@@ -41,7 +41,7 @@ class Reference:
     """Losses of R runs of one recipe, and the band for a new run: means over tenths, in nats per token."""
 
     recipe: dict[str, Any]
-    # Sources and tokenizer: a run on any tokens that were prepared alike may be compared. None: only runs on `tokens`
+    # Sources and tokenizer: any run on tokens that were prepared from them may be compared. None: only runs on `tokens`
     prepared: str | None
     devices: list[str]
     band: list[list[float]]  # lowest and highest loss, (2, M); the lowest may be below zero
@@ -93,7 +93,7 @@ class ComparedLog(MetricsLog):
 
 
 class BandComparison(NamedTuple):
-    """Where a run's training loss is, relative to the band of its reference."""
+    """Where a run's training loss is in relation to the band of its reference."""
 
     line: str | Notice  # the comparison and the step since which it holds, or why the run is not compared
     side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
@@ -146,7 +146,7 @@ def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
     """Return the identity of a run's tokens, and their sources and tokenizer. Each is None if unknown.
 
     Sources are returned without the prefix hf:, because manifests of earlier versions lack it if the user left it out.
-    Raises BadInput.
+    Raises BadInput for a damaged manifest.
     """
     files = [stream.sha256 for stream in record.train_streams]
     content = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16] if files and all(files) else None
@@ -160,14 +160,17 @@ def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
 
 
 def _without_hub(prepared: str) -> str:
-    """Return sources and tokenizer, as joined by `tokens_of`, with OWNER/NAME for hf:OWNER/NAME; URLs do not change."""
+    """Return the sources and tokenizer, joined as in `tokens_of`, with hf:OWNER/NAME replaced by OWNER/NAME.
+
+    URLs do not change.
+    """
     return re.sub(rf"(^|, | \+ ){HUB}(?!//)", r"\1", prepared)
 
 
 def tenths(curve: Curve, steps: int) -> np.ndarray:
-    """Return the mean of the finite losses over the tenth of the run before each mark reached so far, float64 (m,).
+    """Return the mean finite loss at each mark that the run has reached, over the tenth of the run before the mark.
 
-    The mean is computed by the trapezoidal rule.
+    The means are float64 (m,), and are computed by the trapezoidal rule.
     """
     finite = np.isfinite(curve.values)
     share, losses = np.append(0.0, curve.steps[finite] / steps), curve.values[finite]

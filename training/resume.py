@@ -38,7 +38,7 @@ def resume(
     """Load the requested checkpoint into the state, or the initial weights if there is no checkpoint.
 
     Returns the changes of the numerics since the checkpoint, and this job's record, which takes over some values from
-    the checkpoint's record. `bucket` is where checkpoints of the run are also looked for. Call it on every rank. Raises
+    the checkpoint's record. Checkpoints are looked for on the disk and in the `bucket`. Call it on every rank. Raises
     BadInput if the checkpoint is missing, damaged or from another run.
     """
     directory, name = request.directory, request.checkpoint
@@ -63,7 +63,7 @@ def resume(
     numerics_changes, record = load_checkpoint(checkpoint, request, state, ranks)
     _check_branch(bucket, state.position.step, name, ranks)
     gather(ranks, None)  # waits until all ranks have read the checkpoint, which may be renamed below
-    # Later checkpoints are damaged, or from now on they belong to another branch of the run.
+    # Later checkpoints are damaged, or they now belong to a branch of the run that is no longer continued.
     archived = on_disks(lambda: archive.archive_after(checkpoint))[0]
     if archived is not None:
         show(f"--resume {name}: later checkpoints are now in {archived}", once=True)

@@ -25,8 +25,8 @@ class SaveOutcome:
 
     position: Position
     durable: bool  # the checkpoint is on the disk, under its name
-    problem: BadInput | None  # if the checkpoint is durable: links or deletions that failed
-    stall_seconds: float  # for which training stood still
+    problem: BadInput | None  # why the save failed; if it is durable, which link or deletion failed
+    stall_seconds: float  # time for which training had to wait
     write_seconds: float  # from the end of the copy until the checkpoint is on the disk
 
 
@@ -46,7 +46,7 @@ class Saving:
 
     @property
     def seconds_to_stop(self) -> float:
-        """Expected seconds until a stop has saved its checkpoint, after the save that may be in flight."""
+        """Expected seconds to stop with a checkpoint, including the rest of a save that is in flight."""
         in_flight = self._thread is not None and self._thread.is_alive()
         return (2 if in_flight else 1) * self._seconds
 

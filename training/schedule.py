@@ -10,7 +10,7 @@ import attrs
 class Decay:
     """A decay from the peak to a final learning rate, with its defaults."""
 
-    curve: Callable[[float], float]  # falls from 1 to 0 while its argument, the progress of the decay, goes from 0 to 1
+    curve: Callable[[float], float]  # falls from 1 to 0 while its argument, the decay's progress, rises from 0 to 1
     period_percent: float | None  # percentage of all steps; None: all steps after the warm-up
     final_percent: float  # percentage of the peak, reached at the last step
 

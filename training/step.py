@@ -58,7 +58,7 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
     """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
 
     Returns the losses of the micro-batches, (accumulation,). Every rank runs the same number of micro-steps, so that
-    all ranks gather FSDP's weights equally often; idle micro-steps add no gradient.
+    all ranks gather FSDP's weights the same number of times; idle micro-steps add no gradient.
     """
     layout, rank, scale = settings.layout, state.parallel.data_parallel.rank, state.loss_scale.scale
     losses = []
@@ -76,9 +76,10 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
 
 
 def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch) -> Tensor:
-    """Return the mean loss of a micro-batch, in nats per token. The mean over a step is then the mean of its targets.
+    """Return the mean loss of a micro-batch, in nats per token.
 
-    If targets have weights, this is the mean weighted loss divided by the mean weight of the step's targets.
+    The mean over all micro-batches of a step is therefore the mean over all targets of the step. If targets have
+    weights, the mean weighted loss is divided by the mean weight of the step's targets.
     """
     with autocast(settings.numerics.precision, batch.inputs.device):
         if batch.weights is None:
@@ -87,7 +88,7 @@ def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:
-    """Make the dropout masks of a micro-batch a function of the seed, the step and its index in the step alone."""
+    """Make a micro-batch's dropout masks depend only on the seed, the step and the micro-batch's index in the step."""
     digest = hashlib.blake2b(f"{seed}/{step}/{index}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # seeds the generators of the CPU and of every GPU
 

@@ -21,7 +21,7 @@ class Validation:
         """Read the weights of the targets, if they have any. Raises BadInput if no target adds to the loss."""
         self._stream, self._start_token, self._sequences = stream, start_token, sequences
         self._weights: np.ndarray | None = None  # weight of each target, (sequences, T)
-        self._total_weight: float = sequences  # the sum of the sequences' mean losses is divided by it
+        self._total_weight: float = sequences  # divides the sum of the sequences' mean losses
         if stream.weighted:
             weights = read_target_weights([(stream, start_token)], sequences * context_length)
             self._weights = weights.reshape(sequences, context_length)
@@ -51,8 +51,8 @@ class Validation:
                 model.train()
                 return None
             local_first = first + part.rank * layout.microbatch_size
-            # Every rank runs every round with the same shape, because FSDP gathers weights in it. The surplus sequences
-            # are not counted.
+            # FSDP gathers weights in each round, so every rank must run every round, with the same shape. A rank that
+            # has no sequence left repeats the last one, which is not counted again.
             windows = [min(local_first + row, self._sequences - 1) for row in range(layout.microbatch_size)]
             parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
             weights = None if self._weights is None else self._weights[windows]

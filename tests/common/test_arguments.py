@@ -238,7 +238,7 @@ def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pyt
     path_names = [
         argument.name for argument in repeatable if "str" in str(argument.hint) or "Path" in str(argument.hint)
     ]
-    for name in path_names[:1]:  # each command applies the rule
+    for name in path_names[:1]:  # a single option shows that the command applies the rule
         positional = [
             argument for argument in arguments_of(SCRIPTS[script][command]) if argument.name.strip("-.").isupper()
         ]
@@ -285,7 +285,7 @@ def test_option_rules_cover_all_options(script: str, command: str) -> None:
 
 
 # The options that a user can combine with each mode of train.py, listed here a second time by hand.
-TAKEN_BY_TRAIN = {
+TRAIN_OPTIONS_BY_MODE = {
     "training": "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps "
     "--hash-every --price-per-hour --max-hours --max-usd --then",
     "--dry-run": "--like --set --token-files --follow --resume --init-from --allow-numerics-drift --device --max-steps "
@@ -300,16 +300,16 @@ TAKEN_BY_TRAIN = {
 }
 
 
-@pytest.mark.parametrize("mode", TAKEN_BY_TRAIN)
+@pytest.mark.parametrize("mode", TRAIN_OPTIONS_BY_MODE)
 def test_each_mode_of_train_accepts_its_options(mode: str) -> None:
     rules, names = TrainCommand.option_rules, {argument.name for argument in options_of(TrainCommand)}
-    modes = {*TAKEN_BY_TRAIN} - {"training"}
+    modes = {*TRAIN_OPTIONS_BY_MODE} - {"training"}
     assert modes == {*rules.modes}
     words_before = {} if mode == "training" else {mode: ["1"]}
     for name in sorted(names - modes):
         priced = {"--price-per-hour": ["1"]} if name == "--max-usd" and mode in ("training", "--dry-run") else {}
         line = rules.problem(words_before | priced | {name: ["1"]})
-        if name in TAKEN_BY_TRAIN[mode].split():
+        if name in TRAIN_OPTIONS_BY_MODE[mode].split():
             assert line is None, line
         else:
             assert line is not None and line.startswith(f"{name} goes with ") and f", not with {mode}" in line

@@ -1,4 +1,4 @@
-"""Atomic writes; locks, also on file systems without them; errors that explain why a file cannot be written."""
+"""Atomic writes; locks, and the note if the file system does not support them; errors that explain failed writes."""
 
 import errno
 import fcntl

@@ -25,7 +25,7 @@ RULES = OptionRules(
         ("--device --show", "--device goes with training, not with --show"),
         ("--machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit", "--limit needs --price: dollars"),
-        ("--limit --plan", "--limit goes with training, not with --plan"),  # it is not also told to add a price
+        ("--limit --plan", "--limit goes with training, not with --plan"),  # no advice to add --price
         ("--limit --price --device", "--limit cannot be combined with --device: one or the other"),
         ("--limit --price --machine", "--machine goes with --plan, not with training: others are rented"),
         ("--limit --price", None),

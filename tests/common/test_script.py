@@ -1,4 +1,4 @@
-"""Missing packages are explained in one line; the allocator is set before torch; Ctrl-C is not a damaged file."""
+"""Missing packages give a one-line error; the allocator is set up before torch is imported; Ctrl-C is not damage."""
 
 import os
 import signal
@@ -46,11 +46,11 @@ def test_ctrl_c_during_reading_is_not_damage(
     def read() -> None:
         try:
             load_file(tmp_path / "weights")
-        except Exception as error:  # as a loader does
+        except Exception as error:  # a loader also converts any error
             raise BadInput(f"weights: {error}") from error
 
     monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore SIGINT
     try:
         with Script("evaluate.py") as script:
             script.interrupted = "; results are kept"

@@ -45,7 +45,7 @@ def archive_all(run_directory: Path) -> Path | None:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            archive(directory, checkpoints, target)  # the newest is moved last, so that a kill leaves that one
+            archive(directory, checkpoints, target)  # the newest is last, so that a kill leaves it here
             with suppress(OSError):  # the directory is a link or a mount, or it contains other files
                 directory.rmdir()
         for path in results:
@@ -62,9 +62,9 @@ def describe(archived: Path) -> str:
 def archive_after(checkpoint: Path) -> Path | None:
     """Make a checkpoint the newest one, named for its step, and archive all later ones.
 
-    Returns the folder of the archived checkpoints, or None. If a copy of the run has folders instead of the links, they
-    are renamed to their steps, and the links are created again. Such a folder is archived if it is damaged, or if its
-    step already has a folder.
+    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links. They
+    are renamed after their steps, and the links are created again. Such a folder is archived if it is damaged, or if
+    its step already has a folder.
     """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
@@ -89,7 +89,10 @@ def archive_after(checkpoint: Path) -> Path | None:
 
 
 def _rename_earlier(directory: Path, newest: Path) -> None:
-    """Name intact folders that a copy has instead of links after their steps, if these are before the newest step."""
+    """Rename the intact folders that a copied run has instead of links.
+
+    Each one is named after its step, if that is before the newest step.
+    """
     for folder in linked_folders(directory):
         if verify(folder) is not None:
             continue
@@ -101,7 +104,10 @@ def _rename_earlier(directory: Path, newest: Path) -> None:
 
 
 def _move(path: Path, target: Path) -> None:
-    """Move a result, possibly to another file system. A folder's files are moved; a link or a mount stays."""
+    """Move a result, possibly to another file system.
+
+    The files of a folder are moved one at a time; the folder itself stays if it is a link or a mount.
+    """
     if path.is_dir():
         target.mkdir()
         for file in path.iterdir():

@@ -2,8 +2,8 @@
 
 All ranks of a node write a checkpoint under a hidden name and sync it; then the first rank renames it. A checkpoint
 under its final name is complete and never changes; it can only be replaced, moved or removed as a whole. After a kill
-and `recover`, each name has its complete old content, its complete new content, or does not exist. Failures are
-OSErrors that name the file.
+and a call of `recover`, each name either has its complete old content or its complete new content, or does not exist.
+Failures are OSErrors that name the file.
 """
 
 import errno
@@ -44,7 +44,10 @@ class WrittenBytes:
 
 
 def create_partial(path: Path, sizes: Mapping[str, int]) -> None:
-    """Create a hidden checkpoint with files of full size, into which all ranks write; remove earlier leftovers."""
+    """Create a hidden checkpoint whose files have their full size, so that all ranks can write into them.
+
+    Earlier leftovers are removed first.
+    """
     _restore_replaced(path.parent)
     remove_stale(path.parent)
     partial_of(path).mkdir(parents=True)
@@ -64,7 +67,10 @@ def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) ->
 
 
 def write_state_and_manifest(path: Path, state: SavedState, pieces: Mapping[str, Sequence[WrittenBytes]]) -> None:
-    """Read back both tensor files of a hidden checkpoint and compare them with their pieces; add state and manifest."""
+    """Complete a hidden checkpoint with its state and its manifest.
+
+    Before that, both tensor files are read back and compared with the pieces that were written.
+    """
     files = {file: _read_back(partial_of(path) / file, pieces[file]) for file in (WEIGHTS, OPTIMIZER)}
     digests = {file: entry.sha256 for file, entry in files.items()}
     state = attrs.evolve(state, state_sha256=combined_sha256(state.position.step, digests))
@@ -77,8 +83,8 @@ def write_state_and_manifest(path: Path, state: SavedState, pieces: Mapping[str,
 def publish(path: Path) -> None:
     """Give a hidden checkpoint its final name, replacing an older checkpoint of the same step.
 
-    A step is saved twice if its validation was interrupted and is repeated later. The older checkpoint gets its name
-    back if the new one cannot be published, or by `recover` after a kill.
+    A step is saved twice if its validation was interrupted and is repeated later. If the new checkpoint cannot be
+    published, the older one gets its name back; after a kill, `recover` does that.
     """
     partial = partial_of(path)
     publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)
@@ -87,7 +93,7 @@ def publish(path: Path) -> None:
 def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
     """Write a checkpoint from (offset in bytes, content) pairs of each file, and publish it if it is intact.
 
-    Returns None, or how the checkpoint is damaged.
+    Returns a description of the damage if the checkpoint is damaged; otherwise None.
     """
     partial = partial_of(path)
     try:
@@ -113,7 +119,7 @@ def recover(directory: Path) -> None:
 
 
 def copy_to_partial(source: Path, path: Path, copy: Callable[[str, str], object] = shutil.copy2) -> None:
-    """Copy a checkpoint to the hidden name of `path`, each file with `copy`, so that it can be published."""
+    """Copy a checkpoint to the hidden name of `path`, so that it can be published. `copy` copies one file."""
     discard(path)  # a job that was killed here may have left files
     shutil.copytree(source, partial_of(path), copy_function=copy)
 

@@ -19,10 +19,10 @@ from training.checkpoints.saved_state import (
 
 
 def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
-    """Download a checkpoint to a disk where its name is free. Returns None, or how the checkpoint is damaged.
+    """Download a checkpoint to a disk that has no checkpoint of this name.
 
-    Raises BadInput if the bucket cannot be read, if the disk cannot be written, or if another version of Lockstep wrote
-    the checkpoint.
+    Returns a description of the damage if the checkpoint in the bucket is damaged; otherwise None. Raises BadInput if
+    the bucket cannot be read, if the disk cannot be written, or if another version of Lockstep wrote the checkpoint.
     """
     name, address = checkpoint.name, f"{bucket.url}/{checkpoint.name}"
     objects = bucket.objects(name)

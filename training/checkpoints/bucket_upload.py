@@ -1,12 +1,12 @@
 """Upload of checkpoints to a bucket. Rank 0 uploads complete checkpoints from its disk, one at a time, in a thread.
 
-If the bucket is slower than the checkpoints are saved, it gets fewer of them; if an upload fails, the next checkpoint
-is uploaded at its turn. Training waits for uploads only at its end.
+A checkpoint that is saved while another one is still being uploaded is not uploaded. If an upload fails, the next
+checkpoint is uploaded as usual. Training waits for uploads only at its end.
 
-Only one job uploads to a prefix of a bucket. It has a lease, the object `lease.json`, which names the job and is
-renewed by it. A lease that is no longer renewed may be taken over. No clocks are compared: a job that wants the lease
-watches whether it is renewed. Every write of the lease is conditional on the version read before, so that only one of
-two jobs gets it.
+Only one job uploads to a prefix of a bucket. It holds a lease: the object `lease.json`, which names the job, and which
+the job renews regularly. Another job may take over a lease that is no longer renewed. No clocks are compared; a job
+that wants the lease watches whether it is renewed. The lease is written only if it is still the version that was read
+before, so that only one of two jobs gets it.
 """
 
 import json
@@ -36,7 +36,7 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-EXPIRY_SECONDS = 90.0  # a lease expires after this time without a renewal; a request with its retries may take as long
+EXPIRY_SECONDS = 90.0  # a lease expires after this time without a renewal; one request and its retries may take as long
 LEASE_POLL_SECONDS = 5.0
 
 
@@ -51,11 +51,14 @@ class Uploader:
     """Uploads checkpoints to one prefix of a bucket. Every rank has an uploader, but only rank 0's does the work."""
 
     def __init__(self, url: str, run: Run, ranks: Ranks):
-        """Claim the prefix; call this on every rank. Raises BadInput if it cannot be used, or if another job has it."""
+        """Claim the prefix; call this on every rank.
+
+        Raises BadInput if the prefix cannot be used, or if another job has claimed it.
+        """
         self.bucket, self._keep, self._ranks = Bucket(url), run.train.checkpoints.keep_checkpoints, ranks
         self._lease: BucketLease | None = None  # only on rank 0
         self._thread: threading.Thread | None = None
-        self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # outcomes that were not reported yet
+        self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # outcomes that have not been reported yet
         self._complete: str | None = None  # the newest checkpoint of this job that is complete in the bucket
         self.failed = False  # whether the last upload of this rank failed
 
@@ -99,9 +102,9 @@ class Uploader:
             yield self._outcomes.get()
 
     def finish(self, newest: Path | None) -> None:
-        """Upload the newest and the best checkpoint if they are missing, wait for that, and release the lease.
+        """Upload the newest and the best checkpoint if the bucket does not have them, and release the lease.
 
-        Call it on every rank.
+        Waits for running uploads. Call it on every rank.
         """
 
         def work() -> None:
@@ -187,7 +190,7 @@ class BucketLease:
                 )
 
     def release(self) -> None:
-        """End the lease, so that the next job need not wait until it has expired."""
+        """End the lease, so that the next job need not wait until it expires."""
         self._ended.set()
         with self._lock, suppress(BadInput):
             if self._version is not None:
@@ -199,9 +202,9 @@ class BucketLease:
                 self.check()
 
     def _wait_until_free(self) -> Version | None:
-        """Return the version of the lease to replace, after waiting until it has expired if another job holds it.
+        """Return the version of the lease that this job may replace. If another job holds it, wait until it expires.
 
-        There is no wait for a lease of this run directory, because only one job can lock that.
+        A lease that was held for this run directory is returned at once, because only one job can lock the directory.
         """
         first_version = self._bucket.read(LEASE)
         if first_version is None or _holder_of(first_version) == self._holder:
@@ -233,7 +236,7 @@ def _holder_of(version: Version) -> str:
 
 
 def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
-    """Return whether a bucket has a checkpoint of the disk, with an intact state.
+    """Return whether a bucket has this checkpoint of the disk, complete and with an intact state.
 
     Raises BadInput if the bucket's checkpoint of that name is from another run.
     """

@@ -14,14 +14,14 @@ from training.config.train_config import recipe
 from training.exactness.fingerprint import drift
 from training.schedule import agree
 
-# Keys that must not change on a resume. If they did, a step would mean different windows, so that some tokens would be
-# read twice and others never. The optimizer must not change because each optimizer has its own kind of state.
+# Keys that must not change on a resume. If they did, the same step would read different windows, so that some tokens
+# would be read twice and others never. The optimizer must not change because each optimizer has its own kind of state.
 _FIXED_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed", "optimizer")
 _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
     "steps",
 )
-# Keys that are resolved to something else, which is compared instead: shares and files, steps, sequences
+# Keys that are not compared themselves; what they resolve to is compared instead: shares and files, steps, sequences
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # they select a slice of the validation stream
 
@@ -102,7 +102,7 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
 def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allowed: bool) -> list[str]:
     """Return the changes of the numerics.
 
-    Raises BadInput if `determinism` promises the same bits, and changes are not `allowed`.
+    Raises BadInput if there are changes although `determinism` promises the same bits, unless they are `allowed`.
     """
     changes = drift(before.numerics, now.numerics)
     promised_levels = {before.numerics["determinism"], now.numerics["determinism"]} - {"off"}
@@ -148,7 +148,7 @@ def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:
 def _reads_once_in_order(record: RunRecord, number: int) -> bool:
     """Return whether a run reads a dataset in order and at most once.
 
-    Then its windows do not depend on what follows the part that it reads.
+    If it does, its windows do not depend on the tokens after the part that it reads.
     """
     sources = record.sources or []
     epochs = sources[number]["epochs"] if number < len(sources) else None

@@ -10,7 +10,7 @@ A checkpoint is a folder of safetensors and JSON files that can be read by a sin
 
 A copy of a run may have something else instead of a link: a folder with the checkpoint itself (`scp -r`, `cp -rL`,
 `rsync -L`, `zip -r`), or a small file that contains the checkpoint's name (a download from a bucket, an unpacked
-archive). Nothing here may treat such a copy as a run without checkpoints.
+archive). No function may treat such a copy as a run without checkpoints.
 """
 
 import errno
@@ -159,7 +159,10 @@ def point_best(directory: Path, step: int | None) -> bool:
 
 
 def point(link: Path, name: str | None) -> None:
-    """Replace a symbolic link in one step, or remove it. A folder or file of that name is moved to the archive."""
+    """Make a symbolic link refer to a checkpoint, atomically; remove the link if `name` is None.
+
+    A folder or file that has the name of the link is moved to the archive.
+    """
     partial = partial_of(link)
     if link.is_symlink() and name is not None and link.readlink() == Path(name):
         return
@@ -176,9 +179,10 @@ def point(link: Path, name: str | None) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a folder. If it is part of a container's image, overlayfs cannot rename it: it is copied and deleted.
+    """Rename a folder. If overlayfs cannot rename it, because it is part of a container's image, move its files.
 
-    The manifest is copied last and deleted first, so that a kill leaves a complete checkpoint under one of both names.
+    The manifest is copied last and deleted first, so that after a kill, one of the two folders is a complete
+    checkpoint.
     """
     try:
         path.rename(target)
@@ -207,9 +211,9 @@ def _name_in_file(path: Path) -> str | None:
 
 
 def _is_checkpoint_or_link(path: Path) -> bool:
-    """Return whether a path has a name that a run gives, or contains a checkpoint.
+    """Return whether a path has the name of a checkpoint or a link of a run, or contains a checkpoint.
 
-    Other files are possible: a mounted disk, for example, has `lost+found`.
+    The directory may contain other files as well: a mounted disk, for example, has `lost+found`.
     """
     if STEP_NAME.fullmatch(path.name) or path.name in LINKS:
         return True

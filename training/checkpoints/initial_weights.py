@@ -43,8 +43,9 @@ class InitialWeights:
     def load_checked(self, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:
         """Load the model and check that a run can start from it.
 
-        Raises BadInput if its network differs from `config`, which was read from `model_file`, by more than a smaller
-        vocabulary, or if an id of the run's `tokenizer` means something else to it.
+        The model's vocabulary may be smaller than the run's. Raises BadInput if its network differs in any other way
+        from `config`, which was read from `model_file`, or if an id of the run's `tokenizer` means something else to
+        the model.
         """
         model = self.load()
         model_keys = _network_keys(model.network.config)
@@ -107,11 +108,11 @@ def start_from(
 def values_from(
     initial: InitialWeights, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> tuple[dict[str, Tensor], WeightsOrigin]:
-    """Return the weights with which a run that starts from another model begins, by plain name, and their origin.
+    """Return the first weights of a run that starts from another model, by plain name, and the origin of the weights.
 
-    The tensors are complete and on the CPU. They have rows for new ids and for special tokens that the other model has
-    never seen. Training begins with them, and `train.py --look` uses them to show losses before the first step. Raises
-    BadInput, as `load_checked` does.
+    The tensors are complete and on the CPU. They include rows for new ids and for special tokens that the other model
+    has never seen. Training begins with them, and `train.py --look` uses them to show losses before the first step.
+    Raises BadInput, as `load_checked` does.
     """
     model = initial.load_checked(config, model_file, tokenizer)
     network, unseen = model.network, {} if tokenizer is None else unseen_tokens(model, tokenizer)
@@ -188,7 +189,7 @@ def with_new_rows(name: str, values: Tensor, old_config: ModelConfig, config: Mo
 
 @torch.no_grad()
 def copy_local_rows(parameter: Placed, full: Tensor) -> None:
-    """Copy the rows of a full tensor, or the columns of these rows, that this rank holds into the parameter."""
+    """Copy into the parameter the part of a full tensor that this rank holds: some rows, or some columns of those."""
     for rows, columns, local_part in held_pieces(parameter):
         local_part.copy_(within(full, rows, columns))
 
@@ -202,7 +203,10 @@ def weights_sha256(network: GPT) -> str:
 
 
 def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoint: Path) -> None:
-    """Raise BadInput if the run of a checkpoint began with other weights. `origin`: the weights with which it began."""
+    """Raise BadInput if the run of a checkpoint began with weights other than `initial`.
+
+    `origin`: the model from whose weights the run began; None if they were random.
+    """
     if origin is None or origin.source != initial.source:
         weights = "random weights" if origin is None else f"the weights of {origin.source}"
         raise BadInput(
@@ -212,6 +216,6 @@ def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoi
 
 
 def _network_keys(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys that describe a network with its weights. Nulls that stand for a number are replaced by it."""
+    """Return the keys that determine what a network computes. A null that stands for a number is replaced by it."""
     resolved = attrs.asdict(config) | {"n_kv_heads": config.kv_heads, "mlp_width": config.hidden_width}
     return {key: value for key, value in resolved.items() if key not in FREE_KEYS}

@@ -43,9 +43,10 @@ _MARKS = (MANIFEST, STATE)  # either file shows that a folder is, or was, a chec
 
 
 def checkpoints_by_step(directory: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run by step, oldest first. A folder `latest` in a copied run is one of them.
+    """Return the checkpoints of a run by step, oldest first.
 
-    A folder that replaces a link is left out if its state cannot be read, or if there is a folder named for its step.
+    In a copied run, a folder `latest` or `best` instead of a link is a checkpoint, too. It is left out if its state
+    cannot be read, or if there is a folder named for its step.
     """
     checkpoints = {step_of(name): directory / name for name in steps_in(directory)}
     for folder in linked_folders(directory):
@@ -170,7 +171,7 @@ def complete_steps(bucket: "Bucket") -> list[str]:
 
 
 def candidates(bucket: "Bucket", name: str) -> list[str]:
-    """Return the names of the checkpoints in a bucket from which to try to resume, in this order.
+    """Return the names of the checkpoints in a bucket from which the run may resume, in the order in which to try them.
 
     A name in NEWEST means all complete checkpoints, newest first, because only a download shows whether one is intact.
     """
@@ -183,7 +184,9 @@ def candidates(bucket: "Bucket", name: str) -> list[str]:
 
 
 def check_branch(bucket: "Bucket", step: int, name: str) -> None:
-    """Raise BadInput if a run that continues from `step` would upload among later checkpoints of another branch.
+    """Raise BadInput if a run that continues from `step` would upload to a bucket that has later checkpoints.
+
+    Those checkpoints belong to another branch of the run, and must not be mixed with the new ones.
 
     `name`: the value of --resume.
     """

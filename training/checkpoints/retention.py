@@ -1,7 +1,7 @@
 """Retention: which checkpoints of a run are kept, how much space they need, and the removal of all others.
 
-No other module removes a complete checkpoint of a run, on a disk or in a bucket; at most, others move checkpoints to an
-archive. Three functions remove something that resembles a checkpoint: `recover` in atomic_commit.py removes the
+No other module removes a complete checkpoint of a run, on a disk or in a bucket; other modules only move checkpoints to
+an archive. Three functions remove something that resembles a checkpoint: `recover` in atomic_commit.py removes the
 unfinished replacement of the checkpoint that it restores; `rename` in directory.py removes the source after it has been
 copied to another file system; and evaluation/instruct removes the temporary run of a fine-tune with its checkpoints. A
 test lists the functions of this folder that remove files.
@@ -42,11 +42,11 @@ EXTRA_CHECKPOINTS = 2  # on a disk in addition to the newest ones: the best one,
 
 
 def kept_steps(steps: Collection[int], newest: int, best: int | None, keep: int) -> set[int]:
-    """Return those of these steps whose checkpoint is kept.
+    """Return the steps whose checkpoints are kept.
 
-    These are the `keep` newest steps up to `newest`, which was saved just now, and the best one. Later steps are kept
-    as well: a bucket may have checkpoints that were damaged when the run resumed, and nothing there is removed before
-    it is superseded.
+    These are the best step, and the `keep` newest steps up to `newest`, the step that was just saved. Later steps are
+    kept as well: a bucket may have checkpoints that were damaged when the run resumed, and nothing there is removed
+    before it is superseded.
     """
     assert keep > 0, "keep_checkpoints in train.json is at least 1"
     recent = sorted(step for step in steps if step <= newest)[-keep:]
@@ -115,7 +115,7 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
     if resumes and any(is_folder(directory / name) for name in names_in(directory)):
         files = [file for file in directory.glob("step-*/*") if file.is_file()]
         existing = min(sum(file.stat().st_size for file in files), (count - 1) * size)
-        # The next save removes them. Their files have full size from the beginning, but not all blocks are allocated.
+        # The next save removes the leftovers. Their files have full size, but not all of their blocks are allocated.
         hidden = [file for path in stale_partials(directory) for file in path.glob("*")]
         leftovers = sum(DISK_BLOCK_BYTES * file.lstat().st_blocks for file in hidden)
         least = 0

@@ -47,7 +47,7 @@ class WeightsOrigin:
     source: str  # as on the command line
     sha256: str  # of the weights, as training/checkpoints/initial_weights.py computes it
     vocab_size: int | None = None  # of that model, if the run has added rows for new ids
-    # Number of special tokens that the model has never seen; their rows start as copies of the end of text's row
+    # Number of special tokens that the model has never seen; their rows start as copies of the row of the end of text
     unseen: int | None = None
 
 
@@ -66,7 +66,7 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """The resolved configuration of a run. Keys that the recording version did not have yet get their defaults."""
+    """The resolved configuration of a run. Keys that did not exist yet when it was recorded have their defaults."""
 
     model: ModelConfig
     train: TrainConfig
@@ -92,10 +92,10 @@ class RunRecord:
             raise ValueError("numerics: determinism: missing")
 
     def network_config(self) -> ModelConfig:
-        """Return the configuration of the network that was trained, to build it.
+        """Return the configuration with which the trained network can be built.
 
-        Raises ValueError if the record has a key of model.json that this version does not have, because that network
-        computes something else.
+        Raises ValueError if the record has a key of model.json that this version does not have, because the key may
+        change what the network computes.
         """
         for key in self.unknown.get("model", {}):
             raise ValueError(f"model: unknown key {quoted(key)}, so another version of Lockstep trained this network")
@@ -106,7 +106,7 @@ class RunRecord:
         settings = {"model": attrs.asdict(self.model), "train": self.train.flat()}
         values: dict[str, Any] = {section: keys | self.unknown.get(section, {}) for section, keys in settings.items()}
         values |= attrs.asdict(self, filter=lambda field, _: field.name not in (*settings, "unknown"))
-        if (origin := values["initial_weights"]) is not None:  # older records do not have its nulls either
+        if (origin := values["initial_weights"]) is not None:  # without nulls, as in older records
             values["initial_weights"] = {key: value for key, value in origin.items() if value is not None}
         for key in _STREAMS:
             streams = values.pop(f"{key}s")
@@ -116,7 +116,10 @@ class RunRecord:
 
 @attrs.frozen(kw_only=True)
 class JobEnvironment:
-    """The machine and the software of a job, as far as they are used; training/hardware/environment.py writes more."""
+    """Facts about the machine and the software of a job that are read again.
+
+    training/hardware/environment.py records more of them.
+    """
 
     world_size: int | None = None
     device: str | None = None
@@ -126,7 +129,7 @@ class JobEnvironment:
 
 @attrs.frozen(kw_only=True)
 class JobRecord:
-    """The last job of a run in `resolved.json`, which also has the record of the run itself.
+    """The record of a run's last job. It is part of `resolved.json`, which also has the record of the run itself.
 
     An earlier version may have written the file, or a user may have edited it. A command that only needs the price must
     not fail because the tokenizer cannot be read. Therefore a key with a value of the wrong type counts as absent; its
@@ -199,7 +202,7 @@ def read_record(directory: Path) -> RunRecord | None:
 
 
 def read_job(directory: Path) -> JobRecord:
-    """Return what a run has recorded about its last job, or an empty record if it has not.
+    """Return what a run has recorded about its last job, or an empty record if there is none.
 
     Raises BadInput for a file that is not JSON. A wrong value in it is an error only for code that checks that key.
     """
@@ -208,9 +211,9 @@ def read_job(directory: Path) -> JobRecord:
 
 
 def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:
-    """Return the manifest of the files that a run read; None if there is none, or if the directory's files changed.
+    """Return the manifest of the files that a run read; None if there is none, or if the files have changed since.
 
-    A directory keeps its name when different text is prepared into it, or when a different tokenizer is used.
+    They change if different text is prepared into the same directory, or if a different tokenizer is used.
     `directory`: where the files are now, instead of the path in the record. Raises BadInput for a damaged manifest.
     """
     manifest = read_manifest(directory or Path(stream.directory))
@@ -255,7 +258,7 @@ def write_record(
 ) -> None:
     """Write `resolved.json` and the tokenizer's ranks, so that the run can be used without its tokens.
 
-    Raises BadInput.
+    Raises BadInput if a file cannot be written, or if it would replace a file that no run has written.
     """
     directories = [str(directory.path.resolve()) for directory in token_set.directories]
     origin, tokenizer = token_set.tokenizer or (None, None)
@@ -271,7 +274,7 @@ def write_record(
     if origin is not None and tokenizer is not None and tokenizer.ranks_file:
         files[RANKS_FILE] = (origin / RANKS_FILE).read_text()
     check_replaceable(run_directory / RESOLVED, b'"numerics": ', "the record of a run")
-    # If resolved.json exists, an earlier job of the run has copied the ranks.
+    # If resolved.json exists, an earlier job of the run has already copied the tokenizer's ranks.
     if RANKS_FILE in files and not (run_directory / RESOLVED).exists():
         ranks_content = files[RANKS_FILE].encode()
         check_replaceable(run_directory / RANKS_FILE, ranks_content.__eq__, "the tokenizer of the run's tokens")

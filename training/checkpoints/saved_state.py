@@ -66,7 +66,7 @@ def parse_state(values: dict[str, Any]) -> SavedState:
 
 
 def read_state(checkpoint: Path, digests: Mapping[str, str] | None = None) -> SavedState:
-    """Read `state.json`; if `digests` of the checkpoint's files are given, check that it belongs to them.
+    """Read `state.json`. If `digests` of the checkpoint's files are given, check that the state belongs to these files.
 
     Raises BadInput for a missing or damaged file.
     """
@@ -101,7 +101,7 @@ def best_name(checkpoint: Path) -> str | None:
 
 
 def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
-    """Raise ValueError unless a state has its folder's step and belongs to the tensor files with these sha256."""
+    """Raise ValueError unless a state has the step of its folder's name and belongs to the files with these sha256."""
     step, folder_step = state.position.step, step_named(name)
     if folder_step is not None and folder_step != step:
         raise ValueError(f"step: got {step:,}, wanted {folder_step:,} because of the folder's name")

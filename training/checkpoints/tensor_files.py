@@ -72,9 +72,9 @@ class StateShard:
         self._writes = disk.rank == ranks.node.rank
         writes = gather(ranks, self._writes)
         writers = [rank for rank in members(ranks, disk) if writes[rank]]
-        # The ranks among which tensors that each of them has completely are divided
+        # These ranks divide among themselves the rows of each tensor that all of them have completely.
         self._dividers = RankGroup(rank=disk.rank if self._writes else 0, size=len(writers))
-        # Whether this rank's rows of sharded tensors are written; replicas on another node have the same rows
+        # Whether this rank's rows of sharded tensors are written. If not, a replica writes the same rows.
         self._gives_shard = disk.size == ranks.node.size or state.parallel.levels.across.rank == 0
         self._headers: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}  # bytes of each complete file
@@ -130,7 +130,7 @@ class StateShard:
                 dist.send(part, self._writer, group=group)
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of the rows that other nodes send. Each content is valid until the next."""
+        """Yield (offset in bytes, content) of the rows that other nodes send. Use each content before the next."""
         buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
         for rank, sent in self._received.items():
             for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):
@@ -213,7 +213,7 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[StoredTensor]]]:
     config = state.parallel.network.config
 
     def stored(key: str, name: str, tensor: Placed) -> StoredTensor:
-        row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize  # from the shape: slicing a DTensor gathers it
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize  # not from a row: slicing a DTensor gathers it
         return StoredTensor(key, tensor, stored_rows(name, tensor.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]

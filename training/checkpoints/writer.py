@@ -48,11 +48,11 @@ class CheckpointWriter:
     def write(self, state: SavedState) -> tuple[bool, BadInput | None]:
         """Write the staged state; return whether the checkpoint is durable under its name, and a problem or None.
 
-        If it is durable, the problem is that links could not be set or old checkpoints not removed. Raises the error of
-        a broken process group.
+        If it is durable, the problem is that links could not be set, or that old checkpoints could not be removed.
+        Raises the error of a broken process group.
         """
         path, ranks, disk = self.directory / name_of(state.position.step), self._shard.ranks, self._shard.disk
-        if disk.size < ranks.world_size:  # every disk gets the same file, although the clocks of the nodes differ
+        if disk.size < ranks.world_size:  # the nodes' clocks differ, but every disk must get the same file
             state = from_coordinator(ranks, lambda: state, group=self._group)
         try:
             self._all(lambda: create_partial(path, self._shard.sizes), only=self._leads)
@@ -77,7 +77,7 @@ class CheckpointWriter:
         return True, problem
 
     def _all(self, work: Callable[[], Value], *, only: bool) -> list[Value]:
-        """Do a part of a save; return each rank's value. A failure on any rank is raised on all ranks as BadInput."""
+        """Do one part of a save; return each rank's value. A failure on any rank is raised on all ranks as BadInput."""
 
         def guarded() -> Value:
             reason: Reason

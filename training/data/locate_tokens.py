@@ -24,7 +24,7 @@ TOKEN_FOLDERS = (Path("token_files"), DOWNLOADS)  # where token directories usua
 class TokenLocation:
     dataset: str  # the name in train.json, or the directory of --token-files
     directory: Path
-    remote: bool = False  # True: it has to be downloaded to the directory, unless it already has been
+    remote: bool = False  # whether the dataset is downloaded to the directory, if it is not there yet
 
 
 def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override: bool = True) -> list[TokenLocation]:
@@ -48,9 +48,9 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
 
 
 def lengths_at_hand(train: TrainConfig) -> dict[str, int | None]:
-    """Return the number of tokens of each dataset's train stream, by dataset. Raises BadInput.
+    """Return the number of tokens of each dataset's train stream, by dataset.
 
-    The number is None if the stream is not completely on this machine.
+    The number is None if the stream is not completely on this machine. Raises BadInput as `streams_at_hand` does.
     """
     return lengths_of(streams_at_hand(train, None))
 
@@ -60,9 +60,9 @@ def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | Non
 
 
 def streams_at_hand(train: TrainConfig, token_files: Path | None) -> dict[str, TokenStream | None]:
-    """Return each dataset's train stream, by dataset; None if it is not completely on this machine. Raises BadInput.
+    """Return each dataset's train stream, by dataset; None if it is not completely on this machine.
 
-    If the number of steps does not depend on the streams, a dataset that does not exist is no error.
+    Raises BadInput if a dataset does not exist, unless the number of steps does not depend on the streams.
     """
     if token_files is not None or train.data.min_train_tokens is None:  # the streams determine the number of steps
         streams: dict[str, TokenStream | None] = {}
@@ -77,7 +77,7 @@ def streams_at_hand(train: TrainConfig, token_files: Path | None) -> dict[str, T
 
 
 def train_tokens_needed(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:
-    """Return how many tokens of each train stream, from its beginning, the run reads; None for all of them.
+    """Return how many tokens the run reads from the beginning of each train stream; None for all of them.
 
     Raises BadInput as make_plan does.
     """
@@ -91,7 +91,7 @@ def train_tokens_needed(train: TrainConfig, context_length: int, world_size: int
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
     """Download a dataset if it is remote. One rank per machine does it, while the other ranks wait in gloo.
 
-    From the hub, at least this number of train tokens is downloaded; None means all of them.
+    From the hub, at least `train_tokens` tokens of the train stream are downloaded; None means all of them.
     """
     if location.remote:
         from tokens.hub.download import download_dataset

@@ -85,7 +85,7 @@ class TokenSet:
 
     @property
     def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
-        """The directory that records the tokenizer with the largest vocabulary, and that record.
+        """The directory that has the tokenizer with the largest vocabulary, and the record of that tokenizer.
 
         The tokenizers of a run differ only in special tokens at the end.
         """
@@ -111,7 +111,7 @@ def open_tokens(run: Run, token_files: Path | None, ranks: Ranks, *, follow: boo
     """Open the run's tokens, and make its plan. Missing tokens are downloaded. Call this on every rank.
 
     `token_files` is the directory of --token-files. With `follow`, tokens that are still being prepared are accepted.
-    Raises BadInput on every rank.
+    Raises BadInput on every rank if the tokens are missing, damaged, or do not fit the run.
     """
     context, world_size = run.model.context_length, ranks.data_parallel.size * ranks.tensor.size
     locations = locate_tokens(run.train, token_files)
@@ -145,9 +145,9 @@ def open_tokens(run: Run, token_files: Path | None, ranks: Ranks, *, follow: boo
 
 
 def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":
-    """Return the tokens of each directory that is still being prepared; None for a finished directory.
+    """Return, for each directory, its growing tokens if it is still being prepared, and None if it is finished.
 
-    Rank 0 decides which directories these are. Raises BadInput if there is one and `follow` is False.
+    Rank 0 decides which directories are still being prepared. Raises BadInput if there is one and `follow` is False.
     """
 
     def find_growing() -> list[bool]:
@@ -298,5 +298,5 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
 
 
 def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
-    """Return the file of a tokenizer's ranks or, if there is none, its name, which determines the ranks."""
+    """Return the content of a tokenizer's ranks file. If it has none, return its name, which determines the ranks."""
     return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name

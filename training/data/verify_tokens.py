@@ -79,7 +79,10 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
 
 
 def tokens_at_hand(train: TrainConfig, token_files: Path | None) -> TokenSet | None:
-    """Return the run's opened tokens; None if some have yet to be downloaded or prepared. Raises BadInput."""
+    """Return the run's opened tokens; None if some have yet to be downloaded or prepared.
+
+    Raises BadInput if a dataset is missing or damaged.
+    """
     locations = locate_tokens(train, token_files)
     if any(location.remote or still_grows(location.directory) for location in locations):
         return None
@@ -105,7 +108,7 @@ def check_tokens(run: Run, token_files: Path | None, world_size: int) -> Planned
 
 
 def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
-    """Return the contents of the token files. Raises BadInput if those of a machine differ from the first machine's."""
+    """Return the contents of the token files. Raises BadInput if they differ from those of the first machine."""
     for number, contents in enumerate(on_machines):
         for name, content in on_machines[0].items():
             if contents.get(name) != content:
@@ -142,9 +145,9 @@ def _validation_tokens(plan: Plan) -> int:
 
 
 def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan, ranks: Ranks) -> list[TokenDirectory]:
-    """Return the directories, without validation streams that are too short. Wait for one that is being prepared.
+    """Return the directories, without the validation streams that are too short.
 
-    Raises BadInput if the first validation stream is too short.
+    Waits for a validation stream that is still being prepared. Raises BadInput if the first one is too short.
     """
     needed_tokens, directories = train.validation.start_val_token + _validation_tokens(plan), []
     for directory in token_set.directories:

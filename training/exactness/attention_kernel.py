@@ -38,9 +38,9 @@ REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most; enough to fill a GPU, and small compared with the run itself
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
-# Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. The largest
-# value counts as at least 1, and that of the gradients of queries and keys as at least the deviation of the scores.
-# Smaller values occur only in a few saturated rows, which consist mostly of rounding errors.
+# Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. A largest value
+# below 1 counts as 1; for the gradients of queries and keys, a largest value below the deviation of the scores counts
+# as that deviation. Smaller values occur only in a few saturated rows, which consist mostly of rounding errors.
 TOLERANCE = 0.05
 COMPARED_SCORES = 1 << 30  # number of scores that a test compares; it always compares at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
@@ -57,7 +57,7 @@ class ScoreCase:
     shift: float = 0.0
 
 
-# The first case is that of networks with QK-norm. The last one is a head with "massive activations": fp32 cannot invert
+# The first case occurs in networks with QK-norm. The last one is a head with "massive activations": fp32 cannot invert
 # its sums of exponentials, and the backward pass of a wrong kernel returns NaN.
 CASES = (ScoreCase(1.0), ScoreCase(0.1), ScoreCase(6.0), ScoreCase(0.1, shift=-120.0))
 
@@ -98,7 +98,7 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the kernel of a checkpoint if only the timings of this job led to another one.
+    """Enable the kernel of a checkpoint if this job has chosen another one only because of its timings.
 
     Return the numerics of this job, with the enabled kernel.
 
@@ -164,7 +164,7 @@ def seconds_of(name: str, shape: Shape, sequences: int) -> float:
 def formula(inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
     """Return the causal attention of fp32 queries, keys and values (N, T, D), and their gradients.
 
-    To save memory, it computes some rows at a time.
+    To save memory, only some rows are computed at a time.
     """
     queries, keys, values = leaves = [part.detach().requires_grad_() for part in inputs]
     outputs, length, scale = [], queries.shape[1], 1 / math.sqrt(queries.shape[2])
@@ -252,7 +252,10 @@ def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, sco
 
 
 def _random_gradient(inputs: list[Tensor]) -> Tensor:
-    """Return a gradient of the concatenated outputs of the heads, (B, T, C), as the output matrix would return it."""
+    """Return a random gradient of the concatenated outputs of the heads, (B, T, C).
+
+    Its shape and layout are those that the output matrix would return.
+    """
     batch, heads, length, width = inputs[0].shape
     generator = torch.Generator(inputs[0].device).manual_seed(0)
     size = (batch, length, heads * width)

@@ -50,8 +50,8 @@ def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
 def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
     """Return what a run on a GPU compiles when it starts. Compiling needs a C compiler.
 
-    The values are the settings with which the run does not compile it. This function calls the functions that also
-    choose the code of the run, so that both always agree. It does not use the GPU.
+    The keys name what is compiled; each value is the setting that avoids it. This function calls the same functions
+    that choose the code of the run, so that its answer is always right. It does not use the GPU.
     """
     execution, work = train.execution, {}
     determinism, sharded = _determinism(execution, "cuda"), execution.shards > 1
@@ -93,7 +93,7 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
-    # With "elastic", the bits do not depend on these two. The number of ranks that share layers never changes them.
+    # With "elastic", the bits do not depend on these two. They never depend on the number of ranks that share layers.
     if numerics.determinism == "run":
         values |= {"data_parallel_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
@@ -115,7 +115,7 @@ def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return "field: old -> new" for each difference between two fingerprints.
 
-    Fingerprints of earlier versions may have other names, or lack fields.
+    Fingerprints of earlier versions may have other field names, or fewer fields.
     """
     before = {name.replace("world_size", "data_parallel_size"): value for name, value in before.items()}
     before, now = ({"loss_chunks": 1, "tensor_shards": 1} | values for values in (before, now))

@@ -16,7 +16,7 @@ BLOCK = 1024  # lanes
 def row_sums_kernel(matrices, owners, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write the sums of fp32 rows.
 
-    `matrices` has the address, the first row and the width of each matrix; `owners` has the matrix of each row.
+    `matrices` has the address, the first row and the width of each matrix; `owners` has the index of each row's matrix.
     """
     row = tl.program_id(0)
     entry = matrices + 3 * tl.load(owners + row)

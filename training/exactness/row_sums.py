@@ -12,7 +12,7 @@ BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; thes
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
-    """Return whether a run's gradient norm adds its rows in a fixed order. In tensor shards, it always does.
+    """Return whether a run's gradient norm is added in a fixed order of rows. In tensor shards, it always is.
 
     On a GPU the exact norm is a Triton kernel, so preflight also calls this to know whether a C compiler is needed.
     """
@@ -30,7 +30,7 @@ def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
 
 
 def in_row_order(tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors in the order in which `row_sums_of_squares` has their rows.
+    """Return tensors in the order in which `row_sums_of_squares` processes them.
 
     On a GPU, matrices come first, because a single kernel processes all of them.
     """

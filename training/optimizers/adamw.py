@@ -12,8 +12,8 @@ def _build(
 ) -> torch.optim.Optimizer:
     device = placement.device
     groups = parameter_groups(parameters, options, placement.axes)
-    # On a CPU, updating one tensor at a time keeps it in the cache. This takes about half the time of foreach and has
-    # the same bits.
+    # On a CPU, updating one tensor at a time keeps it in the cache. This takes about half the time of foreach, and the
+    # result has the same bits.
     kernel = {"fused": True} if device.type == "cuda" else {"foreach": False}
     adamw = torch.optim.AdamW(
         groups, lr=options.learning_rate, betas=(options.adam_beta1, options.adam_beta2), **kernel

@@ -30,7 +30,7 @@ ADAMW_UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, divided by the l
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return a matrix (m, n) with the singular vectors of this one, and singular values near 1.
+    """Return a matrix (m, n) with the singular vectors of the given one, and with singular values near 1.
 
     It is computed in the precision of the given matrix.
     """
@@ -52,7 +52,7 @@ def orthogonalization_flops(matrix: Matrix) -> int:
 def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[Matrix]:
     """Return the matrices of a parameter.
 
-    With `split`, a fused parameter has several, such as those of queries, keys and values.
+    With `split`, a fused parameter has several matrices, such as those of queries, keys and values.
     """
     rows, columns = axes.shape
     heights = [axis.size for axis in axes.rows] if split else [rows]
@@ -63,7 +63,7 @@ def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[M
 class Muon(torch.optim.Optimizer):
     """Muon for this rank's rows of each parameter.
 
-    If queries, keys and values are not split, it has the same bits as torch.optim.Muon.
+    If queries, keys and values are not split, the results have the same bits as those of torch.optim.Muon.
     """
 
     found_inf: Tensor | None = None  # on a GPU, a scalar on the device; 1.0 prevents the update
@@ -126,8 +126,8 @@ def _rows(piece: HeldPiece, local: Tensor) -> Tensor:
 def _updated(tensor: Tensor, update_blocked: Tensor | None) -> Iterator[Tensor]:
     """Yield a tensor that the block changes in place.
 
-    If there is a switch, `update_blocked`, the block changes a copy; unless the switch is true, the values are then
-    copied to the tensor. The host does not have to read the switch.
+    If there is a switch, `update_blocked`, the block changes a copy, which is afterwards copied to the tensor unless
+    the switch is true. The host does not have to read the switch.
     """
     if update_blocked is None:
         yield tensor

@@ -1,4 +1,4 @@
-"""Update rules: the torch optimizers that make up an optimizer of train.json, and their state for each parameter."""
+"""Update rules: the torch optimizers of which an optimizer in train.json consists, and their state per parameter."""
 
 import functools
 import importlib
@@ -44,8 +44,8 @@ class UpdateRule:
     """
 
     takes: Callable[[Axes], bool] = lambda axes: True
-    # The tensors of a parameter's state, such as moments, which have its shape. The keys are torch's names; checkpoints
-    # and memory predictions use them.
+    # The tensors of a parameter's state, such as moments. They have the shape of the parameter. The keys are torch's
+    # names; checkpoints and memory predictions use them.
     state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
     # The values of parameter groups at a step, counted from 0, in addition to the learning rate.
@@ -77,8 +77,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return torch's parameter groups.
 
-    A group has one weight decay, which is zero except for matrices, and one learning rate, as a factor of that of the
-    schedule.
+    All parameters of a group have the same weight decay, which is zero except for matrices, and the same learning rate,
+    stored as a multiple of the schedule's rate.
     """
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():

@@ -1,9 +1,9 @@
 """The exchange of partial sums among ranks, and the additions that complete the ordered sum (ordered_reduce.py).
 
-By an all-to-all, each rank receives its part of every rank's partial sums. It adds them in the order of the tree, and
+In an all-to-all, each rank receives its part of every rank's partial sums. It adds them in the order of the tree, and
 an all-gather gives the result to all ranks. With one partial sum per rank, this moves the same number of bytes as a
 ring all-reduce: 2 (D - 1) / D of the gradient on D ranks. On two levels, the ranks of a node do this first; then each
-rank adds its part of the node's partial sums to those of other nodes. With one partial sum for each of R nodes,
+rank adds its part of the node's partial sums to the parts of other nodes. With one partial sum for each of R nodes,
 2 (R - 1) / R of the gradient pass over a node's link, which is the possible minimum.
 """
 
@@ -18,8 +18,8 @@ from training.parallel.mesh import Levels
 from training.parallel.process_group import RankGroup, all_gather_single
 from training.parallel.sum_tree import SumTree, leaf
 
-# Number of elements of partial sums that a rank sends at a time. The limit saves memory: a GPU never gives a stream's
-# memory to another stream, and DDP's first bucket has all parameters.
+# Number of elements of partial sums that a rank sends at a time. The limit saves memory, because DDP's first bucket has
+# all parameters, and torch never gives a stream's memory on a GPU to another stream.
 PIECE = 1 << 24
 
 
@@ -29,7 +29,7 @@ class Exchange:
     counts: list[int]  # number of partial sums of each rank
     piece: int  # number of elements of each partial sum that are sent at a time
     rounds: list[list[tuple[int, int]]]  # of additions, as SumTree.additions returns them
-    results: list[int]  # where the partial sums of all ranks together are after the additions
+    results: list[int]  # indices of the parts that then contain the partial sums of all ranks together
 
     @classmethod
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
@@ -48,11 +48,11 @@ class Exchange:
     def reduce_scatter(self, parts: list[Tensor], received: Tensor) -> list[Tensor]:
         """Return this rank's part of the partial sums of all ranks together, in the memory of `received`.
 
-        `parts` are this rank's partial sums. They are 1-D, and the number of ranks divides their length.
+        `parts` are this rank's partial sums. They are 1-D, and their length is a multiple of the number of ranks.
         """
         length = len(parts[-1]) // self.ranks.size
         rows: list[list[Tensor]] = [[] for _ in self.counts]
-        for number in range(max(self.counts)):  # first every rank's first partial sum, then every rank's second
+        for number in range(max(self.counts)):  # first all ranks exchange their first partial sums, then the second
             senders = [rank for rank, count in enumerate(self.counts) if count > number]
             incoming, received = received.tensor_split([len(senders) * length])
             self._all_to_all(incoming, parts[number] if number < len(parts) else parts[0][:0], senders)
@@ -88,7 +88,7 @@ def exchanges(tree: SumTree, shares: Sequence[range], levels: Levels) -> tuple[E
 def ordered_reduce_scatter(parts: list[Tensor], received: Tensor, levels: tuple[Exchange, ...]) -> Tensor:
     """Return this rank's part of the sum of all leaves, in the memory of `received`.
 
-    `parts` and `received` are those of the first level's `Exchange.reduce_scatter`.
+    `parts` and `received` are the arguments of the first level's `Exchange.reduce_scatter`.
     """
     sums = levels[0].reduce_scatter(parts, received)
     if len(levels) > 1:
@@ -99,8 +99,8 @@ def ordered_reduce_scatter(parts: list[Tensor], received: Tensor, levels: tuple[
 def ordered_all_reduce(last: Tensor, earlier: list[list[Tensor]], levels: tuple[Exchange, ...]) -> None:
     """Replace this rank's last partial sum, which is 1-D, by the sum of all leaves. All ranks get the same sum.
 
-    `earlier` has the other partial sums of this rank. Each is a list of tensors whose elements, one tensor after the
-    other, correspond to those of `last`.
+    `earlier` has the other partial sums of this rank. Each of them is a list of tensors. The elements of the
+    concatenated tensors correspond to the elements of `last`.
     """
     first = levels[0]
     for begin, piece in zip(range(0, len(last), first.piece), last.split(first.piece), strict=True):

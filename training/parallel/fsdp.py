@@ -1,10 +1,10 @@
 """FSDP2 for one network: groups of blocks, the precision in which they are gathered, and how long they stay gathered.
 
-A group's parameters are gathered in one collective, and its gradients are reduced in one. A group of blocks contains
-the blocks' matrices, which are gathered in the precision that autocast would cast them to. This does not change any
-bit, because only matrix products read them, and their gradients are rounded to that precision anyway. All other
-parameters are one group, gathered in fp32: embeddings, which the lookup reads in fp32; norms; and biases, whose
-gradient Inductor sums and keeps in fp32, although autocast would round it.
+A single collective gathers a group's parameters, and another one reduces its gradients. A group of blocks contains the
+blocks' matrices, which are gathered in the precision to which autocast would cast them. This does not change any bit,
+because only matrix products read them, and their gradients are rounded to that precision anyway. All other parameters
+form one group, which is gathered in fp32. These are the embeddings, which the lookup reads in fp32, the norms, and the
+biases. Inductor sums the gradient of a bias and keeps it in fp32, although autocast would round it.
 """
 
 import itertools
@@ -28,8 +28,8 @@ from training.parallel.step_clock import StepClock
 from training.precision import AUTOCAST_DTYPES
 
 # Small blocks are gathered and reduced together, in fewer and larger collectives.
-GROUP_PARAMETERS = 25_000_000  # a group has at least this many parameters if that leaves enough groups:
-SMALLEST_GROUPS = 4  # at least this many groups, so that one group is transferred while another one computes
+GROUP_PARAMETERS = 25_000_000  # a group has at least this many parameters, unless there would be too few groups
+SMALLEST_GROUPS = 4  # smallest number of groups: one group has to be transferred while another one computes
 
 
 def wrap_in_fsdp(

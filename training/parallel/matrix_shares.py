@@ -1,7 +1,7 @@
 """Computations on matrices, divided among ranks: one rank computes a complete matrix, and all ranks get the result.
 
-A matrix therefore has the same bits on any number of ranks and under any wrapper: it is always a single computation of
-the same shape.
+The result therefore has the same bits on any number of ranks and under any wrapper, because it always comes from a
+single computation of the same shape.
 """
 
 import math
@@ -31,7 +31,7 @@ class Matrix:
         return [math.prod(self.shape(piece)) for piece in pieces]
 
     def joined(self, load: Callable[[HeldPiece], Tensor], pieces: Sequence[HeldPiece]) -> Tensor:
-        """Return the elements of pieces, one piece after the other, 1-D."""
+        """Return the elements of pieces as a 1-D tensor, one piece after the other."""
         parts = [load(piece).flatten() for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -45,7 +45,7 @@ class Matrix:
         return matrix
 
     def are_rows(self, pieces: Sequence[HeldPiece]) -> bool:
-        """Return whether these pieces, one after the other, are all complete rows of the matrix in their order."""
+        """Return whether these pieces together are all rows of the matrix, complete and in order."""
         rows = [piece.rows for piece in pieces if piece.rows]
         in_order = [0, *(part.stop for part in rows)] == [*(part.start for part in rows), self.rows]
         return in_order and all(piece.columns is None for piece in pieces)
@@ -57,7 +57,7 @@ Results = list[tuple[Matrix, HeldPiece, Tensor]]  # the results for this rank's 
 def make_rounds(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) -> list[list[Matrix]]:
     """Divide matrices into rounds, costly ones first. Rank n computes the n-th matrix of a round.
 
-    In this way ranks have similar loads, and a round needs little memory.
+    Ranks then have similar loads, and a round needs little memory.
     """
     ordered = sorted(matrices, key=cost, reverse=True)
     return [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
@@ -69,9 +69,9 @@ def compute_replicated(
     function: Callable[[Tensor], Tensor],
     load: Callable[[HeldPiece], Tensor],
 ) -> Results:
-    """Apply `function`, which keeps the shape, to each matrix of a round if every rank can `load` all pieces.
+    """Apply `function`, which does not change the shape, to each matrix of a round.
 
-    Collective.
+    This is for ranks that can `load` all pieces. Call it on every rank.
     """
 
     def load_matrix(matrix: Matrix) -> Tensor:
@@ -103,9 +103,9 @@ def compute_sharded(
     function: Callable[[Tensor], Tensor],
     load: Callable[[HeldPiece], Tensor],
 ) -> Results:
-    """Apply `function` to each matrix of a round if a rank can `load` only its own pieces.
+    """Apply `function` to each matrix of a round; return this rank's pieces of the results.
 
-    Return this rank's pieces of the results. Collective.
+    This is for ranks that can `load` only their own pieces. Call it on every rank.
     """
     local_pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces[ranks.rank]]
     local = torch.cat([load(piece).flatten() for _, piece in local_pieces])

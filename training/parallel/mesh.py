@@ -1,9 +1,10 @@
 """The device mesh of a job, this process's place in it, and its rows of sharded tensors.
 
 Each data-parallel rank (`Ranks.data_parallel`) computes its own part of the global batch. Gradients are added up on one
-level, among all of these ranks, or on two levels: first inside each node, then across nodes, which sends less between
-nodes. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of the first level (FSDP2,
-which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code uses a `RankGroup`.
+level, among all of these ranks, or on two levels: first inside each node, then across nodes, so that nodes send less to
+each other. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of the first level
+(FSDP2, which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code uses a
+`RankGroup`.
 """
 
 import functools
@@ -29,8 +30,8 @@ INSIDE, ACROSS = "inside", "across"
 class Levels:
     """The ranks that add up gradients.
 
-    The ranks `inside` do so first. Each of them then has a part of the sum, and adds that part up with the ranks
-    `across`.
+    First, the ranks `inside` add up their gradients, and each of them gets a part of the sum. Then each rank adds up
+    its part with the ranks `across`.
     """
 
     inside: RankGroup
@@ -65,7 +66,7 @@ class Sharded:
 
 @attrs.frozen
 class HeldPiece:
-    """The part of some consecutive rows of a parameter that a rank holds."""
+    """A rank's part of some consecutive rows of a parameter."""
 
     parameter: str  # the parameter's name on the rank
     local_rows: range  # the piece's rows in the rank's part of the parameter
@@ -75,12 +76,12 @@ class HeldPiece:
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """How parameters are spread over the ranks that divide the work of an update: complete on each, or in parts."""
+    """How parameters are spread over the ranks that divide the work of an update: complete on each one, or in parts."""
 
     ranks: RankGroup = ALONE
     row_shards: int = 1  # under FSDP, the number of parts of each tensor shard
     tensor_shards: int = 1
-    tensor_size: int = 1  # number of ranks, which are neighbors, among which tensor shards are divided
+    tensor_size: int = 1  # number of neighboring ranks among which tensor shards are divided
 
     @property
     def sharded(self) -> bool:
@@ -88,7 +89,7 @@ class Spread:
 
     @functools.cache  # noqa: B019  # the cached objects are small values without references
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """Return, for each rank, the pieces of some rows of a parameter that it holds.
+        """For each rank, return its pieces of some rows of a parameter.
 
         A rank that holds none of the rows has a single piece without rows.
         """
@@ -179,7 +180,7 @@ def shards_of(value: Tensor) -> RankGroup | None:
 def full_tensor(value: Placed) -> Tensor:
     """Return the complete tensor of a possibly sharded one.
 
-    For a sharded tensor this is collective: call it on every rank.
+    For a sharded tensor, this is a collective: call it on every rank.
     """
     return value.full_tensor().detach() if isinstance(value, DTensor | Sharded) else value.detach()
 

@@ -22,7 +22,7 @@ from training.parallel.sum_tree import SumTree, leaf
 class LeafSum:
     """The partial sums of a rank's leaves.
 
-    A leaf is a list of tensors. The sum takes possession of them, so that nothing has to be copied.
+    A leaf is a list of tensors. The sum changes these tensors in place, so that nothing has to be copied.
     """
 
     def __init__(self, tree: SumTree, leaves: range):
@@ -32,13 +32,13 @@ class LeafSum:
         self._sums: list[list[Tensor]] = []  # the partial sum of each of these ranges
 
     def add(self, gradients: list[Tensor]) -> None:
-        """Add the next leaf in place. The last leaf is not added here, but by the caller of `take`."""
+        """Add the next leaf in place. Do not call this for the last leaf, which the caller of `take` adds."""
         for _ in range(self._joined()):
             torch._foreach_add_(gradients, self._sums.pop())
         self._sums.append(gradients)
 
     def take(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Return the partial sums that stay separate, and those to be added to the last leaf in this order.
+        """Return the partial sums that stay separate, and those that have to be added to the last leaf, in order.
 
         Afterwards there are no sums, and the next leaf is the first one of a new step.
         """
@@ -54,7 +54,7 @@ class LeafSum:
 
 
 class OrderedGradients:
-    """Gradient sums of a step. It collects the gradients of each micro-batch, and reduces over ranks only in the last.
+    """Gradient sums of a step: collects the gradients of each micro-batch, and reduces over ranks only in the last one.
 
     Under DDP and on a single rank, the gradients of every micro-batch except the last are taken from `parameter.grad`,
     which is None afterwards. The sums are completed in place, in the last micro-batch's gradients: under DDP in its
@@ -130,7 +130,7 @@ class OrderedGradients:
         return partial(self._reduce_shards, self._new_sum())
 
     def _reduce_shards(self, total: LeafSum, output: Tensor, gradients: Tensor) -> None:
-        """Add a leaf. Only the last micro-batch sets the output; FSDP drops the gradient that it gets for any other."""
+        """Add a leaf. Only the last micro-batch sets the output; FSDP drops the gradients of all others."""
         if self._idle:
             return
         if not self._last:
@@ -159,7 +159,7 @@ def compute_memory(device: torch.device) -> Iterator[None]:
     """Give new tensors memory of the compute stream, as a context manager.
 
     The current stream waits for earlier users of that memory. Torch's allocator never gives a stream's memory to
-    another stream. With a separate pool, FSDP's gradients, which exist after the backward pass, could not use the
+    another stream. Without this function, FSDP's gradients, which exist after the backward pass, could not use the
     memory of the activations, which exist before it. Before such a tensor is dropped, the compute stream has to wait
     for its last use.
     """

@@ -85,8 +85,8 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
 
     Arguments:
         device_kind: "cuda", "cpu", or None to choose automatically
-        timeout_seconds: of collectives
-        tensor_parallel: the key in train.json: the number of ranks that divide each layer
+        timeout_seconds: time limit of each collective
+        tensor_parallel: the key in train.json, which is the number of ranks that divide each layer
 
     Raises BadInput if this rank has no usable GPU, if nodes have different values of `tensor_parallel`, or if it does
     not divide the number of ranks of a node. Raises dist.DistError if torchrun has ended.
@@ -150,7 +150,7 @@ def too_few_gpus(available: int, ranks: int) -> str:
 def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:
     """Return the values of `Ranks.tensor` and `Ranks.data_parallel` if ranks share layers; otherwise return {}.
 
-    Collective.
+    Call it on every rank.
     """
     places = torch.arange(world_size).view(-1, tensor_parallel)
     return {} if tensor_parallel == 1 else {"tensor": make_subgroup(places), "data_parallel": make_subgroup(places.T)}
@@ -159,7 +159,7 @@ def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:
 def make_subgroup(places: torch.Tensor) -> RankGroup:
     """Make a process group for each row of a matrix of ranks, and return the group that contains this process.
 
-    The groups have the timeout of the default group. Collective.
+    The groups have the timeout of the default group. Call it on every rank.
     """
     options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
     timeout = STORE_TIMEOUT if options is None else options._timeout  # options are None for a backend that never waits
@@ -194,7 +194,7 @@ def rendezvous_error() -> BadInput:
 def collective_failed(error: BaseException | None) -> bool:
     """Return whether a collective raised this error, because another rank has ended or failed.
 
-    Errors of other code return False. gloo raises plain RuntimeErrors, which only their text distinguishes from others.
+    Return False for errors of other code. gloo raises plain RuntimeErrors, which can be recognized only by their text.
     """
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
@@ -228,7 +228,7 @@ def gather_parts(ranks: Ranks, value: Value) -> list[Value]:
 def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = None) -> Value:
     """Call `make` on rank 0, and return its value on every rank. BadInput on rank 0 is raised on every rank.
 
-    The process group is that of `gather`.
+    The process group is chosen as in `gather`.
     """
     return together(ranks, make, only=ranks.coordinates, group=group)[0]
 
@@ -260,7 +260,7 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
 def once_per_disk(ranks: Ranks, disk: RankGroup, work: Callable[[], Value]) -> list[Value]:
     """Call `work` on the first rank of each disk, and return the values of all disks on every rank.
 
-    `disk` has the ranks that use the same run directory as this one. Errors are raised as by `together`.
+    `disk` has the ranks that use the same run directory as this one. Errors are raised as `together` raises them.
     """
     return together(ranks, work, only=disk.rank == 0, group=ranks.download)
 

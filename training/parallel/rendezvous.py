@@ -1,12 +1,13 @@
-"""Rendezvous of several nodes: the generation of a job's processes, and the network interface between the nodes.
+"""Rendezvous of several nodes: the generation of a job's processes, and the network interface that they use.
 
 A generation consists of the processes that torchrun has started together. On one node, torchrun counts restarts. On
-several nodes, each torchrun counts only its own restarts, and none counts that a node has joined or left. The store, in
-which the processes find each other, may be the same as before and still contain what earlier processes have written.
+several nodes, each torchrun counts only its own restarts, and none of them counts when a node joins or leaves. The
+store in which the processes find each other may be the same as before, and may still contain what earlier processes
+have written.
 
-The interface is the one on the route to the first node. By default, gloo uses the interface of the machine's own name,
-which many systems map to 127.0.1.1, and NCCL uses the first interface that is up. Connections between nodes would then
-fail, or wait until a timeout.
+The interface is the one on the route to the first node. By default, gloo uses the interface to which the machine's own
+name resolves, which is 127.0.1.1 on many systems, and NCCL uses the first interface that is up. With these defaults,
+connections between nodes could fail, or wait until a timeout.
 """
 
 import array
@@ -33,7 +34,7 @@ IFREQ = struct.Struct("16s2xH4s16x")  # struct ifreq with a sockaddr_in: name, p
 
 
 def agree_on_generation(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """Return a name that all ranks of this generation have, and no other processes. Call it on every rank.
+    """Return a name that is the same for all ranks of this generation, and for no other process. Call it on every rank.
 
     Each rank writes a unique process name to the store. Rank 0 proposes the names that it reads, which may still be
     those of earlier processes. Every rank votes for a proposal that contains its own name. When all ranks have voted

@@ -1,10 +1,10 @@
-"""The step clock measures how many seconds of its steps a rank works, without the time in which it waits for others.
+"""The step clock measures a rank's own work: the seconds of its steps without the time in which it waits for others.
 
 All ranks have the same step time, because they move in lockstep; a slow rank is the one that waits least. A rank's own
-work lasts from the beginning of a step to its last gradient, except for the times in between when it waits for other
+work lasts from the beginning of a step to its last gradient, without the times in between in which it waits for other
 ranks: during reductions of gradients and, under FSDP, for the first weights of a pass. FSDP's later waits for weights,
-and waits for ranks that share layers, are not measured, so own work includes them. It does not include the end of the
-reduction and the update, which follow.
+and waits for ranks that share layers, are not measured, so they count as own work. The end of the reduction, and the
+update, come after the last gradient and do not count.
 """
 
 import time
@@ -54,7 +54,7 @@ class StepClock:
             self._since = None
 
     def begin_waiting(self) -> None:
-        """Interrupt own work. This does nothing outside a timed step."""
+        """End an interval of own work, because the rank has to wait. This does nothing outside a timed step."""
         if self._since is None:
             return
         if self._intervals and self._intervals[-1][0] is self._since:  # own work continued during a reduction
@@ -67,7 +67,10 @@ class StepClock:
 
     @contextmanager
     def reducing(self) -> Iterator[None]:
-        """Time one reduction of gradients, as a context manager. On a GPU, the backward pass continues meanwhile."""
+        """Time one reduction of gradients, as a context manager.
+
+        On a GPU, the backward pass continues during the reduction.
+        """
         self.begin_waiting()
         yield
         if self._device.type != "cuda":

@@ -1,10 +1,10 @@
 """The sum tree of a step's gradients, as arithmetic on ranges of leaves: partial sums, and the additions they need.
 
 The micro-batches of a step are the leaves, for any number of ranks. Each sequence of `run` leaves (a "run") is added in
-order; then the results are added pairwise, neighbors first. If their number is odd, the last one joins at the next
-level. A contiguous range of leaves has one partial sum for each of its largest complete subtrees. If it cuts a run, the
-leaves at the beginning of the run form one partial sum. Any other leaves of the run are separate partial sums, because
-they are added in order to the sum before them.
+order; then the results are added pairwise, neighbors first. If their number is odd, the last one is added at the next
+level. A contiguous range of leaves has one partial sum for each of its largest complete subtrees. If the range contains
+only a part of a run, leaves at the beginning of the run form one partial sum. Any other leaves of the run are separate
+partial sums, because they have to be added in order to the sum before them.
 """
 
 import functools
@@ -41,10 +41,10 @@ class SumTree:
         return sums
 
     def additions(self, parts: Sequence[range]) -> tuple[list[list[tuple[int, int]]], list[int]]:
-        """Return the additions that make the partial sums of a range, in place, from those of its parts.
+        """Return the additions that turn the partial sums of the parts of a range into those of the range, in place.
 
         The first list has rounds of pairs (target, source) of indices of parts: the source is added to the target. The
-        additions of a round are independent. The second list has the indices where the results are.
+        additions of a round are independent. The second list has the indices at which the results are.
         """
         rounds: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         sums: list[range] = []

@@ -1,10 +1,10 @@
 """The tensor shards of a network on this rank: exchange of activations, parameters by plain names, shared gradients.
 
-Ranks that share layers are neighbors (`Ranks.tensor`), and each has the same number of shards, in their order. They
+Ranks that share layers are neighbors (`Ranks.tensor`), and each has the same number of consecutive shards. They
 exchange activations by all-gathers and all-to-alls, and then each rank adds in the order of shards (model/shards.py).
 This moves the same number of bytes as all-gathers and reduce-scatters. If several shards have the same element, such as
 a norm's gain, each of them computes a part of its gradient. These parts are added in order after the reduction over
-data-parallel ranks, so that the copies stay equal.
+data-parallel ranks, so that the copies of the element stay equal.
 """
 
 import functools
@@ -63,9 +63,10 @@ class TensorShards:
         }
 
     def make_spread(self) -> Spread:
-        """Return how the parameters are spread over the ranks that divide the work of an update. Collective.
+        """Return how the parameters are spread over the ranks that divide the work of an update.
 
-        With FSDP, these ranks need an additional process group. Only some optimizers use it: call this only for those.
+        With FSDP, these ranks need an additional process group. Call this on every rank, and only for an optimizer that
+        uses the group.
         """
         size, rows = self.ranks.tensor.size, 1 if self.row_ranks is None else self.row_ranks.size
         group = self.row_ranks or self.ranks.data_parallel
@@ -75,14 +76,14 @@ class TensorShards:
         return Spread(ranks=group, row_shards=rows, tensor_shards=self.exchange.shards, tensor_size=size)
 
     def add_shared(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Add up, in place, the gradients of elements that several shards have. Collective among tensor ranks."""
+        """Add up, in place, the gradients of elements that several shards have. Call it on all tensor ranks."""
         shards = self.by_shard(parameters)
         for holders in sorted({run.holders for _, cut, _ in shards[0] for run in cut.rows} - {1}):
             copies = [
                 [part for _, cut, value in shard_values for part in _held_by(holders, cut, value)]
                 for shard_values in shards
             ]
-            if not copies[0]:  # possible under FSDP; then the ranks that share layers with this one have none either
+            if not copies[0]:  # possible under FSDP, but only if the ranks that share layers with this one have none
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
             gathered = self.exchange.all_gather(flat)
@@ -93,9 +94,9 @@ class TensorShards:
 
     @functools.cache  # noqa: B019  # there is one object per process
     def counted_rows(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
-        """Return the indices of the rows of a shard that count in a sum, among the rows of all these parameters.
+        """Return which rows of a shard are part of a sum, as indices among the rows of all these parameters.
 
-        A row that several shards have counts only for the first of them.
+        If several shards have the same row, only the first of them adds it to the sum.
         """
         places, begin = [], 0
         for run in (run for name in names for run in self._cuts[name][shard].rows):
@@ -114,7 +115,7 @@ class TensorShards:
 
 
 def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
-    """Return this rank's part of a network that is divided into this many tensor shards, without memory."""
+    """Return this rank's part of a network that is divided into this many tensor shards, without allocating memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
     def all_gather(values: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ def tensor_shards(network: ShardedGPT, ranks: Ranks, row_ranks: RankGroup | None
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:
-    """Return this rank's rows of a parameter's gradient that exactly this number of shards have."""
+    """Return those of this rank's rows of a parameter's gradient that exactly `holders` shards have."""
     assert parameter.grad is not None
     first, local = held_rows(parameter)
     gradient = local_tensor(parameter.grad)

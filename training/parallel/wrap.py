@@ -69,7 +69,7 @@ class Parallel:
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
     shards: "TensorShards | None" = None
-    # Read only once, because between a forward and its backward pass, FSDP has gathered weights under the same names.
+    # Read only once, because between a forward and a backward pass, FSDP uses the same names for the gathered weights.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
 
@@ -79,10 +79,11 @@ class Parallel:
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool, idle: bool = False) -> Iterator[None]:
-        """Surround one forward and backward pass, as a context manager. Gradients are reduced over ranks if enabled.
+        """Surround one forward and one backward pass, as a context manager.
 
-        An idle pass only takes part in the collectives of other ranks' passes; its loss has to be multiplied by zero.
-        Both passes must be inside, because DDP decides in the forward pass whether the backward pass will reduce.
+        If `enabled`, gradients are reduced over ranks. An `idle` micro-step only takes part in the collectives of other
+        ranks; its loss has to be multiplied by zero. The context must contain both passes, because DDP decides in the
+        forward pass whether the backward pass will reduce.
         """
         with ExitStack() as stack:
             skipping = isinstance(self.model, DistributedDataParallel) and not enabled
@@ -107,7 +108,7 @@ class Parallel:
     def zero_grad(self) -> None:
         """Remove all gradients.
 
-        DDP copies the next ones into its buckets, which moves fewer bytes than adding them to zeros.
+        DDP then copies the next gradients into its buckets, which moves fewer bytes than adding them to zeros.
         """
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -117,7 +118,10 @@ class Parallel:
         return self._parameters
 
     def make_spread(self) -> Spread:
-        """Return how the parameters are spread over the ranks that divide the work of an update. Collective."""
+        """Return how the parameters are spread over the ranks that divide the work of an update.
+
+        Call it on every rank.
+        """
         if self.shards is not None:
             return self.shards.make_spread()
         if self._sharded:
@@ -200,7 +204,8 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
         return
     # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
     torch._dynamo.config.optimize_ddp = False
-    # The loss is compiled for each mode, for complete and last chunks, and for each number of a shard's rows with ids.
+    # The loss is compiled for each mode, for complete chunks and for the last one, and for each number of rows with ids
+    # that a shard can have.
     torch._dynamo.config.recompile_limit = 32
     if how == "model":
         # The gradients of a single graph become available at the same time, so their reduction overlaps nothing.
@@ -223,8 +228,8 @@ def wrap_in_ddp(
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
-    # Buffers are constants, so they need not be broadcast before every forward pass. It is set here, because torch has
-    # renamed the argument.
+    # Buffers are constants, so they need not be broadcast before every forward pass. The attribute is set here, because
+    # torch has renamed the argument.
     wrapped.broadcast_buffers = False
 
     def timed_hook(

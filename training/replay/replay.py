@@ -1,7 +1,7 @@
-"""Replay: train steps of a run again, from the nearest checkpoint, and compare them with their record.
+"""Replay: train steps of a run again, from the last checkpoint before them, and compare them with their record.
 
 Nothing is written. Under elastic determinism, the repetition is exact for any world size, so that a loss spike on 8
-GPUs can be studied on one GPU. A number that differs from its record differs for a reason.
+GPUs can be studied on one GPU. A number that differs from its record is never just rounding noise; it has a cause.
 """
 
 import math
@@ -43,7 +43,7 @@ def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> di
 def replay(
     state: TrainState, settings: StepSettings, ranks: Ranks, next_batch: NextBatch, recorded: dict[int, Numbers]
 ) -> bool:
-    """Train and print the numbers of each step next to their record, and how many steps have a record.
+    """Train, and print the numbers of each step next to the recorded ones; then print how many steps were compared.
 
     Call it on every rank. Returns False if a number differs from its record, if no step has a record, or if the replay
     ends before a step that has one.

@@ -1,10 +1,10 @@
 """Heartbeats as one rank sees them: the last beats that it has read, and which ranks have gone silent.
 
-Ranks exchange beats over torchrun's store, in a ring, so that each rank reads only a few others, however many there
-are. A rank writes its beat, and reads the beats of the next ranks and one key with the news of all ranks. Before any
-sequence of silent ranks, even a complete node, the ring has a rank that is alive. That rank notices the silence and
-reads all beats from then on. When a rank has been silent for too long, it tells all ranks which ranks are lost. The
-news also contains the reasons why ranks leave.
+Ranks exchange beats over torchrun's store. They form a ring, in which each rank reads the beats of only a few others,
+whatever the number of ranks. A rank writes its beat, reads the beats of the next ranks in the ring, and reads one key
+that has the news of all ranks. If several ranks in a row are silent, even a complete node, the rank before them is
+alive. That rank notices the silence and reads all beats from then on. When one of the silent ranks has been silent for
+too long, it tells all ranks which ranks are lost. The news also contains the reasons why ranks leave.
 """
 
 import itertools
@@ -19,11 +19,11 @@ from training.parallel.step_clock import StepSeconds
 
 BEAT_SECONDS = 1.0  # between two beats of a rank, and between two polls
 SILENT_POLLS = 2  # silent polls that are not reported, because a poll may fall between two beats
-WATCHED = 2  # number of next ranks that are read; one suffices, unless ranks freeze one after the other
+WATCHED = 2  # number of next ranks whose beats are read; one suffices, unless ranks freeze one after the other
 NEWS = "news"  # key of the store: one line per departure (except "done") and per discovery of lost ranks
 LOST_LINE = "lost "
 
-# Why a rank leaves, as its last beats say. "cut off": a collective failed because another rank has died or is stuck.
+# Why a rank leaves, according to its last beats. "cut off": a collective failed because another rank died or is stuck.
 Departure = Literal["done", "asked to stop", "failed", "cut off"]
 
 
@@ -69,11 +69,15 @@ class Beats:
         return rank in self.last and self.last[rank].departure == "done"
 
     def longest_silence(self) -> int:
-        """Return how many polls the rank that has been silent for longest has been silent."""
+        """Return the longest silence of any rank, in polls."""
         return max(self._silent_polls)
 
     def lost(self, patience: int) -> list[int]:
-        """Return the silent ranks as soon as one has been silent for `patience` polls; before that, an empty list."""
+        """Return the ranks that count as lost.
+
+        Once a rank has been silent for `patience` polls, all ranks that have been silent for more than half of that
+        are lost. Until then, the list is empty.
+        """
         if self.longest_silence() < patience:
             return []
         return [rank for rank, polls in enumerate(self._silent_polls) if polls > patience / 2]

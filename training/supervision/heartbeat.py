@@ -26,11 +26,11 @@ from training.parallel.process_group import Ranks, collective_failed, torchrun_s
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, Departure
 
-LOST_SECONDS = 60.0  # longest silence of a healthy rank: a thread that only sleeps and beats is never busy for longer
+LOST_SECONDS = 60.0  # longest silence of a healthy rank, whose thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-STORE_POLLS = 20  # polls without an answer from the store before a process ends; a thread that ends it polls less
-TIMED_POLLS = 10  # polls between two times at which rank 0 reads the seconds of all ranks
+STORE_POLLS = 20  # polls without an answer from the store before a process ends; a thread that ends it misses fewer
+TIMED_POLLS = 10  # rank 0 reads the seconds of all ranks once in this many polls
 CONTINUE_ADVICE = "run the same command again to continue from the last checkpoint"
 SPEAKER_SECONDS = 2.0  # time for one rank to print, and for all to read its news, before torchrun ends all ranks
 
@@ -63,7 +63,7 @@ class Heartbeat:
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
         self._count = 0  # beats of this rank so far
         self._stopped_polls = 0  # polls since another rank was asked to stop
-        self._step: int | None = None  # the step at which training is
+        self._step: int | None = None  # the step that is being trained
         self._seconds = StepSeconds()  # totals of the steps before
         self._departure: Departure | None = None
         self._error_line: str | None = None  # line of code that raised this rank's error
@@ -85,7 +85,7 @@ class Heartbeat:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the heartbeat. If a collective has failed, print where every rank is before that."""
+        """End the heartbeat. If a collective has failed, first print where every rank is."""
         from training.supervision.stack_location import line_of_error
 
         cut_off = collective_failed(error)
@@ -179,7 +179,7 @@ class Heartbeat:
             self._end_because_lost(lost_beats)
 
     def _watch_store(self) -> None:
-        """End this process if the first node's store has not answered for long: its machine is dead or cut off."""
+        """End this process after a long silence of the first node's store: that machine is dead or cut off."""
         patience = max(self._patience, STORE_POLLS)
         last_count, silent_polls = 0, 0
         while not self._ending.wait(BEAT_SECONDS):

@@ -57,7 +57,7 @@ def report(error: Exception, supervision: Supervision) -> int:
         tell_torchrun("".join(lines), status, reason if failure_behind is None else "failed-rank")
         traceback.print_exception(error)
         failure = failure_behind or Failure(status, reason, traceback.format_exception_only(error)[-1].strip())
-    if not isinstance(error, Locked):  # without a record, launch/node.sh tries again while another job has the run
+    if not isinstance(error, Locked):  # without a record, launch/node.sh tries again while another job trains the run
         supervision.exit_record.write(*failure)
     if failure.status == EXIT_DIVERGED:
         supervision.end_torchrun()
@@ -72,7 +72,7 @@ def print_failure(failure: Failure) -> None:
 
 
 def describe_error(error: Exception) -> tuple[Reason, str | None]:
-    """Return the reason of an error that ends train.py, and its lines, or None if the user cannot fix it.
+    """Return the reason of an error that ends train.py, and its text, which is None if the user cannot fix the error.
 
     Errors that are caused by other ranks are not recognized here; see `Supervision.failure_behind`.
     """

@@ -1,12 +1,12 @@
 """Run lock and exit record: which job trains a run directory, and how the last job ended.
 
-Rank 0 of a job holds `.lock` in the run directory. The file also says which job that is and whether --resume has been
-obeyed, for the groups of ranks that torchrun may start later in the same job: after a failure, or because a node has
-joined or left. A job continues as long as one of its torchruns is alive.
+Rank 0 of a job holds `.lock` in the run directory. The file also records which job that is, and whether --resume has
+been obeyed. Later groups of ranks need this: torchrun may start one in the same job after a failure, or because a node
+has joined or left. A job continues as long as one of its torchruns is alive.
 
-`exit.json` does not exist while a job runs and after a kill. It names its job, so that the program that started a job
-recognizes its record without comparing times, because the clock of the disk may differ. launch/node.sh reads a record
-of each rank from a folder of the node, because torchrun does not report how its ranks ended.
+`exit.json` does not exist while a job runs, nor after a kill. It names its job, so that the program that started a job
+recognizes the job's record. Comparing times would not do, because the clock of the disk may differ. launch/node.sh
+reads a record of each rank from a folder of the node, because torchrun does not report how its ranks ended.
 """
 
 import json
@@ -73,7 +73,7 @@ class RunLock:
             return
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
         # If this fails because the disk is full, a restarted group obeys --resume again. That loses nothing, because
-        # it moves checkpoints to the archive.
+        # --resume moves checkpoints to the archive.
         with suppress(OSError):
             self.file.truncate(0)
             self.file.write(json.dumps(holder._asdict()))
@@ -164,7 +164,7 @@ def read_exit(run_directory: Path) -> JobExit | None:
 
 
 def final_exit(run_directory: Path) -> JobExit | None:
-    """Return the record of a job that stopped or diverged, so that a restart must not continue it; None for others."""
+    """Return how the last job ended if it stopped or diverged, so that a restart must not continue it; else None."""
     job_exit = read_exit(run_directory)
     return job_exit if job_exit and job_exit.final and job_exit.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 

@@ -15,7 +15,7 @@ TORCH_DISTRIBUTED = Path(dist.__file__).parent
 
 
 def current_line() -> str:
-    """Return the line of code at which training is. Call it at any time, from any thread except the main one."""
+    """Return the line of code that training is executing. Call it at any time, from any thread except the main one."""
     try:
         frames = sys._current_frames()
         main = frames.pop(threading.main_thread().ident or 0)
@@ -38,7 +38,7 @@ def line_of_error(trace: TracebackType | None) -> str:
 
 
 def _joined_thread(frame: FrameType) -> threading.Thread | None:
-    """Return the thread for whose end a frame waits, if it does."""
+    """Return the thread that a frame is joining, or None if it is not joining any."""
     # Before Python 3.13, join waits in a function that it calls.
     for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):
         if inner.f_code is threading.Thread.join.__code__:
@@ -48,7 +48,7 @@ def _joined_thread(frame: FrameType) -> threading.Thread | None:
 
 
 def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
-    """Return the function of torch.distributed that runs, if any, and a text with the line here that called it.
+    """Return the running function of torch.distributed, if any, and a text with the line of ours that called it.
 
     `walk` begins with the innermost frame.
     """
@@ -60,6 +60,6 @@ def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
             break
         if call is None and path.is_relative_to(TORCH_DISTRIBUTED):
             call = function
-        elif call is None and function == "_engine_run_backward":  # there DDP waits in C++ for its all-reduce
+        elif call is None and function == "_engine_run_backward":  # in it, DDP waits in C++ for its all-reduce
             call = "backward"
     return call, code_line if call is None else f"{call} ({code_line})"

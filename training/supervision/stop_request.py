@@ -27,7 +27,7 @@ class StopRequest:
     state: TrainState
     validation_due: Callable[[int], bool]  # `Intervals.validation_due` of the loop
     saving: Saving
-    validation_steps: float  # how many steps take as long as a validation, until a validation has been measured
+    validation_steps: float  # estimated steps in the time of a validation, until one has been measured
     _signalled: bool = attrs.field(init=False, default=False)  # whether the ranks last agreed because of a signal
 
     def agreed(self) -> bool:

@@ -109,7 +109,7 @@ class Supervision:
         """On several nodes, end this node's torchrun if it would restart ranks that have all stopped or diverged.
 
         If torchrun itself has asked the ranks to stop, it is not ended: either it ends anyway, or a node has joined and
-        the ranks must continue. torchrun may not have been asked to stop on other nodes, and would then wait for the
+        the ranks must continue. On other nodes, torchrun may not have been asked to stop, and would then wait for the
         torchrun of this node.
         """
         torchrun = launch.torchrun_process()

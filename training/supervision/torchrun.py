@@ -21,7 +21,7 @@ MOST_RANKS = 8  # a step of the quickstart has 8 micro-batches, which can be div
 
 def main() -> int:
     """Run torchrun; return the status of rank 0, or EXIT_ERROR if any rank was killed."""
-    # Until torchrun handles Ctrl-C, it ends the process, because importing torch aborts with an exception otherwise.
+    # Until torchrun handles Ctrl-C, let it end the process; otherwise, it would cause a traceback in torch's import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException

@@ -56,7 +56,7 @@ class TrainingProcess:
     def end(self) -> JobEnd | None:
         """Return how the job ended; None while it runs.
 
-        torchrun's status is 1 whatever the statuses of its ranks are, so that the job's exit.json decides if it exists.
+        torchrun reports every failure as status 1, so the status in the job's exit.json is used if that file exists.
         """
         code = self._process.poll()
         if code is None:
@@ -70,7 +70,7 @@ class TrainingProcess:
         return JobEnd(code, None, self._last_line())
 
     def _is_new_record(self) -> bool:
-        """Return whether exit.json was written since this job started.
+        """Return whether exit.json has been written since this job started.
 
         This is needed for records of an earlier version of train.py, which do not name their job.
         """
@@ -108,7 +108,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _stop_with_parent() -> Callable[[], None] | None:
-    """Return a function to be called in a new process, so that it gets SIGTERM when this process is killed.
+    """Return a function to be called in a new process, so that the new process gets SIGTERM when this one is killed.
 
     The new process then saves a checkpoint and ends.
     """

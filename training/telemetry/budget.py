@@ -55,9 +55,9 @@ class Budget:
         return min(limits, default=None)
 
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:
-        """Return whether the budget may be too small for another step, saving and validation, and the end of the job.
+        """Return whether the budget may be too small for another step and for ending the job afterwards.
 
-        `save_seconds` is the time for saves and validation.
+        `save_seconds` is the time for the saves and the validation that this includes.
         """
         nearest = self.seconds_left(ledger)
         if nearest is None:

@@ -21,7 +21,8 @@ from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 CHART = "training-run-chart.png"
 LEAST_SECONDS = 10.0  # pause between two drawings
 FAILED_SECONDS = 600.0  # pause after a drawing that failed and printed its error
-# Longest wait for each of the last two drawings. One that still hangs then, for example on a dead disk, is abandoned.
+# Longest wait for each of the last two drawings. A drawing that takes longer, for example because it hangs on a dead
+# disk, is abandoned.
 LAST_SECONDS = 300.0
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ class BackgroundChart:
     def __init__(self, directory: Path):
         self.file = directory / CHART
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = time.monotonic()  # when the last drawing, or at first this object, was started
+        self._began = time.monotonic()  # when the last drawing, or this object, was started
 
     def redraw(self) -> None:
         """Start a drawing, unless the last one is still running or recent."""

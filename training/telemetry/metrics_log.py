@@ -24,7 +24,7 @@ WEIGHTS_VALUES, WEIGHTS_FILE = "weights_sha256", "weights_file_sha256"
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # the page that report.py writes
 REFERENCE = "reference.json"  # losses of other runs of the recipe
-ANSWERS = "answers"  # folder for the answers of fine-tuned copies
+ANSWERS = "answers"  # folder for the answers of fine-tuned copies of the model
 ACCOUNT = "account.jsonl"  # time and cost of an experiment
 EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of experiment.py, and names of their results
 
@@ -65,7 +65,7 @@ class RunEvent:
     UPLOAD_FAILED = "upload-failed"
     SELF_TEST = "self-test"
     SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with a different value of a key
-    NUMERICS_DRIFT = "numerics-drift"  # a job resumed the run with different numerics; the line before its start
+    NUMERICS_DRIFT = "numerics-drift"  # a job resumed the run with different numerics; precedes its "start"
     DROPPED = "dropped"  # output or advisory code that failed
     SPIKE_SKIPPED = "spike-skipped"  # written by earlier versions
 
@@ -96,7 +96,7 @@ class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
     These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, including errors.
-    There, both limits have the same reason, and patience has none because it finishes a run.
+    In exit.json, both limits have the same reason, and patience has none, because it finishes a run.
     """
 
     SIGNAL = "signal"  # in an event "stopped"
@@ -175,7 +175,10 @@ def event_of(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the records that belong to the present state of the run, in order. Raises BadInput like `read_counted`."""
+    """Return the records that belong to the present state of the run, in order.
+
+    Raises BadInput as `read_counted` does.
+    """
     return current_records(read_counted(directory).records)
 
 
@@ -208,7 +211,7 @@ def read_counted(directory: Path) -> JsonLines:
 
 
 def read_starts(directory: Path) -> list[int]:
-    """Return the step from which each job started, in order. Raises BadInput like `read_counted`."""
+    """Return the step from which each job started, in order. Raises BadInput as `read_counted` does."""
     lines = read_json_lines(directory / METRICS, _sound, containing=f'"{RunEvent.START}"'.encode())
     return [record["step"] for record in lines.records if event_of(record) == RunEvent.START]
 
@@ -224,7 +227,10 @@ def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) 
 
 
 def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> Iterator[tuple[float, float | None]]:
-    """Yield, for each line, the run's seconds so far and the price per hour since the line before, or `otherwise`."""
+    """Yield, for each line, the run's seconds so far, and the price per hour since the previous line.
+
+    Without a price, `otherwise` is used.
+    """
     price, reached = otherwise, 0.0
     for line in lines:
         if event_of(line) == RunEvent.START:
@@ -254,7 +260,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _is_ledger(value: Any) -> bool:
-    """Return whether a value is seconds by part. Some may be negative after a change of the clock."""
+    """Return whether a value maps parts to seconds. Some may be negative after a change of the clock."""
     seconds = number(-MOST_SECONDS, MOST_SECONDS)
     return isinstance(value, dict) and "compile" in value and all(map(seconds.holds, value.values()))
 

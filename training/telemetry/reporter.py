@@ -63,7 +63,7 @@ class ProgressBar:
             show(progress(f"step {step:,}/{self._bar.total:,}  {line}"))
 
     def warn(self, topic: str, warning: str | None) -> None:
-        """Show a warning next to the numbers. It replaces an earlier warning of the same topic; None removes that."""
+        """Show a warning next to the numbers, instead of an earlier one of the same topic. None removes that one."""
         self._warnings.pop(topic, None)
         if warning is not None:
             self._warnings[topic] = warning
@@ -207,7 +207,7 @@ def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[st
 
 
 def nothing_to_do(directory: Path, steps: int, position: Position, *, out_of_patience: bool) -> str:
-    """Return a line for a job that has no step to train. `out_of_patience`: patience has ended the run."""
+    """Return a line for a job that has no step to train. `out_of_patience`: whether patience has ended the run."""
     if out_of_patience:
         return f"{directory}: complete: patience ended it at step {position.step:,} of {steps:,}{_best(position)}"
     if position.step < steps:

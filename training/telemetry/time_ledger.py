@@ -55,7 +55,7 @@ class Spending:
 
     def __init__(self, began: float, price_per_hour: float | None, earlier: Spent):
         self.price_per_hour = price_per_hour  # USD
-        self._began = began  # a time of time.perf_counter()
+        self._began = began  # by time.perf_counter()
         self.earlier = earlier
 
     def process_seconds(self) -> float:
@@ -71,7 +71,7 @@ class Spending:
 
 
 class TimeLedger(Spending):
-    """Seconds of this process by part. Each moment belongs to exactly one part, so that they add up to the clock."""
+    """Seconds of this process by part. Each moment belongs to exactly one part, so the parts add up to the total."""
 
     earlier: Earlier
 
@@ -182,7 +182,7 @@ class TimeLedger(Spending):
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     """Return the time and cost of earlier jobs from `metrics.jsonl`.
 
-    `checkpoint_seconds`: the elapsed time in the checkpoint, which is used if the metrics have less.
+    `checkpoint_seconds`: the elapsed time that the checkpoint records, which is used if the metrics have less.
     """
     reached, spent = 0.0, Spent()
     lines = read_counted(run_directory).records

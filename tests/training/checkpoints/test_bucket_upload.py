@@ -22,7 +22,7 @@ from tests.walks import events, final_hash
 from training.checkpoints.lookup import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
 
-SECONDS = 120  # after which a job counts as hanging
+SECONDS = 120  # a job that takes longer counts as hanging
 STEPS = {"min_train_tokens": 12 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 4, "keep_checkpoints": 2}
 pytestmark = pytest.mark.usefixtures("bucket_server")
 

@@ -61,7 +61,7 @@ def test_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
 
 
 def without_links(directory: Path, *links: str) -> None:
-    """Turn a checkpoint directory into a copy that followed links and has only these of them."""
+    """Turn a checkpoint directory into a copy that followed links, and that has only the folders of these links."""
     targets = {link: (directory / link).resolve() for link in links}
     for link in ("latest", "best"):
         (directory / link).unlink()

@@ -1,4 +1,4 @@
-"""Muon: the published formula, torch's bits, split queries, keys and values, and an eighth of the work on 8 ranks."""
+"""Muon: the published formula, torch's bits, split queries, keys and values, and the division of work among ranks."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The exchange of partial sums in real process groups has the bits of one process, also on two levels."""
+"""The exchange of partial sums in real process groups gives the same bits as one process, also on two levels."""
 
 from pathlib import Path
 

@@ -284,7 +284,8 @@ def test_compiled_and_low_precision_runs_train_similarly(
 
 @pytest.mark.slow
 def test_determinism_run_repeats_with_the_same_ranks(write: WriteVariant) -> None:
-    # DDP regroups its buckets after the first step of a process. If sums depended on their order, bits would differ.
+    # DDP regroups its buckets after the first step of a process. If sums depended on the order of the buckets, bits
+    # would differ.
     numbers_of_runs = []
     for layout, stops in (("1x3 ddp", "4"), ("1x3 ddp", "24"), ("1x3 fsdp", "4"), ("3x1 hsdp", "4")):
         run = write("12 micro-batches", "run-level")

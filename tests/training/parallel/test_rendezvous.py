@@ -1,6 +1,7 @@
-"""Nodes connect whatever their own names resolve to, train with the bits of one node, or explain why they cannot.
+"""Nodes connect whatever their own names resolve to, and then train with the same bits as one node.
 
-Ranks that were started together agree on a name, whatever earlier ranks have left in the store.
+If they cannot connect, they explain why. Ranks that were started together agree on a name, whatever earlier ranks have
+left in the store.
 """
 
 import os
@@ -19,7 +20,7 @@ from tests.conftest import MakeRun, complete, metrics
 from tests.machines import Hosts, Machine
 from training.parallel import rendezvous
 
-SECONDS = 300  # a process that takes longer hangs
+SECONDS = 300  # a process that takes longer counts as hanging
 MINUTE = timedelta(minutes=1)
 
 

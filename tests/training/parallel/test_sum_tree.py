@@ -1,4 +1,4 @@
-"""The sum tree: any division among ranks gives the additions of one process; numbers of partial sums."""
+"""The sum tree: however ranks divide the leaves, the additions are those of one process; numbers of partial sums."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs that tests stop, kill and disturb: functions to start them with slow phases, to wait for them, to compare."""
+"""Runs that tests stop, kill and disturb: functions to start them with slow phases, wait for them, and compare them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """Beats: which ranks are silent, for how many polls, and how the report describes them.
 
-Exchange of beats: each rank needs a few store operations per poll, silent ranks are noticed, and all ranks learn of it.
+Exchange of beats: a rank needs a few store operations per poll, silent ranks are noticed, and all ranks learn of them.
 """
 
 import itertools
@@ -207,7 +207,7 @@ def test_silence_counts_from_the_latest_polls() -> None:
     job.operations("keys")
     for _ in range(3):
         job.poll()
-    assert job.operations("keys")[2] == 3 * 4  # it no longer does
+    assert job.operations("keys")[2] == 3 * 4  # rank 2 again reads only the beats of two ranks
     assert poll_until_lost(job, [3]) == [3]
 
 

@@ -28,8 +28,10 @@ COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 
 def assert_no_process_left(run: Path) -> None:
-    """Look for processes by their command line. Those of tests/launch.py have ended when `communicate` returns."""
-    # A chart may still be drawn for a while.
+    """Assert that no process of a run is left, judging by command lines.
+
+    The processes of tests/launch.py itself have ended when `communicate` returns, but a chart may still be drawn.
+    """
     wait_until(lambda: str(run) not in execute("ps", "-eo", "args").stdout, seconds=60)
 
 

@@ -11,7 +11,7 @@ from tests.machines import TORCHRUN, Machine
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step
 from tests.walks import children, kill, starts
 
-SECONDS = 300  # after which a job counts as hanging
+SECONDS = 300  # a job that takes longer counts as hanging
 STEPS = {"min_train_tokens": 100 * 8 * 32}
 SLOWLY = {"SLOW_STEP": "0.1", "PYTHONPATH": str(ROOT)}
 

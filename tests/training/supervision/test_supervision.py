@@ -57,7 +57,7 @@ PHASES = {
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
-    """The run of PHASES, uninterrupted."""
+    """An uninterrupted run of PHASES."""
     run = write_run(tmp_path_factory.mktemp("undisturbed") / "run", token_files, **PHASES)
     complete(run)
     return run
@@ -121,7 +121,7 @@ def test_ranks_restarted_by_torchrun_resume(make_run: MakeRun) -> None:
     kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "resuming from" in output  # although the command line says never, which has been obeyed once
+    assert "resuming from" in output  # --resume never is obeyed only once
     *_, record = read_metrics(run)
     assert record["run_ledger"]["lost"] > 25 * 0.03  # time of the group that was killed, at 30 ms per step
     assert sum(record["run_ledger"].values()) == pytest.approx(record["elapsed_seconds"], rel=0.01)

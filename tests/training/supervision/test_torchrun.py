@@ -1,4 +1,4 @@
-"""How torchrun ends: its table of failures, and the form of it that prints no log or traceback."""
+"""How torchrun ends: its table of failures, and our command that runs it without its log and tracebacks."""
 
 import os
 import shlex

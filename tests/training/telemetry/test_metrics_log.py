@@ -160,9 +160,9 @@ def called_name(call: ast.Call) -> str:
 def literal_names(tree: ast.AST) -> Iterator[str]:
     """Yield the metrics, events and details that code names by a string or a keyword instead of a constant.
 
-    The name of an event may be an ordinary word, so that it counts only in a comparison or a call that is about events.
-    Reasons of an early end are also keys and options, so that they count only in a comparison, except the signal. Other
-    files have keys with the names of details, so that those count only in modules that import names of events.
+    The name of an event may be an ordinary word, so it counts only in a comparison or a call that is about events. The
+    reasons of an early end are also keys and options, so all of them except the signal count only in a comparison. The
+    names of details are also keys of other files, so they count only in modules that import names of events.
     """
     details = names_of(Detail)
     names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name}

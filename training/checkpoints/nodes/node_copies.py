@@ -56,7 +56,7 @@ class DiskContent:
 
 @attrs.frozen
 class Search:
-    """The search for a checkpoint to resume from, on the disks of all nodes. Every rank has the same search."""
+    """The search for a checkpoint to resume from, on the disks of all nodes. Every rank makes the same search."""
 
     directory: Path
     name: str  # "auto", `latest`, `best`, or the name of a folder
@@ -76,9 +76,9 @@ def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup,
     """Return the checkpoint to resume from, on this rank's disk; None if there is none on any disk or in the bucket.
 
     The checkpoint is chosen as in `find_to_resume`. If the bucket has a newer one, each node downloads it. A node
-    without the chosen checkpoint receives a copy; before that, it archives its checkpoints that the sender does not
-    have. Call it on every rank. Raises BadInput if disks have checkpoints but none is intact, or if their newest
-    checkpoints differ.
+    without the chosen checkpoint receives a copy; before that, it archives those of its own checkpoints that the sender
+    does not have. Call it on every rank. Raises BadInput if disks have checkpoints but none is intact, or if their
+    newest checkpoints differ.
     """
     search = Search(checkpoints_of(run_directory), name, ranks, disk)
     directory, contents = search.directory, search.contents()
@@ -98,7 +98,7 @@ def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup,
             f"state_sha256 {' and '.join(sorted(map(str, digests)))}; move the checkpoints of one run away"
         )
     leaders = [rank for rank, leads in enumerate(gather(ranks, disk.rank == 0)) if leads]  # the first rank of each disk
-    disk_index = bisect.bisect(leaders, ranks.rank) - 1  # of this rank's disk
+    disk_index = bisect.bisect(leaders, ranks.rank) - 1  # index of this rank's disk
     content, source = contents[disk_index], has_newest.index(True)
     is_here = has_newest[disk_index]
     checkpoint = directory / (content.choice[1] if content.choice is not None and is_here else name_of(newest))
@@ -191,7 +191,8 @@ def _send(checkpoint: Path, source: int, group: Any) -> None:
 def _receive_checkpoint(checkpoint: Path, source: int, group: Any) -> None:
     """Write the files that another node sends.
 
-    If they cannot be written, all of them are received nevertheless, because the sender waits; then BadInput is raised.
+    If they cannot be written, all of them are received nevertheless, because the sender would wait forever otherwise;
+    then BadInput is raised.
     """
     sizes = torch.empty(len(FILES), dtype=torch.int64)
     dist.broadcast(sizes, source, group=group)

@@ -1,6 +1,6 @@
 """The disk of a run directory: either all nodes share one, or each node has a separate one.
 
-A disk is represented by the group of the ranks that use it, in the order of the job. The first rank of a disk does the
+A disk is represented by the group of the ranks that use it, in ascending order. The first rank of a disk does the
 work that is needed once per disk, such as locking the run directory, or publishing and removing checkpoints. Each disk
 has complete checkpoints. If there are several disks, only the disk of rank 0 has the metrics, the chart and the exit
 record.
@@ -21,8 +21,8 @@ from common.files import writing
 from training.config.train_config import Run
 from training.parallel.process_group import RankGroup, Ranks, gather, together
 
-# Each node writes this many probe files, and looks for a different one of the other nodes in each poll: if the client
-# of a network disk does not find a file, it may not look for it again for a minute.
+# Each node writes this many probe files, and in each poll it looks for a different file of every other node. A client
+# of a network disk that does not find a file may not look for that file again for a minute.
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # of the names of probe files
@@ -87,7 +87,7 @@ def _check_configurations(run: Run, ranks: Ranks) -> None:
 
 
 def _count_visible(directory: Path, probes: list[str]) -> tuple[str, int]:
-    """Return this node's host name, and how many of the other nodes have probes that appear in its run directory."""
+    """Return this node's host name, and the number of other nodes whose probes appear in this node's run directory."""
     missing = set(probes)
     for number in range(PROBES):
         missing -= {probe for probe in missing if (directory / f"{probe}-{number}").exists()}

@@ -13,7 +13,7 @@ from training.checkpoints.directory import MANIFEST, WEIGHTS, steps_in
 from training.checkpoints.nodes import node_copies
 from training.checkpoints.saved_state import SavedState, read_state
 
-SECONDS = 300  # after which a job counts as hanging
+SECONDS = 300  # a job that takes longer counts as hanging
 
 
 def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, status: int = 0) -> tuple[str, str]:
