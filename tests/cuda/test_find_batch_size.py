@@ -24,7 +24,7 @@ def test_the_search_finds_the_memory_limit(make_small_run: MakeRun) -> None:
     directory = make_small_run(microbatch_size=1, global_batch_size=1 << 16)
     done = run(SCRIPT, directory, "--write", FAKEGPU_GIB="0.25")
     size = largest(done.stdout)
-    assert size > 1 and f"micro-batch {size}: fits, at its peak" in done.stdout
+    assert size > 1 and f"micro-batch {size}: fits; peak memory" in done.stdout
     assert "does not fit on rank 0: " in done.stdout
     assert json.loads((directory / "train.json").read_text())["microbatch_size"] == size
 
