@@ -197,6 +197,7 @@ def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, s
                 option = (options or {}).get(key)
                 why = "" if option is None else f" (which also depends on {option})"
                 raise BadInput(
-                    f"{path}: this run was started with {key} {run_value}, but the experiment now has {new_value}{why}; "
+                    f"{path}: this run was started with {key} {run_value}, but the experiment now has "
+                    f"{new_value}{why}; "
                     f"change that back, choose another --output, or move {directory.parent} away"
                 )
