@@ -75,7 +75,7 @@ def note_local(reference: str, kind: str, advice: str = "") -> None:
     if re.fullmatch(REPOSITORY, reference, re.ASCII) and not reference.startswith(OUR_FOLDERS):
         noun = kind.rpartition(" ")[0]
         advice = advice or f"write {HUB}{reference}"
-        show(note(f"{reference}: reads the local path of this name; for a {noun} on the hub, {advice}"), once=True)
+        show(note(f"{reference}: using the local path of this name; for a {noun} on the hub, {advice}"), once=True)
 
 
 def is_own_export(directory: Path) -> bool:

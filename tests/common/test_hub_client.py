@@ -123,9 +123,9 @@ def test_ambiguous_local_names_are_noted(capsys: pytest.CaptureFixture[str]) -> 
     for meant in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
         note_local(meant, DATASET)
     assert capsys.readouterr().err.splitlines() == [
-        "NOTE: openai-community/gpt2: reads the local path of this name; for a model on the hub, write "
+        "NOTE: openai-community/gpt2: using the local path of this name; for a model on the hub, write "
         "hf:openai-community/gpt2",
-        "NOTE: owner/words: reads the local path of this name; for a dataset on the hub, write hf:owner/words",
+        "NOTE: owner/words: using the local path of this name; for a dataset on the hub, write hf:owner/words",
     ]
 
 

@@ -257,8 +257,8 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
             )
         if record is not None and record.template not in (None, tokenizer.template):
             raise BadInput(
-                f"{directory.path}: its conversations have another template than those of other datasets; prepare all "
-                "of them with the same --template"
+                f"{directory.path}: its conversations have a different template from those of other datasets; prepare "
+                "all of them with the same --template"
             )
 
 

@@ -113,8 +113,8 @@ def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> d
         for name, content in on_machines[0].items():
             if contents.get(name) != content:
                 raise BadInput(
-                    f"{directory / name}: machine {number + 1} of {len(on_machines)} has another file of this name "
-                    "than the first machine, or no such file; copy the same token files to all machines"
+                    f"{directory / name}: machine {number + 1} of {len(on_machines)} has no file of this name, or "
+                    "a different one from the first machine's; copy the same token files to all machines"
                 )
     return on_machines[0]
 

@@ -69,7 +69,7 @@ def test_folder_that_hides_a_hub_model_is_noted(
     for name in ("owner/model", "owner/run/checkpoints/step-1"):
         Path(name).mkdir(parents=True)
     assert home_of("owner/model") == Path("owner/model")
-    assert "owner/model: reads the local path of this name; for a model on the hub, write hf:owner/model" in (
+    assert "owner/model: using the local path of this name; for a model on the hub, write hf:owner/model" in (
         capsys.readouterr().err
     )
     assert home_of("hf:owner/model") == Path("runs/owner--model")

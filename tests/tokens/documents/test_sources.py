@@ -147,7 +147,7 @@ def test_a_folder_with_a_datasets_name_is_noted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = f"{folder.parent.name}/texts"
-    note = f"NOTE: {name}: reads the local path of this name; for a dataset on the hub, write hf:{name}"
+    note = f"NOTE: {name}: using the local path of this name; for a dataset on the hub, write hf:{name}"
     monkeypatch.chdir(folder.parent.parent)
     note_local.cache_clear()
     assert resolve(name)[1] == []  # a user's own texts
