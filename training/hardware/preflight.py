@@ -233,6 +233,9 @@ def _check_gpus(device: str | None) -> tuple[Check, int]:
     if not cuda:
         return Check("GPUs", "not used" if device == "cpu" else "this machine has none; training uses the CPU"), 0
     count = torch.cuda.device_count()
+    if count == 0:  # possible only if the GPU was requested
+        finding = "--device cuda: got 0 GPUs; pass --device cpu to train on the CPU, or leave --device out"
+        return Check("GPUs", finding, "problem"), count
     driver = driver_cuda() or "of unknown version"
     return Check("GPUs", f"{count} usable; driver for CUDA {driver}, torch built for {torch.version.cuda}"), count
 

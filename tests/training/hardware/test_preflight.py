@@ -55,6 +55,13 @@ def test_gpu_machine_makes_all_checks_in_order(gpu_machine: None, tmp_path: Path
     assert [check.name for check in on_a_cpu] == ["GPUs", "open files"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_requested_gpu_that_is_missing_is_a_problem() -> None:
+    [gpus, *_] = preflight.machine_checks(PreflightRequirements(device="cuda"))
+    assert gpus.level == "problem"
+    assert gpus.finding == "--device cuda: got 0 GPUs; pass --device cpu to train on the CPU, or leave --device out"
+
+
 def test_gpu_problem_does_not_hide_other_checks(
     gpu_machine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
