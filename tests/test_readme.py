@@ -133,7 +133,7 @@ def test_setup_refuses_an_old_driver_before_downloading(clone: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs of this machine are usable")
-def test_setup_reports_unusable_gpus(clone: Path, tmp_path: Path) -> None:
+def test_setup_explains_why_gpus_cannot_train(clone: Path, tmp_path: Path) -> None:
     done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
     assert done.stderr == "setup_lambda.sh: this machine cannot train yet: see the problem above\n"
