@@ -27,7 +27,7 @@ LONG_NAME = "n" * 5000
         (1, ["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is not a directory here"),
         (2, ["--token-files", "/absent"], "/absent: no train tokens"),
         (1, ["--token-files", LONG_NAME], ": File name too long"),
-        (1, ["--device", "cuda"], "--device cuda: got 0 GPUs; pass --device cpu"),
+        (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
         (1, ["--resume", "step-1"], "no such checkpoint; existing ones: none"),
         (1, ["--resume", LONG_NAME], "no such checkpoint; existing ones: none"),
         (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide"),

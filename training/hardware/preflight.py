@@ -26,7 +26,7 @@ from common.launch import setting
 from common.output import show, warning
 from common.text import distinct_bytes, printable, readable_bytes
 from training.hardware.driver import driver_cuda, driver_gpus
-from training.hardware.usable_gpus import choose_device, use_gpu
+from training.hardware.usable_gpus import choose_device, too_few_gpus, use_gpu
 
 SHARED_MEMORY = Path("/dev/shm")
 # If GPUs have no direct access to each other, NCCL sends data through files in /dev/shm. There is a file for each
@@ -88,7 +88,7 @@ FINEWEB = DiskNeed(
 
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
     """Run the checks of a training process, and return their outcomes. None of them uses a GPU."""
-    gpus, count = _check_gpus(needs.device)
+    gpus, count = _check_gpus(needs.device, needs.ranks)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:
         return [gpus, *disk, check_open_files()]
@@ -221,7 +221,7 @@ def check_open_files() -> Check:
     return Check("open files", f"{finding} open files; {advice}", "warning")
 
 
-def _check_gpus(device: str | None) -> tuple[Check, int]:
+def _check_gpus(device: str | None, ranks: int | None) -> tuple[Check, int]:
     """Check the driver and torch. Return the outcome, and the number of GPUs that a run can use.
 
     If there is a problem, this is the number of GPUs that the driver has.
@@ -233,9 +233,8 @@ def _check_gpus(device: str | None) -> tuple[Check, int]:
     if not cuda:
         return Check("GPUs", "not used" if device == "cpu" else "this machine has none; training uses the CPU"), 0
     count = torch.cuda.device_count()
-    if count == 0:  # possible only if the GPU was requested
-        finding = "--device cuda: got 0 GPUs; pass --device cpu to train on the CPU, or leave --device out"
-        return Check("GPUs", finding, "problem"), count
+    if count == 0:  # possible only if a GPU was requested
+        return Check("GPUs", too_few_gpus(count, ranks or 1), "problem"), count
     driver = driver_cuda() or "of unknown version"
     return Check("GPUs", f"{count} usable; driver for CUDA {driver}, torch built for {torch.version.cuda}"), count
 

@@ -45,6 +45,14 @@ def choose_device(requested: str | None) -> str:
     return requested or ("cuda" if usable else "cpu")
 
 
+def too_few_gpus(available: int, ranks: int) -> str:
+    """Return the error message for a machine with fewer GPUs than ranks, with advice on how to start the job."""
+    problem = f"--device cuda: got {available} GPUs for {ranks} rank{'s' * (ranks > 1)} on this machine"
+    if available == 0:
+        return f"{problem}; pass --device cpu to train on the CPU, or leave --device out"
+    return f"{problem}; start torchrun with --nproc_per_node={available}"
+
+
 def use_gpu(device: torch.device) -> None:
     """Select a GPU for this process and launch a kernel on it. If that fails, raises BadInput on this rank only."""
     try:

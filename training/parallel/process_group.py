@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from common.errors import BadInput, joined, reason_of_system_error
 from common.files import system_error
 from common.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
-from training.hardware.usable_gpus import choose_device, use_gpu
+from training.hardware.usable_gpus import choose_device, too_few_gpus, use_gpu
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # for the connection to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's default, for ranks that are slow to start
@@ -137,14 +137,6 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         generation=generation,
         **groups_of(world_size, tensor_parallel),
     )
-
-
-def too_few_gpus(available: int, ranks: int) -> str:
-    """Return the error message for a machine with fewer GPUs than ranks, with advice on how to start the job."""
-    problem = f"--device cuda: got {available} GPUs for {ranks} rank{'s' * (ranks > 1)} on this machine"
-    if available == 0:
-        return f"{problem}; pass --device cpu to train on the CPU, or leave --device out"
-    return f"{problem}; start torchrun with --nproc_per_node={available}"
 
 
 def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from training.hardware.usable_gpus import (
     describe_memory_error,
     is_gpu_memory_error,
     is_memory_error,
+    too_few_gpus,
     use_gpu,
 )
-from training.parallel.process_group import too_few_gpus
 
 OLD_DRIVER = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
