@@ -13,28 +13,9 @@ from common.errors import BadInput
 from common.output import Notice, note
 from common.text import dollars, either
 from training.command import WORLD_SIZE, Device
-from training.telemetry.budget import HOURS, MOST_HOURS, USD, Budget
+from training.telemetry.budget import MOST_HOURS, USD, Budget
 
 ROOT = Path(__file__).parents[2]
-
-
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class ExperimentBudget(Budget):
-    """Limits for the total of all calls for an experiment. None means no limit."""
-
-    max_hours: Annotated[
-        float | None,
-        option("save checkpoints and stop before all calls for this experiment exceed this time", "HOURS", check=HOURS),
-    ] = None
-    max_usd: Annotated[
-        float | None,
-        option(
-            "save checkpoints and stop before all calls for this experiment exceed this cost; needs --price-per-hour",
-            "USD",
-            check=USD,
-        ),
-    ] = None
 
 
 @Parameter(name="*")
@@ -53,7 +34,7 @@ class PoolOptions:
     ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
     device: Device = None
     price_per_hour: Annotated[float | None, option("price of the machine per hour", "USD", check=USD)] = None
-    budget: ExperimentBudget = attrs.field(factory=ExperimentBudget)
+    budget: Budget = attrs.field(factory=Budget)
 
 
 @attrs.frozen

@@ -25,18 +25,18 @@ STEPS_AHEAD = 2  # steps that must still fit, because the host runs slightly ahe
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
-    """Limits of a run, including its earlier jobs. None means no limit."""
+    """Limits of a run with its earlier jobs, or of an experiment with all of its jobs. None means no limit."""
 
     max_hours: Annotated[
         float | None,
         option(
-            "save a checkpoint and stop before the run, with its earlier jobs, exceeds this time", "HOURS", check=HOURS
+            "stop with a checkpoint before the total time, with earlier jobs, exceeds this limit", "HOURS", check=HOURS
         ),
     ] = None
     max_usd: Annotated[
         float | None,
         option(
-            "save a checkpoint and stop before the run, with its earlier jobs, exceeds this cost; needs "
+            "stop with a checkpoint before the total cost, with earlier jobs, exceeds this limit; needs "
             "--price-per-hour",
             "USD",
             check=USD,

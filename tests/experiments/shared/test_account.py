@@ -10,10 +10,11 @@ import pytest
 from common.errors import BadInput
 from common.launch import job_seconds
 from experiments.shared.account import ORPHAN_SECONDS, Account
-from experiments.shared.training_jobs import ExperimentBudget, PoolOptions
+from experiments.shared.training_jobs import PoolOptions
+from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import ACCOUNT
 
-PRICED = PoolOptions(price_per_hour=2.0, budget=ExperimentBudget(max_usd=10.0, max_hours=100.0))
+PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=100.0))
 
 
 def call_before(directory: Path, *, seconds_ago: float, ended: bool, price: float | None = 1.0) -> Path:

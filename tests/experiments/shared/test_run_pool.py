@@ -18,11 +18,12 @@ from experiments.shared import run_pool, training_jobs
 from experiments.shared.account import Account
 from experiments.shared.run_pool import PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
-from experiments.shared.training_jobs import ExperimentBudget, PoolOptions
+from experiments.shared.training_jobs import PoolOptions
 from tests import launch
 from tests.conftest import ROOT, MakeRun
 from training.supervision.run_lock import EXIT_FILE, lock_is_held, take_run_lock
 from training.supervision.training_process import JOB_LOG, JobEnd, TrainingProcess
+from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import ACCOUNT, read_metrics
 
 STEPS = 20_000
@@ -83,7 +84,7 @@ def test_runs_of_the_user_are_not_stopped(make_run: MakeRun, tmp_path: Path) -> 
             finally:
                 timer.cancel()  # a SIGINT after the end of the pool would stop the test runner
         hours = pool.account.elapsed_seconds() / 3600 + (run_pool.KILL_SECONDS + 2) / 3600
-        options = PoolOptions(device="cpu", budget=ExperimentBudget(max_hours=hours))
+        options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
         with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped):
             pool.train({run: None})
         assert lock_is_held(run) and job.poll() is None
@@ -210,7 +211,7 @@ def test_a_jobs_reason_decides_not_its_output(
 ) -> None:
     run = make_run("run")
     monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: write_end(run, *end))
-    options = PoolOptions(device="cpu", budget=ExperimentBudget(max_hours=1))
+    options = PoolOptions(device="cpu", budget=Budget(max_hours=1))
     with RunPool(tmp_path, options) as pool, pytest.raises((BadInput, PoolStopped), match=message):
         pool.train({run: None})
 
@@ -220,7 +221,7 @@ def test_a_call_without_budget_spends_nothing(make_run: MakeRun, tmp_path: Path,
     runs = {make_run("run"): None}
     hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
     message = r"^\d+ s of the budget are left, but a job needs 18 s: 0 of 1 runs are done; unfinished: run"
-    options = PoolOptions(device="cpu", budget=ExperimentBudget(max_hours=hours))
+    options = PoolOptions(device="cpu", budget=Budget(max_hours=hours))
     with RunPool(tmp_path, options) as pool, pytest.raises(PoolStopped, match=message):
         pool.train(runs)
     assert not (tmp_path / ACCOUNT).exists()
