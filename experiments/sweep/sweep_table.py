@@ -151,7 +151,7 @@ class SweepTable:
                 run_name(variant["name"], seed)
                 for variant in variants
                 # A variant that the rule stopped has no final losses, but it had runs.
-                for seed in variant["losses"] or (self.sweep.seeds if variant["stopped_at"] is not None else ())
+                for seed in variant["losses"] or (self.sweep.seeds if variant.get("stopped_at") is not None else ())
             }
         except (BadInput, LookupError, TypeError):  # there is no earlier table, or it is damaged
             return []
