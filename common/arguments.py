@@ -267,7 +267,8 @@ def _check_options(options: Any, words: Sequence[str]) -> None:
     option_values = given_options(arguments, words)
     rules = getattr(options, "option_rules", OptionRules())
     problem = repeated_problem(arguments, option_values)
-    if problem := problem or rules.problem(without_false_flags(arguments, option_values)):
+    problem = problem or rules.problem(without_false_flags(arguments, option_values))
+    if problem:
         raise UsageError(problem)
 
 

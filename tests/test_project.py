@@ -46,14 +46,21 @@ def test_pinned_versions_are_within_the_declared_ranges() -> None:
         assert version.operator == "==" and version.version in ranges[pin.name].specifier, pin
 
 
-def test_the_dockerfile_runs_the_makefiles_commands_in_order(tmp_path: Path) -> None:
-    for name in copied_before_installation():
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """Return a folder with the files that the image contains when its packages are installed."""
+    [files] = re.findall(r"^COPY (.+) \./$", DOCKERFILE, re.MULTILINE)
+    for name in files.split():
         shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_the_dockerfile_runs_the_makefiles_commands_in_order(image_folder: Path) -> None:
     # Together, the image's commands do the same in this folder as `make install` alone.
-    expected = recipe_lines(tmp_path, "install")
+    expected = recipe_lines(image_folder, "install")
     performed: list[str] = []
     for command in installation_commands():
-        lines = recipe_lines(tmp_path, *command.split()[1:])
+        lines = recipe_lines(image_folder, *command.split()[1:])
         performed += [line for line in lines if line not in performed]
     assert performed == expected
     assert any("-m venv .venv" in line for line in expected) and any("requirements.txt" in line for line in expected)
@@ -61,15 +68,13 @@ def test_the_dockerfile_runs_the_makefiles_commands_in_order(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_dockerfiles_commands_run_in_an_empty_folder(tmp_path: Path) -> None:
-    for name in copied_before_installation():
-        shutil.copy(ROOT / name, tmp_path)
+def test_the_dockerfiles_commands_run_in_an_empty_folder(image_folder: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "MAKEFLAGS")}
     script = "set -eu\n" + "\n".join(installation_commands())
-    done = execute("bash", "-c", script, cwd=tmp_path, seconds=1400, **clean | {"PYTHON": base_python()})
+    done = execute("bash", "-c", script, cwd=image_folder, seconds=1400, **clean | {"PYTHON": base_python()})
     assert done.returncode == 0, done.stdout + done.stderr
     # The rest of the repository is copied afterwards, and the image's command runs in the new environment.
-    python = tmp_path / ".venv" / "bin" / "python"
+    python = image_folder / ".venv" / "bin" / "python"
     last = yaml.safe_load(re.findall(r"^CMD (.+)$", DOCKERFILE, re.MULTILINE)[0])
     done = execute(python, *last[1:], cwd=ROOT)
     assert last[0] == "python" and done.returncode == 0 and "Usage: train.py" in done.stdout
@@ -104,12 +109,6 @@ def test_the_forms_for_issues_can_be_read() -> None:
         assert form["name"] and form["description"]
         fields = [field["id"] for field in form["body"]]
         assert len(set(fields)) == len(fields) > 0
-
-
-def copied_before_installation() -> list[str]:
-    """Return the files that the image contains when its packages are installed."""
-    [files] = re.findall(r"^COPY (.+) \./$", DOCKERFILE, re.MULTILINE)
-    return files.split()
 
 
 def installation_commands() -> list[str]:

@@ -256,10 +256,8 @@ def test_default_settings_are_valid() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            "wrong id",
-            "train.py: step 4: {}: token 1000: got id 65535",
-        ),  # one rank notices it
+        # Only one rank notices the wrong id.
+        ("wrong id", "train.py: step 4: {}: token 1000: got id 65535"),
         *slow(("written", "train.py: {}: was modified while the run was reading it")),
         *slow(("cut", "train.py: {}: can no longer be read: it was truncated")),
         ("touched", "WARNING: {}: was modified while the run was reading it, but its content is the same"),
