@@ -1,5 +1,7 @@
 """Command lines of prepare_data.py: prepare tokens, or inspect, verify and publish a token directory."""
 
+import difflib
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ from common.arguments import Command, ScriptTexts, option, read_command, usage_e
 from common.checks import KeyRows, integer
 from common.output import keep_logs_only, show
 from common.remote_files import REMOTE
+from common.text import QUOTED_CHARACTERS, quoted
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
 EPILOG = """sources:
@@ -124,6 +127,14 @@ COMMANDS = {
 }
 
 
+def _misspelled_command(words: Sequence[str]) -> str | None:
+    """Return the command that a command line seems to mean if its first word is neither a command nor a source."""
+    if not words or words[0] in COMMANDS or any(word.partition("=")[0] in OUTPUTS for word in words):
+        return None
+    close = difflib.get_close_matches(words[0][:QUOTED_CHARACTERS], [name for name in COMMANDS if name], n=1)
+    return close[0] if close and not os.path.lexists(words[0]) else None
+
+
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
     """Return the command of a command line and its options, as `read_command` does.
 
@@ -134,6 +145,8 @@ def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = di
     if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
         advice = f"to prepare a source of that name, write ./{words[0]}; to run the command: {script} {words[0]} DIR"
         raise usage_error(f"'{words[0]}' is a command and takes no --output; {advice}")
+    if suggestion := _misspelled_command(words):
+        raise usage_error(f"{quoted(words[0])}: unknown command; did you mean '{suggestion}'?")
     return read_command(script, COMMANDS, words, texts=ScriptTexts(epilog=EPILOG), key_rows=key_rows)
 
 

@@ -43,6 +43,7 @@ def test_every_option_is_parsed() -> None:
         (["verify", "--outp=x"], "'verify' is a command and takes no --output"),
         (["status", "a", "--output", "x"], "to run the command: prepare_data.py status DIR"),
         (["stats", "s3://x"], "s3://x: this command reads a local folder; copy the files into one first"),
+        (["verfy", "x"], "'verfy': unknown command; did you mean 'verify'?"),
         (["push", "x"], "push: OWNER/NAME is missing: "),
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
     ],

@@ -198,7 +198,8 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
         names = [path.name for path in directory.glob("*")]
     by_split = foreign_names(directory, names)
     if split not in by_split:
-        raise BadInput(f"{directory}: no {split} tokens (.safetensors, .bin, .npy); prepare some or pass --token-files")
+        advice = "prepare some with prepare_data.py, or name another token directory"
+        raise BadInput(f"{directory}: no {split} tokens (.safetensors, .bin, .npy); {advice}")
     ours = next((name for name in sorted(names) if name.endswith(".safetensors")), None)
     if ours is not None:
         raise BadInput(f"{directory}: contains both {ours} and {by_split[split][0]}; keep files of one format")

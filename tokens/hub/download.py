@@ -108,7 +108,7 @@ class _Source:
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
         """Download the files whose names match, or with `dry_run` only return their DryRunFileInfo."""
         problem = f"cannot be downloaded into {self.directory}"
-        advice = ", or pass --token-files DIR with files that you have"
+        advice = ", or name a directory with files that you have"
         options = {"revision": self.commit, "local_dir": self.directory, "dry_run": dry_run}
         return download_snapshot(self.dataset, "dataset", patterns, problem, advice, **options)
 
@@ -185,7 +185,7 @@ def _refuse_replacing(path: Path, source: str) -> None:
         size = f"{path.stat().st_size:,} bytes"
         raise BadInput(
             f"{path}: exists ({size}), and a different file of that name in {source} would replace it; move it away, "
-            "or pass --token-files DIR with files that you have"
+            "or name a directory with files that you have"
         )
 
 
@@ -214,7 +214,7 @@ def _check_room(dataset: str, directory: Path, download_bytes: int) -> None:
     if download_bytes > free_bytes:
         free_text, needed_text = distinct_bytes(free_bytes, download_bytes)
         got = f"{free_text} free at {existing}"
-        advice = "free some, or pass --token-files DIR on a larger disk"
+        advice = "free some, or name a directory on a larger disk"
         raise BadInput(f"dataset {dataset}: got {got}, wanted {needed_text}; {advice}")
 
 

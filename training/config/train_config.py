@@ -212,13 +212,22 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
 def read_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the contents of model.json and train.json, as "model" and "train". Raises BadInput if they are invalid."""
     if not is_folder(directory):
+        from common.hub_client import nearest_folder  # imported here because most runs do not need it
+
+        near = nearest_folder(str(directory), [Path("runs")], is_run)
+        suggestion = "" if near is None else f"did you mean {near}? "
         raise BadInput(
-            f"{directory}: no such run directory, which is a folder with model.json and train.json; --like RUN writes "
-            "a new one"
+            f"{directory}: no such run directory, which is a folder with model.json and train.json; {suggestion}"
+            "--like RUN writes a new one"
         )
     files = [directory / f"{section}.json" for section in KEYS]
     contents = check_all(*(partial(read_json, file, advice=_EXPECTED_FILES) for file in files))
     return dict(zip(KEYS, contents, strict=True))
+
+
+def is_run(directory: Path) -> bool:
+    """Return whether a folder is a run directory, as far as its file names show."""
+    return (directory / "train.json").exists()
 
 
 def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Sequence[str]) -> Run:

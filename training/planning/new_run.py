@@ -19,7 +19,7 @@ from tokens.batches.sampling import Layout, window_count
 from tokens.format.manifest import has_split, open_listed, read_content
 from training.command import TrainCommand
 from training.config.batch_plan import derive_layout
-from training.config.train_config import KEYS, Run, TrainConfig, make_run, override, read_files
+from training.config.train_config import KEYS, Run, TrainConfig, is_run, make_run, override, read_files
 from training.data.locate_tokens import ROOT
 from training.data.open_tokens import TokenSet
 from training.data.verify_tokens import check_tokens, tokens_at_hand
@@ -40,12 +40,12 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     source = template if is_folder(template) else ROOT / template
     if not is_folder(source):
         if "/" not in like:
-            near = nearest_folder(like, [Path("runs")], _is_run)
+            near = nearest_folder(like, [Path("runs")], is_run)
             suggestion = "" if near is None else f"did you mean {near}? "
             accepted = f"wanted a run directory, such as runs/quickstart, or a model: {HUB}DIR or {HUB}OWNER/NAME"
             raise BadInput(f"--like {like}: no such folder; {suggestion}{accepted}")
         with refusing("--like", kinds=(BadInput,)):
-            hub_name(like, MODEL, [Path("runs")], _is_run)
+            hub_name(like, MODEL, [Path("runs")], is_run)
         model, template = True, RECIPE
         source = template if is_folder(template) else ROOT / template
     lines: list[str | Notice] = [
@@ -85,10 +85,6 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     if is_new:
         show(*lines, once=True)
     return run
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "train.json").exists()
 
 
 def _fit(

@@ -97,7 +97,7 @@ def test_unreadable_token_files_are_one_error_line(tmp_path: Path, monkeypatch: 
 
 ONE, FIRST = ({f"train-00000-of-0000{count}.safetensors": save_few} for count in (1, 2))
 SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # functions that write files, expected message
-    ({}, r"no train tokens \(\.safetensors, \.bin, \.npy\); prepare some or pass --token-files"),
+    ({}, r"no train tokens \(\.safetensors, \.bin, \.npy\); prepare some with prepare_data.py, or name another"),
     (FIRST, r"missing train-00001-of-00002\.safetensors"),
     # The check does not loop over the missing shards.
     ({"train-00000-of-99999999999.safetensors": save_few}, r"missing train-00000000000-of-99999999999\.safetensors"),

@@ -170,7 +170,7 @@ def test_an_unreachable_dataset_is_one_error_line(tmp_path: Path) -> None:
             done = download(url, tmp_path / "a", tmp_path / "cache")
             assert done.returncode == 1
             [line] = done.stderr.splitlines()[-1:]
-            assert "owner/tokens: cannot be downloaded into" in line and "or pass --token-files DIR" in line
+            assert "owner/tokens: cannot be downloaded into" in line and "or name a directory with files" in line
 
 
 @pytest.mark.slow

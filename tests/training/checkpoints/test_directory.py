@@ -119,5 +119,7 @@ def test_resume_name_is_checked_before_a_download(tmp_path: Path) -> None:
     check_resume_name(tmp_path, "elsewhere", is_here=False)  # it may be on another node or in a bucket
     with pytest.raises(BadInput, match=r"latest: wanted the name of .*, not a path; pass --resume latest"):
         check_resume_name(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
-    with pytest.raises(BadInput, match=r"step-00000005: no such checkpoint; existing ones: step-00000004"):
-        check_resume_name(tmp_path, "step-00000005", is_here=True)
+    with pytest.raises(BadInput, match=r"nver: no such checkpoint; did you mean --resume never\? existing ones: "):
+        check_resume_name(tmp_path, "nver", is_here=True)
+    with pytest.raises(BadInput, match=r"xyz: no such checkpoint; existing ones: step-00000004"):
+        check_resume_name(tmp_path, "xyz", is_here=True)
