@@ -1,9 +1,12 @@
-"""Correctness on this machine: CPU and GPU losses, DDP and one process, elastic hashes on all layouts, kill and resume.
+"""Checks of correctness on this machine, by comparing runs of a small network.
+
+The losses on GPU and CPU are compared, and the losses of DDP and FSDP with those of one process. With `determinism`
+"elastic", the hashes of all layouts are compared, and the hashes of a killed and resumed run with an uninterrupted one.
 
 python benchmarks/correctness.py losses elastic resume [--ranks 1 2 4 8] [--device cpu]
 
-It trains a small network with train.py on the bytes of Python's library and prints a line for each comparison. The exit
-status is 1 if a comparison fails. With --device cpu, it does the same with gloo.
+The benchmark trains the network with train.py on the bytes of Python's library and prints a line for each comparison.
+The exit status is 1 if a comparison fails. With --device cpu, all runs use the CPU and gloo.
 """
 
 import math
@@ -28,7 +31,7 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
-# Largest accepted differences of a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003 in these steps, and
+# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003 in these steps, and
 # DDP with two ranks differs from one process by 0.0002 in bf16.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
 MODEL = ModelConfig(
@@ -68,7 +71,7 @@ class SmallRun:
     """Runs of one small network, with the same tokens and initial weights."""
 
     folder: Path
-    device: str  # unless a run names another device
+    device: str  # the device of each run that does not specify another
     steps: int
     tiny: bool  # use TINY, without compilation
 
@@ -86,7 +89,7 @@ class SmallRun:
         )
 
     def train(self, name: str, ranks: int, *, device: str | None = None, **keys: Any) -> SmallResult:
-        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if it fails."""
+        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if training fails."""
         run = self._write(name, **keys)
         return self._finish(run, self._start(run, ranks, device or self.device))
 
@@ -108,7 +111,7 @@ class SmallRun:
         return None
 
     def resume(self, name: str, ranks: int) -> SmallResult:
-        """Resume a killed run with a number of ranks, and train it to its end."""
+        """Resume a killed run on the given number of ranks, and train it to its end."""
         run = self.folder / name / "run"
         return self._finish(run, self._start(run, ranks, self.device))
 

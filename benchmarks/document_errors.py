@@ -1,10 +1,11 @@
-"""Error rates of the held-out loss if neighbouring documents are similar: intervals of `loss`, winners of `compare`.
+"""Error rates of the held-out loss if neighboring documents are similar: intervals of `loss`, winners of `compare`.
 
     python benchmarks/document_errors.py [--families 2400]
 
-The first table has 100, 256 or 2,000 documents with lognormal lengths (deviation 0.8). Their mean losses deviate by 0.4
-nats and correlate along the stream as an AR(1) series. The second table has equal recipes and 128 groups of documents,
-with deviations of 0.1 nats for recipe and group, which correlate along the stream, and of 0.01 nats for the seed.
+The first table has 100, 256 or 2,000 documents with lognormal lengths (deviation 0.8). Their mean losses have a
+standard deviation of 0.4 nats and are correlated along the stream, as an AR(1) series. The second table has equal
+recipes and 128 groups of documents. Each recipe deviates by 0.1 nats on each group, and neighboring groups have similar
+deviations. Each seed deviates by 0.01 nats.
 """
 
 import itertools

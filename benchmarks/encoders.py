@@ -24,7 +24,7 @@ from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
 @attrs.frozen
 class TimedEncoder:
-    """A tokenizer, written to a folder in the form in which the workers of prepare_data.py read it."""
+    """A tokenizer, written to a folder in the form that the workers of prepare_data.py read."""
 
     name: str
     record: TokenizerRecord
@@ -61,7 +61,7 @@ def _write_tokenizer(name: str, directory: Path) -> TimedEncoder:
 
 
 def _measure(candidate: TimedEncoder, text: str) -> tuple[int, float, str]:
-    """Return the number of tokens in a text, the CPU seconds of encoding it, and the kind of encoder."""
+    """Return the number of tokens in a text, the CPU seconds for encoding it, and the kind of encoder."""
     parts = [text[begin : begin + BATCH_CHARACTERS] for begin in range(0, len(text), BATCH_CHARACTERS)]
     encoder = candidate.encoder()
     began = time.process_time()

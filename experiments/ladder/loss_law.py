@@ -114,7 +114,7 @@ class HeldOut:
         misses = ", ".join(f"{100 * miss:+.2f}" for miss in self.misses)
         return (
             f"{point.rung} on {point.tokens:,} tokens, held out: predicted {self.predicted[-1].value:.4f}, measured "
-            f"{point.loss:.4f}; errors of all horizons: {misses} %"
+            f"{point.loss:.4f}; errors at all horizons: {misses} %"
             + (f", {100 * self.error:.2f} % on average" if misses else "")
         )
 
@@ -122,7 +122,7 @@ class HeldOut:
 def fit_law(points: Sequence[LossPoint]) -> LawFit:
     """Fit the law to positive losses of at least two sizes and two horizons.
 
-    Raise BadInput if no law explains them.
+    Raise BadInput if no law explains the losses.
     """
     sizes = np.log([float(point.parameters) for point in points])
     tokens = np.log([float(point.tokens) for point in points])
@@ -178,8 +178,8 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
         if fit.laws.edge_share() <= MOST_AT_EDGE:
             return None
         return (
-            f"the loss falls so slowly that the exponents, {fit.law.alpha:.2g} for size and {fit.law.beta:.2g} for "
-            "tokens, are at the edge of the tested range; add larger sizes and longer horizons"
+            f"the loss falls so slowly that the exponents ({fit.law.alpha:.2g} for size and {fit.law.beta:.2g} for "
+            "tokens) are at the edge of the tested range; add larger sizes and longer horizons"
         )
     return (
         f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, but at "

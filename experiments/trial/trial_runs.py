@@ -60,7 +60,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
 
     Raise BadInput if a run fails, or if the losses cannot be compared.
     """
-    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the surrounding repository is at another commit
+    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # git must not report the surrounding repository's commit
     table = TrialTable(trial=trial, notes=trial.notes())
     try:
         pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, ends_run=False))
@@ -107,7 +107,7 @@ def recorded_number(path: Path, name: str) -> int:
     number = values.get(key) if isinstance(values, dict) else None
     if not integer(1).holds(number):
         raise BadInput(
-            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; the code of this commit wrote it"
+            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; the record was written by the code of this commit"
         )
     return int(number)  # type: ignore[arg-type]  # the check above shows that it is a number
 
@@ -123,8 +123,8 @@ def describe_same_bits(short: int, steps: int) -> str:
     if short == steps:
         return f"{equal} after the whole run of {steps:,} steps"
     return (
-        f"{equal} in a run shortened to {short:,} steps; the full run has {steps:,}, and anything that a program does "
-        f"only after step {short:,} was not compared"
+        f"{equal} in a run shortened to {short:,} steps; the full run has {steps:,} steps, and anything that a "
+        f"program does only after step {short:,} was not compared"
     )
 
 
@@ -155,7 +155,7 @@ def _targets(
 ) -> list[Target]:
     """Write the run directory of each side, with the `changes` of train.json, and return the targets.
 
-    `steps` has the target step of each side. If `ends_run` is false, the run has another step after it.
+    `steps` has the target step of each side. If `ends_run` is false, the complete run has one more step.
     """
     targets = []
     for side in SIDES:
@@ -196,7 +196,7 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 
 
 def _show(trial: Trial, table: TrialTable) -> int:
-    """Print and write the table and its record, and return the verdict's exit status. The record is the last line."""
+    """Print and write the table and its record, and return the verdict's exit status. The record is printed last."""
     base, candidate = trial.revisions.values()
     show_results(table.text, table.record, trial.output, TRIAL, f"{candidate} against {base} on {trial.run}")
     show(json.dumps(table.record()))
