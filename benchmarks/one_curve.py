@@ -2,9 +2,9 @@
 
 python benchmarks/one_curve.py OUTPUT.html
 
-It trains runs/quickstart twice on its tokens, which `make train` prepares, and compares the hash of weights and moments
-at every logged step. Next to the curves, the page has held-out text, coloured by the model's losses. The exit status is
-1 if a hash differs.
+The script trains runs/quickstart twice on its tokens, which `make train` prepares, and compares the hash of weights and
+moments at every logged step. Next to the curves, the page has held-out text, colored by the model's losses. The exit
+status is 1 if a hash differs.
 """
 
 import json
@@ -34,7 +34,7 @@ from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 QUICKSTART = ROOT / "runs" / "quickstart"
 LOG_INTERVAL = 5  # steps
 CTRL_C, KILL, END = "Ctrl-C", "kill -9", "end"
-UNTOUCHED_COLOUR = 7  # in the chart's palette; the legs have the first colours
+UNTOUCHED_COLOUR = 7  # in the chart's palette; the legs have the first colors
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +65,7 @@ class ComparedStep:
     """A step at which the two runs are compared."""
 
     step: int
-    event: str  # how the leg ended, and where the next one resumed
+    event: str  # how the leg ended, and where the next leg resumed
     moved: str  # hash of the run that was stopped and moved
     untouched: str  # hash of the undisturbed run
 
@@ -158,7 +158,7 @@ def _hashes(run: Path) -> dict[int, str]:
 
 
 def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> LineChart:
-    """Return the chart of both losses: a thick line for the undisturbed run, and on top the legs in their colours."""
+    """Return the chart of both losses: a thick line for the undisturbed run, under the legs in their colors."""
     untouched_x, untouched_y = _losses(untouched)
     lines = [Line(name="untouched", x=untouched_x, y=untouched_y, colour=UNTOUCHED_COLOUR, weight="below")]
     x, y = _losses(moved)

@@ -1,4 +1,4 @@
-"""Verdicts of sweeps on simulated losses: sweeps with a false difference, and planted differences that are found."""
+"""Verdicts of sweeps on simulated losses: how often differences are false, and how often planted ones are found."""
 
 import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
@@ -19,7 +19,7 @@ def main(*, sweeps: int = 100_000) -> None:
     for name, levers, seeds, kind in nulls():
         share = false_share(kind, levers, seeds, sweeps, random)
         rows.append([name, str(levers), str(seeds), percent(share, sweeps)])
-    print(bench.table(["no differences", "levers", "seeds", "sweeps with a false one"], rows))
+    print(bench.table(["no differences", "levers", "seeds", "sweeps with a false difference"], rows))
     rows = []
     for levers in (1, 2, 3, 5):
         for seeds in sorted({3, 5, default_seeds(levers)}):
@@ -78,7 +78,7 @@ def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.rand
 
 
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the losses of the base and of those levers, one half, that are best at the rung."""
+    """Return the losses of the base and of the better half of the levers, ranked by their losses at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
     losers = Halving(factor=2, rungs=(0.5,)).losers(means)
     return sweep[[index for index in range(len(sweep)) if str(index) not in losers]]

@@ -54,7 +54,7 @@ def start(script: Path, *arguments: object, ranks: int = 1, **variables: str) ->
 
 
 def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end. The parameters are those of `start`."""
+    """Run a script to its end. The parameters are the same as for `start`."""
     return launch.finish(start(script, *arguments, ranks=ranks, **variables), TIMEOUT_SECONDS)
 
 
