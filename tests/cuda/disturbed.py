@@ -1,7 +1,7 @@
 """A script for tests on emulated GPUs, whose kernels compute nothing: disturbed.py NAME ARGUMENTS.
 
-The script runs the function NAME of this file. If this function only prepares the process for an entry script, ARGUMENTS
-are the entry script and its arguments, and the entry script runs afterwards.
+The script runs the function NAME of this file. If this function only prepares the process for an entry script,
+ARGUMENTS are the entry script and its arguments, and the entry script runs afterwards.
 """
 
 import ctypes

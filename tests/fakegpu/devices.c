@@ -1,5 +1,5 @@
-// Emulates the CUDA runtime's functions for devices and errors. The properties are those of the emulated GPU; those
-// that torch, Triton and this project do not read are 0.
+// Emulates the CUDA runtime's functions for devices and errors. The properties have the values of the emulated GPU.
+// Properties that torch, Triton and this project do not read are 0.
 #include "error.h"
 #include "record.h"
 #include "settings.h"

@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Workspace:
-    """A folder that is created again for each case. Its path stays the same, because its files contain absolute paths."""
+    """A folder that is created again for each case, always with the path that the files in it contain."""
 
     def __init__(self, directory: Path):
         self._here, self._template = directory, directory.with_name(f"{directory.name}-template")

@@ -1,4 +1,4 @@
-"""Launchers on real systems, with power cuts and Ctrl-C: slurm.sbatch on a cluster of two machines, two_boxes.sh on ssh."""
+"""slurm.sbatch on a real Slurm with two machines, and two_boxes.sh on a real ssh, with power cuts and Ctrl-C."""
 
 import os
 import shutil
