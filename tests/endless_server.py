@@ -42,7 +42,7 @@ def dripped_headers(handler: EndlessHandler) -> None:
 
 
 def endless_interim_replies(handler: EndlessHandler) -> None:
-    """Send 103 Early Hints without end. Each is a complete response, but not the final one."""
+    """Send 103 Early Hints without end. Each is a complete response, but not the final response."""
     while not handler.released.is_set():
         handler.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10)
 
@@ -97,7 +97,7 @@ def packed_zeros() -> bytes:
 def serve(misbehaviour: Misbehaviour) -> Iterator[str]:
     """Serve the misbehaviour while the context lasts; yield the server's URL."""
     released = threading.Event()
-    packed_zeros()  # computed now, so that it does not count towards a client's timeout
+    packed_zeros()  # computed now, so that it does not count toward a client's timeout
     with serving(functools.partial(EndlessHandler, misbehaviour, released)) as server:
         try:
             yield server.url

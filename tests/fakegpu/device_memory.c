@@ -72,7 +72,7 @@ static char *map(int access) {
   return start;
 }
 
-// Called by the first allocation and not at the start, because the driver is preloaded into all processes, even compilers.
+// Called by the first allocation and not at the start, because the driver is preloaded into every process, even gcc.
 static void open_space(void) {
   base = map(PROT_NONE);
   mirror = map(PROT_READ | PROT_WRITE);

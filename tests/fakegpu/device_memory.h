@@ -24,8 +24,8 @@ bool on_device(const void *address);
 // The host address of the bytes that copies have written to a device address. A host address is returned as it is.
 void *contents(const void *address);
 
-// Remember, until the next kernel is launched, that these bytes are the result of a collective. Copies within the device
-// that split up this result move bytes. All other copies within the device read what a kernel should have written, so
-// they move nothing.
+// Remember, until the next kernel is launched, that these bytes are the result of a collective. Copies within the
+// device that split up this result move bytes. All other copies within the device read what a kernel should have
+// written, so they move nothing.
 void keep_result(const void *start, size_t bytes);
 bool is_result(const void *address);

@@ -1,4 +1,4 @@
-"""The results of a ladder. The losses in its run directories were computed by a known law."""
+"""The results of a ladder. The losses in its run directories are computed with a known law."""
 
 import json
 from collections.abc import Callable

@@ -58,7 +58,7 @@ def test_at_least_one_variant_survives_a_rung(factor: float, losers: list[str]) 
             {"levers": {"train.final_learning_rate_percent": [10], "model.n_kv_heads": [2], "model.mlp_width": [128]}},
             "got 0 variants that differ from the base",
         ),
-        ({"seeds": 1001}, "seeds: got 1001, expected a number from 1 to 1,000 or a list"),
+        ({"seeds": 1001}, "seeds: got 1001, expected a number from 1 to 1,000, or a list"),
         ({"levers": {"../up": {"train.learning_rate": 1}}}, "the name may only have letters"),
         ({"levers": {"base": {"train.learning_rate": 1.0}}}, "two variants are called 'base'"),
         ({"set": {"train.validation_interval": None}}, "never validates"),
