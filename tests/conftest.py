@@ -6,7 +6,7 @@ While these tests run, the shapes annotated in `model/` are checked, so that an 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same value; this makes one process compute like two
-# `make test` sets these variables. They are removed so that a make in a test prints "make: " and uses only its own flags.
+# `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its own flags.
 for name in ("MAKELEVEL", "MAKEFLAGS"):
     os.environ.pop(name, None)
 

@@ -13,7 +13,7 @@ Misbehaviour = Callable[["EndlessHandler"], None]
 
 
 class EndlessHandler(QuietHandler):
-    """A handler that responds to each request with one kind of misbehaviour."""
+    """A handler that responds to each request with one kind of misbehavior."""
 
     def __init__(self, misbehaviour: Misbehaviour, released: threading.Event, *arguments: object):
         self.misbehaviour, self.released = misbehaviour, released
@@ -95,7 +95,7 @@ def packed_zeros() -> bytes:
 
 @contextmanager
 def serve(misbehaviour: Misbehaviour) -> Iterator[str]:
-    """Serve the misbehaviour while the context lasts; yield the server's URL."""
+    """Run a server with this misbehavior while the context lasts, and yield its URL."""
     released = threading.Event()
     packed_zeros()  # computed now, so that it does not count toward a client's timeout
     with serving(functools.partial(EndlessHandler, misbehaviour, released)) as server:
