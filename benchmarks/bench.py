@@ -149,7 +149,8 @@ def train(run: Path, ranks: int, *settings: str, kill_after: int) -> list[dict[s
     options = [f"--set={setting}" for setting in settings]
     command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
     file = run / METRICS
-    earlier = file.stat().st_ino if file.exists() else None  # `--resume never` archives it, so a new inode means a new file
+    # `--resume never` moves an earlier file to the archive, so a new inode means a new file.
+    earlier = file.stat().st_ino if file.exists() else None
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
         if file.exists() and file.stat().st_ino != earlier:

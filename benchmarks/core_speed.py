@@ -2,7 +2,8 @@
 
     python benchmarks/core_speed.py --bundle eval_bundle --tokenizer gpt2 --items 16
 
-Both programs score every choice after its few-shot examples. The harness does not put a beginning-of-text id in front of a prompt.
+Both programs score every choice after its few-shot examples. The harness does not put a beginning-of-text id in front
+of a prompt.
 """
 
 import statistics

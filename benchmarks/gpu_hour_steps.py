@@ -1,7 +1,7 @@
 """The steps of the first GPU hour, with the most important first, and the function that runs a step.
 
-Each step has a command, a time limit, and the places in docs/ that its results fill in. Running
-a step writes its output to NAME.txt and its outcome to NAME.json.
+Each step has a command, a time limit, and the places in docs/ that its results fill in. Running a step writes its
+output to NAME.txt and its outcome to NAME.json.
 """
 
 import json

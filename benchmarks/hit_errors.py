@@ -2,9 +2,9 @@
 
     python benchmarks/hit_errors.py [--families 2400]
 
-Whether an item is hit is random and independent of other items. In the last rows of the first table, groups of
-five items share a passage, which determines half of the variance in their difficulty. CORE treats items as independent,
-so these rows show the error rate if that assumption is wrong.
+Whether an item is hit is random and independent of other items. In the last rows of the first table, groups of five
+items share a passage, which determines half of the variance in their difficulty. CORE treats items as independent, so
+these rows show the error rate if that assumption is wrong.
 """
 
 import itertools

@@ -3,8 +3,8 @@
 python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 
 Each micro-batch is tried in the same way as in find_batch_size.py: a separate process, which may run out of memory,
-takes compiled steps with accumulation and AdamW. A smaller card is imitated by giving less of this GPU's memory to torch's
-allocator.
+takes compiled steps with accumulation and AdamW. A smaller card is imitated by giving less of this GPU's memory to
+torch's allocator.
 """
 
 import json

@@ -6,7 +6,7 @@ While these tests run, the shapes annotated in `model/` are checked, so that an 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same value; this makes one process compute like two
-# `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its own flags.
+# `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its flags.
 for name in ("MAKELEVEL", "MAKEFLAGS"):
     os.environ.pop(name, None)
 
@@ -119,7 +119,7 @@ def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketS
 
 @pytest.fixture
 def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Serve the bucket `runs`, and set the environment variables that a user would set. Each test uses its own prefix."""
+    """Serve the bucket `runs`, and set the variables that a user would set. Each test should use its own prefix."""
     _served_bucket.calm()
     for name, value in _served_bucket.environment().items():
         monkeypatch.setenv(name, value)
@@ -209,7 +209,7 @@ def one_line(done: Any) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if re.match(r"\w+\.py: ", line)]
     assert len(lines) == 1, done.stderr
-    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback, except the traceback that torchrun adds
+    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback, except torchrun's own
     return lines[0]
 
 

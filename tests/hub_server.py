@@ -28,7 +28,7 @@ class Hub:
         self.private: set[str] = set()
         self.objects: dict[str, bytes] = {}  # uploaded large files by sha256, committed or not
         self.commits: list[list[str]] = []  # names of the files in each commit
-        self.before_upload: Callable[[int], bool] = lambda size: True  # called with the size; returns whether to succeed
+        self.before_upload: Callable[[int], bool] = lambda size: True  # given the size, whether the upload succeeds
 
 
 class Handler(QuietHandler):

@@ -69,7 +69,8 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     rates = _ascending(file, "rates", values.get("rates"), LEAST_RATES)
     if not all(FACTORS[0] <= high / low <= FACTORS[1] for low, high in pairwise(rates)):
         raise BadInput(
-            f"{file}: rates: got {list(rates)}, but each rate must be 1.2 to 4 times the previous rate, for example twice"
+            f"{file}: rates: got {list(rates)}, but each rate must be 1.2 to 4 times the previous rate, for example 2 "
+            "times"
         )
     return LadderFile(
         file=file,

@@ -153,7 +153,9 @@ def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     losses = {rounded_rate(rate): losses[rate] for rate in sorted(losses)}
     if not any(map(math.isfinite, losses.values())):
         rates = ", ".join(f"{rate:g}" for rate in losses)
-        raise NoForecast(f"{ladder.file}: rates: no forecast: the runs diverged at all rates ({rates}); use lower rates")
+        raise NoForecast(
+            f"{ladder.file}: rates: no forecast: the runs diverged at all rates ({rates}); use lower rates"
+        )
     if (edge := edge_of(losses)) is not None:
         rates = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
         raise NoForecast(

@@ -107,8 +107,8 @@ def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
             if share > MOST_SEEN:
                 raise BadInput(
                     f"{directory}: its training tokens contain {share:.1%} of the measured text {span} (compared in "
-                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, or measure "
-                    "other text"
+                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, "
+                    "or measure other text"
                 )
 
 
@@ -119,8 +119,8 @@ def measure_run(
 
     If losses were measured on the same weights before, they are read from evaluations.jsonl; otherwise they are
     measured on `device`. Older versions stored losses without a hash of the weights. If there is a device, such losses
-    are measured again. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the checkpoint is
-    invalid.
+    are measured again. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the
+    checkpoint is invalid.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     weights = identity_on_disk(run, title)

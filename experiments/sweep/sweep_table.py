@@ -235,7 +235,8 @@ def describe_power(sweep: Sweep) -> str:
     if seeds < 2:
         return "no verdict is possible: one seed cannot separate a difference from luck"
     detectable, enough = detectable_deviations(comparisons, seeds), default_seeds(comparisons)
-    advice = f"; {enough} seeds find one of {SOUGHT_DEVIATIONS:g} seed deviations" if detectable > SOUGHT_DEVIATIONS else ""
+    more = f"; {enough} seeds find a difference of {SOUGHT_DEVIATIONS:g} seed deviations"
+    advice = more if detectable > SOUGHT_DEVIATIONS else ""
     return (
         f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (standard "
         "deviations of one run over seeds, without the effect that a seed has on all variants); smaller differences "

@@ -17,8 +17,8 @@ UNUSED_FOLDERS = ("tests",)  # no training job runs programs from these folders
 def needed_files(root: Path, tracked: Collection[str], new: Sequence[str]) -> list[str]:
     """Return the new files that are imported or named by a tracked Python file or by another needed new file.
 
-    A program names a file if one of its string constants is the file's path. If the program and the file are in the same
-    top-level folder, the file's name without folders is enough. All paths are relative to `root`.
+    A program names a file if one of its string constants is the file's path. If the program and the file are in the
+    same top-level folder, the file's name without folders is enough. All paths are relative to `root`.
     """
     waiting = [path for path in tracked if _is_program(path)]
     needed: dict[str, None] = {}

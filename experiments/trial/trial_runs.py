@@ -107,7 +107,8 @@ def recorded_number(path: Path, name: str) -> int:
     number = values.get(key) if isinstance(values, dict) else None
     if not integer(1).holds(number):
         raise BadInput(
-            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; the record was written by the code of this commit"
+            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; this record was written by the "
+            "code of the trained commit"
         )
     return int(number)  # type: ignore[arg-type]  # the check above shows that it is a number
 

@@ -50,7 +50,8 @@ def differing_gradients() -> None:
         losses = plain(state, settings, step, next_batch)
         if state.parallel.data_parallel.rank == 1:
             gradient = local_tensor(state.parallel.named_parameters()["final_norm.weight"].grad)
-            gradient.copy_(torch.full(gradient.shape, float(next(counter))))  # copied, because the emulated driver really copies
+            # The values are copied, because the emulated driver really performs copies.
+            gradient.copy_(torch.full(gradient.shape, float(next(counter))))
         return losses
 
     self_test.run_microbatches = disturbed

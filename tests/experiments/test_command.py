@@ -257,7 +257,7 @@ def test_a_dry_run_writes_nothing(make_sweep: MakeSweep, make_ladder: MakeLadder
     assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before all calls" in shown
     assert "for this experiment together exceed 5 hours" in shown
     assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
-    assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find one of 3" in shown
+    assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find a difference of 3" in shown
     assert "WARNING: " in dry.stderr and "/nope is not a directory here" in dry.stderr
     refused = run(file)
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1

@@ -1,7 +1,7 @@
-// Emulates the memory of the GPUs. Device addresses are reserved without access: a process that reads such an
-// address on the host crashes, as on a real GPU, and a message says why. A second reservation of the same size holds the bytes of small
-// copies, so a value that a program copies to the device and back, such as a step count, is preserved. Kernels change
-// nothing.
+// Emulates the memory of the GPUs. Device addresses are reserved without access: a process that reads such an address
+// on the host crashes, as on a real GPU, and a message says why. A second reservation of the same size holds the bytes
+// of small copies, so a value that a program copies to the device and back, such as a step count, is preserved. Kernels
+// change nothing.
 #define _GNU_SOURCE
 #include "device_memory.h"
 

@@ -21,7 +21,7 @@ Tune = Callable[..., dict[float, float]]
 
 @pytest.fixture(name="tune")
 def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Return a function that chooses the learning rate. Its argument is a function that returns the loss for a rate and a seed."""
+    """Return a function that chooses the learning rate. Its argument `loss` computes the loss for a rate and a seed."""
     ladder = read_ladder(make_ladder())
 
     def tune(loss: Callable[[float, int], float], seeds: tuple[int, ...] = (42,)) -> dict[float, float]:

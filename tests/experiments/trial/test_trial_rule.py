@@ -1,4 +1,4 @@
-"""The rule of a trial: levels add up to the stated error, looks share a level, and verdicts are right for known losses."""
+"""The rule of a trial: levels add up to the stated error, looks share a level, and known losses get right verdicts."""
 
 import math
 from pathlib import Path
