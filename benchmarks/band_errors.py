@@ -3,9 +3,9 @@
     python benchmarks/band_errors.py [--families 2400]
 
 A loss is measured as in reference.json, by means over tenths of a run at 40 marks. There are four kinds of noise: noise
-that is new at each of 400 steps, an AR(1) series with a coefficient of 0.9 by step or by mark, noise that is constant
-over a run (normal, or Student's t with 3 degrees of freedom), and a mixture that is half new at each step and half
-constant. In a faulty run, the loss is too high from the middle of the run to its end.
+that is new at each of 400 steps, an AR(1) series (coefficient 0.9 per step or per mark), noise that is constant over a
+run (normal, or Student's t with 3 degrees of freedom), and a mixture that is half new at each step and half constant.
+In a faulty run, the loss is too high from the middle of the run to its end.
 """
 
 import itertools

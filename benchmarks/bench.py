@@ -101,7 +101,7 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
-    """Write random token files for a number of steps and a run directory. Return the run directory.
+    """Write a run directory, and token files with enough random tokens for `steps` steps. Return the run directory.
 
     `train` has the keys of train.json.
     """

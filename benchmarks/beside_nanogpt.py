@@ -1,4 +1,4 @@
-"""nanoGPT and Lockstep on this CPU, taking turns of one step.
+"""nanoGPT and Lockstep compared on this CPU: the two trainers take turns, one step at a time.
 
 While one trainer takes a step, the other trainer is halted. Other load on the machine therefore affects both equally.
 """
@@ -51,9 +51,7 @@ class NanogptComparison:
         """Print the tokens/s of both trainers in fp32 and bf16: uncompiled and, if requested, also compiled."""
         tokens = self.layout.global_batch_size * self.model.context_length
         print(f"{size} on {cpu_name()}, {self.threads} threads, torch {torch.__version__}, commit {git_commit()}")
-        print(
-            f"{tokens:,} tokens per step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps in turn"
-        )
+        print(f"{tokens:,} tokens per step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps each")
         print(
             "medians of tokens/s, and of the ratio to nanoGPT's step in the same round; both use nanoGPT's GELU; the "
             "values in brackets are computed from CPU seconds"

@@ -1,4 +1,4 @@
-"""Exposed communication and host time of a step, with DDP and FSDP, and with determinism off and elastic.
+"""Exposed communication and host time of a step, with DDP and FSDP, and with `determinism` "off" and "elastic".
 
 python benchmarks/communication.py exposed host [--ranks 8] [--microbatch 16]
 
@@ -8,8 +8,8 @@ The exposed communication is the time of a step minus the time of the same step 
 FSDP, the single rank updates all weights, which hides about a millisecond of communication. In the row `fsdp elastic`,
 the single rank trains the bare network, so the cost of FSDP's hooks counts as exposed communication.
 
-The host time is the time of a step with one short sequence on each rank, in which the GPU has almost nothing to do. No
-step can take less.
+The host time is the time of a step with one short sequence on each rank, so that the GPU has almost nothing to do. No
+step can be faster.
 """
 
 from itertools import product

@@ -134,7 +134,7 @@ def _windows(arrays: tuple[list[int], list[int], list[int]], cut: int) -> Rows:
 def within(owner: Tensor | None) -> Iterator[None]:
     """Restrict attention to ids of the same conversation, with a mask instead of `is_causal`.
 
-    With None, attention is causal over the whole row.
+    If `owner` is None, attention is causal over the whole row.
     """
     plain = F.scaled_dot_product_attention
     if owner is not None:

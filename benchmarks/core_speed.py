@@ -1,9 +1,9 @@
-"""CORE compared with lm-evaluation-harness: items per second for the same prompts, taking turns on one thread.
+"""The speed of CORE compared with lm-evaluation-harness, in items per second for the same prompts.
 
     python benchmarks/core_speed.py --bundle eval_bundle --tokenizer gpt2 --items 16
 
-Both programs score every choice after its few-shot examples. The harness does not put a beginning-of-text id in front
-of a prompt.
+The two programs take turns on one thread, and both score every choice after its few-shot examples. The harness does not
+put a beginning-of-text id in front of a prompt.
 """
 
 import statistics

@@ -1,7 +1,8 @@
 """Checks of correctness on this machine, by comparing runs of a small network.
 
-The losses on GPU and CPU are compared, and the losses of DDP and FSDP with those of one process. With `determinism`
-"elastic", the hashes of all layouts are compared, and the hashes of a killed and resumed run with an uninterrupted one.
+The losses on the GPU are compared with the losses on the CPU, and the losses of DDP and FSDP with those of one process.
+With `determinism` "elastic", the hashes of all layouts are compared with each other, and the hashes of a killed and
+resumed run with those of an uninterrupted run.
 
 python benchmarks/correctness.py losses elastic resume [--ranks 1 2 4 8] [--device cpu]
 
@@ -179,22 +180,22 @@ def main(
 
 
 def compare_losses(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare the losses of each step: CPU and GPU in fp32 and bf16, and one process with DDP and FSDP."""
+    """Compare the losses of each step: on GPU and CPU in fp32 and bf16, and of DDP and FSDP with one process."""
     reference = small.train("cpu-fp32", 1, precision="fp32", device="cpu")
     fp32 = small.train("fp32", 1, precision="fp32", determinism="off")
     bf16 = small.train("bf16", 1, precision="bf16", determinism="off")
-    yield compare_step_losses(f"{small.device} fp32, CPU fp32", fp32, reference, FP32_LIMIT)
-    yield compare_step_losses(f"{small.device} bf16, CPU fp32", bf16, reference, BF16_LIMIT)
+    yield compare_step_losses(f"{small.device} fp32 and CPU fp32", fp32, reference, FP32_LIMIT)
+    yield compare_step_losses(f"{small.device} bf16 and CPU fp32", bf16, reference, BF16_LIMIT)
     learned = reference.losses[min(reference.losses)] - reference.losses[max(reference.losses)]
     yield MachineComparison("the network learns", f"{learned:.3f} nats", "> 0.5", learned > 0.5)
     for size in [size for size in sizes if size > 1][-1:]:
         for parallel in ("ddp", "fsdp"):
             many = small.train(f"{parallel}-off", size, precision="bf16", determinism="off", parallel=parallel)
-            yield compare_step_losses(f"bf16: {parallel} on {size} ranks, one process", many, bf16, ORDER_LIMIT)
+            yield compare_step_losses(f"bf16: {parallel} on {size} ranks and one process", many, bf16, ORDER_LIMIT)
 
 
 def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare the hashes of weights and moments after each step with determinism elastic, and report the self-tests."""
+    """Compare the hashes of weights and moments after each step of "elastic" runs, and report the self-tests."""
     for precision in ("bf16", "fp32"):
         layouts = [(size, parallel) for parallel in ("ddp", "fsdp") for size in sizes]
         first: SmallResult | None = None
@@ -202,7 +203,7 @@ def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCom
             name = f"{precision}-{parallel}-{size}"
             trained = small.train(name, size, precision=precision, determinism="elastic", parallel=parallel)
             first = first or trained
-            yield compare_step_hashes(f"{precision} {parallel} on {size} ranks, first layout", trained, first)
+            yield compare_step_hashes(f"{precision} {parallel} on {size} ranks and the first layout", trained, first)
             if trained.self_test is not None:
                 outcome = "repeats" if trained.self_test else "differs"
                 yield MachineComparison(
@@ -218,7 +219,7 @@ def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCo
         began = time.monotonic()
         killed = small.kill(f"killed-{parallel}", size, interval, parallel=parallel, **options)
         resumed = small.resume(f"killed-{parallel}", sizes[0] if size != sizes[0] else sizes[-1])
-        subject = f"killed -9 on {size} ranks, {parallel}, at step {killed}; resumed, uninterrupted"
+        subject = f"killed on {size} ranks, {parallel}, at step {killed}: resumed and uninterrupted run"
         if killed is None:
             yield MachineComparison(subject, "the run ended before it was killed", "killed", False)
             continue

@@ -78,7 +78,7 @@ def losses(cell: int, documents: int, correlation: float, families: int) -> list
 
 
 def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], correlation: float) -> list[str]:
-    """Return the cells for recipes that are compared with each other. `counts` are the numbers of recipes and seeds."""
+    """Return the cells for recipes that are compared with each other. `counts` has the numbers of recipes and seeds."""
     random, (recipes, seeds) = generator("compare", cell), counts
     false = undecided = detected = planted_undecided = 0
     for family in range(families):
@@ -108,9 +108,9 @@ def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], corr
 
 
 def statements(levels: np.ndarray, tokens: np.ndarray) -> list[str]:
-    """Return the statement of `compare` on each pair of recipes.
+    """Return the statement of `compare` about each pair of recipes.
 
-    `levels` are nats per token, (recipes, seeds, groups).
+    `levels` has the nats per token, (recipes, seeds, groups).
     """
     rows: list[Row] = []
     results: list[EvaluationResult | None] = []

@@ -1,4 +1,4 @@
-"""Speed of tokenizers' encoders on one core: text and tokens per second of CPU time.
+"""Speed of tokenizers' encoders on one core, in bytes of text and in tokens per second of CPU time.
 
     python benchmarks/encoders.py --texts book.txt code.txt --tokenizers gpt2 cl100k token_files/tokenizer.json
 
@@ -37,7 +37,7 @@ class TimedEncoder:
 
 
 def main(*, texts: list[Path], tokenizers: list[str], rounds: int = 7) -> None:
-    """Print the speed of each tokenizer's encoder on each text, with the encoder that prepare_data.py would choose."""
+    """Print the speed on each text for each tokenizer, with the encoder that prepare_data.py would choose."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         candidates = [_write_tokenizer(name, Path(folder) / str(number)) for number, name in enumerate(tokenizers)]

@@ -270,7 +270,7 @@ def _indented(lines: Iterable[str]) -> str:
 
 
 def _lines(path: Path, outcome: Outcome) -> list[str]:
-    """Return the lines of a step's file, or no lines if the step has not started and the file is an earlier one."""
+    """Return the lines of a step's file. If the step has not started, the file is old, so return no lines."""
     is_current = outcome.state != "not started" and path.exists()
     return path.read_text(errors="replace").splitlines() if is_current else []
 

@@ -45,7 +45,7 @@ STEPS = (
         command="benchmarks/first_gpu_hour.py --preflight 1.5B",
         dry_run="benchmarks/first_gpu_hour.py --preflight small",
         minutes=2,
-        fills="nothing: if it fails, the hour ends before it costs much",
+        fills="nothing; if this step fails, the hour ends before it costs much",
     ),
     HourStep(
         name="correctness-elastic",
@@ -59,7 +59,7 @@ STEPS = (
         command="benchmarks/correctness.py losses",
         dry_run="benchmarks/correctness.py losses --emulated --steps 2",
         minutes=4,
-        fills="docs/status.md: attention kernel; Tokens/s depends on it, because a fast wrong step is worthless",
+        fills="docs/status.md: attention kernel; also Tokens/s, because a step that is fast but wrong is worthless",
     ),
     HourStep(
         name="correctness-resume",

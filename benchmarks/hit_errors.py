@@ -1,4 +1,4 @@
-"""Error rates of CORE: intervals of tasks that are nearly always hit or missed, of means, and of differences.
+"""Error rates of CORE: for tasks that are nearly always hit or missed, for means over tasks, and for differences.
 
     python benchmarks/hit_errors.py [--families 2400]
 

@@ -6,9 +6,9 @@ The stream is the train split of --stream, repeated up to --tokens, with 200 ran
 the items. All methods must find the planted 13-grams and, in addition, the same matches as the plain pass. The methods
 take turns.
 
-The plain pass runs in one thread over blocks of 2^17 tokens. It computes uint64 hashes of the 1, 2, 4, 8, 12 and 13
-tokens at each position. Each longer hash is computed from shorter hashes with one multiplication. The plain pass then
-uses the bit filter of tokens/search, a binary search for the hashes that pass the filter, and an exact comparison.
+The plain pass runs in one thread over blocks of 2^17 tokens. It computes uint64 hashes of the next 1, 2, 4, 8, 12 and
+13 tokens at each position. Each longer hash is computed from shorter hashes with one multiplication. The plain pass
+then uses the bit filter of tokens/search, a binary search for the hashes that pass the filter, and an exact comparison.
 """
 
 import os

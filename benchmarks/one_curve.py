@@ -73,7 +73,7 @@ class ComparedStep:
 def main(output: Path, /) -> None:
     """Train both runs, write the page and print the comparison."""
     if not (ROOT / "token_files" / "quickstart" / "manifest.json").exists():
-        raise BadInput("token_files/quickstart is missing; prepare it: make token_files/quickstart/manifest.json")
+        raise BadInput("token_files/quickstart is missing; prepare it with: make token_files/quickstart/manifest.json")
     with TemporaryDirectory() as folder:
         untouched, moved = (_write_run(Path(folder) / name) for name in ("untouched", "moved"))
         steps, _ = _train_leg(untouched, UNTOUCHED, 0)

@@ -1,4 +1,4 @@
-"""Memory outside torch's allocator: CUDA's context, loaded libraries, NCCL's buffers.
+"""Memory outside torch's allocator: CUDA's context, loaded libraries and NCCL's buffers.
 
 python benchmarks/outside_memory.py [RUN] [--ranks 8]
 

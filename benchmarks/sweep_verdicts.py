@@ -35,13 +35,13 @@ def nulls() -> list[tuple[str, int, int, str]]:
     kinds = {
         "normal": "equal variances",
         "heavy": "Student's t, 3 degrees of freedom",
-        "lever x3": "one lever of 3 deviations",
-        "lever x10": "one lever of 10 deviations",
-        "base x3": "the base of 3 deviations",
-        "base x10": "the base of 10 deviations",
+        "lever x3": "one lever with 3 times the noise",
+        "lever x10": "one lever with 10 times the noise",
+        "base x3": "the base with 3 times the noise",
+        "base x10": "the base with 10 times the noise",
         "rare": "all worse by 3 deviations in 1 run of 10",
-        "rare lever": "one lever worse by 9 in 1 of 10, else better by 1",
-        "halved": "equal variances, halving by a loss of correlation 0.7",
+        "rare lever": "one lever worse by 9 in 1 run of 10, otherwise better by 1",
+        "halved": "equal variances, halving by a loss with correlation 0.7",
     }
     return [(kinds[kind], levers, seeds, kind) for kind in kinds for levers in (1, 2, 5) for seeds in (3, 5)]
 

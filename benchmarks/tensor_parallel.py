@@ -61,7 +61,7 @@ def main(  # noqa: PLR0913  # each is an option
     """Print a table.
 
     Args:
-        bytes: print the bytes that a rank receives from other tensor ranks in a micro-batch, counted and computed.
+        bytes: print the bytes that a rank receives from other tensor ranks in a micro-batch: count and formula.
         cost: print the time of a micro-batch with all shards in one process, compared with the plain network.
         dtensor: compare an MLP layer on two ranks with torch's DTensor, forward and backward: bits and minimum time.
         namespaces: train only HSDP layouts, in two network namespaces; needs root.
@@ -70,7 +70,7 @@ def main(  # noqa: PLR0913  # each is an option
     if dtensor:
         print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"))
     elif cost:
-        print(bench.table(["shards on one process", "ms", "ratio"], compare_cost()))
+        print(bench.table(["shards in one process", "ms", "ratio"], compare_cost()))
     elif bytes:
         rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
         print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))

@@ -60,7 +60,7 @@ class SpeedBenchmark:
     not_compiled: bool = False
     """with --beside-nanogpt: measure only without torch.compile"""
     minutes: float = 5.0
-    """with --beside-nanogpt: time limit of each table; a slow CPU, such as one without fast bf16, runs fewer steps"""
+    """with --beside-nanogpt: time limit of each table; a slow CPU, such as one without fast bf16, does fewer steps"""
     set: tuple[str, ...] = ()
     """KEY=VALUE of train.json; may be repeated"""
 

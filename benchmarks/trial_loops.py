@@ -22,7 +22,7 @@ KINDS = {
     "t": "Student's t, 2 degrees of freedom",
     "exponential": "exponential",
     "lognormal": "lognormal",
-    "rare": "worse by 0.9 in 1 of 10, else better by 0.1, noise 0.05",
+    "rare": "worse by 0.9 in 1 pair of 10, otherwise better by 0.1; noise 0.05",
     "t3": "Student's t, 3 degrees of freedom",
 }
 DEVIATIONS = {"exponential": 1.0, "lognormal": np.sqrt((np.e - 1) * np.e), "rare": np.hypot(0.3, 0.05)}
@@ -45,7 +45,7 @@ def main(*, families: int = FAMILIES) -> None:
         rows.append(
             [name, false_text(false, families), percent(false / families), f"{pairs:.1f}", percent(lower.mean())]
         )
-    columns = ["false keep in", "share", "pairs of a change", f"one pair better by {GAIN:g}"]
+    columns = ["false keep in", "share", "pairs per change", f"one pair better by {GAIN:g}"]
     print("\n" + bench.table([f"loops of {CHANGES} null changes", *columns], rows), flush=True)
     rows = []
     for change in (1, 5, 20, CHANGES):

@@ -54,7 +54,7 @@ class FileCommand(ExperimentCommand):
 
 @attrs.frozen(kw_only=True)
 class SweepCommand(FileCommand):
-    """Train variants of a run over seeds, and separate differences from luck."""
+    """Train variants of a run with several seeds, and separate real differences from luck."""
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="training",
@@ -93,7 +93,7 @@ REVISION = "a git revision, or . for the working tree"
 
 @attrs.frozen(kw_only=True)
 class TrialCommand(ExperimentCommand):
-    """Train a run with the code of two commits over seeds, and judge the change."""
+    """Train a run with the code of two commits and several seeds, and judge the change."""
 
     option_rules: ClassVar[OptionRules] = _rules("--pairs")
     base: Annotated[str, option(f"what to compare with: {REVISION}", name="BASE")] = attrs.field(kw_only=False)

@@ -35,7 +35,7 @@ class BucketServer:
     s3_port: int  # port of SeaweedFS
     address: str = ""  # address of the proxy
     requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
-    refusal: Callable[[str], int | None] = lambda _: None  # the status with which a request is refused, if it is
+    refusal: Callable[[str], int | None] = lambda _: None  # the status of a refused request; None passes it on
     before: Callable[[int], object] = lambda _: None  # called with each request's number, counted from 1
     after: Callable[[int], object] = lambda _: None  # the same, before the client gets SeaweedFS's response
     drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never

@@ -5,8 +5,9 @@ While these tests run, the shapes annotated in `model/` are checked, so that an 
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same value; this makes one process compute like two
-# `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its flags.
+os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same value, so one process computes like two
+# `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its own
+# flags.
 for name in ("MAKELEVEL", "MAKEFLAGS"):
     os.environ.pop(name, None)
 
@@ -46,7 +47,7 @@ hypothesis.settings.register_profile("house", deadline=None)  # the time of an e
 hypothesis.settings.load_profile("house")
 
 MakeRun = Callable[..., Path]  # the fixture `make_run`
-KILLED = ROOT / "tests" / "killed_rename.py"  # a script that runs another script and kills it
+KILLED = ROOT / "tests" / "killed_rename.py"  # runs another script and kills it at a rename
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 TINY_MODEL: dict[str, Any] = {
@@ -323,7 +324,7 @@ def metrics(run: Path, key: str) -> dict[int, float]:
 def clone(tmp_path: Path) -> Path:
     """A copy of the tracked files, with a small quickstart, and with a `.venv` that has this Python's packages."""
     if not Path(sys.prefix, "installed-test").exists():
-        pytest.skip("runs only in the .venv that `make test` creates, because it would install packages in any other")
+        pytest.skip("runs only in the .venv that `make test` creates, because it would install packages elsewhere")
     for name in launch.execute("git", "ls-files").stdout.split():
         target = tmp_path / "clone" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ class Judge:
     def __init__(self, scorer: Scorer):
         self.scorer = scorer
         self.url = ""
-        self.faults: dict[int, str] = {}  # fault of the first request for a prompt, by the prompt's number from 0
+        self.faults: dict[int, str] = {}  # fault of the first request for a prompt, by the prompt's number, from 0
         self.every: str | None = None  # fault of all requests
         self.chance: random.Random | None = None  # if set, chooses a fault of `mixture` for each request
         self.mixture = MIXTURE

@@ -127,7 +127,7 @@ def two_machines(folder: Path) -> Iterator[Machines]:
     cables = [f"ls{os.getpid()}{name}" for name in "ab"]
     first, second = names
     if subprocess.run(["ip", "netns", "add", first], check=False, capture_output=True).returncode:
-        pytest.skip("needs network namespaces, which root must not create on this system")
+        pytest.skip("needs network namespaces, which root cannot create on this system")
     try:
         _ip("netns", "add", second)
         for name in names:

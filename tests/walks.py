@@ -52,9 +52,9 @@ def kill_again_and_again(
 
     Return a log with a line per kill, and all final hashes, including the hash of an undisturbed run on one rank. Each
     run has `steps` steps. With `as_user`, runs are started with a command line, as a user would start them; otherwise,
-    tests/launch.py starts them. The number of kills is the seed. Assert that no durable checkpoint is lost, and that a
-    kill costs at most the steps between two checkpoints, plus the steps that were trained while a checkpoint was being
-    written.
+    tests/launch.py starts them. The number of kills is also the random seed. Assert that no durable checkpoint is lost,
+    and that a kill costs at most the steps between two checkpoints, plus the steps that were trained while a checkpoint
+    was being written.
     """
     generator = random.Random(kills)
     settings = KILL_SETTINGS | {"min_train_tokens": steps * 16 * 16}

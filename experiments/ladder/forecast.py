@@ -93,7 +93,7 @@ class Forecast:
 
 
 def target_tokens(run: Run) -> int:
-    """Return the number of train tokens of a target run. It does not depend on the micro-batch.
+    """Return the number of train tokens of a target run. This number does not depend on the micro-batch.
 
     The target must have a global batch.
     """
@@ -103,9 +103,9 @@ def target_tokens(run: Run) -> int:
 
 
 def describe_extrapolation(factor: float) -> str:
-    """Return a phrase that compares a run's compute with that of the ladder's largest run."""
+    """Return a phrase that compares a run's compute with the compute of the ladder's largest run."""
     caution = "" if factor <= MOST_EXTRAPOLATION else f" (intervals were tested up to {MOST_EXTRAPOLATION:g} x)"
-    return f"{factor:.3g} x the compute{caution} of its ladder's largest run"
+    return f"{factor:.3g} x the compute of its ladder's largest run{caution}"
 
 
 def check_forecast(target: Path) -> None:

@@ -84,10 +84,10 @@ class LadderTable:
         ]
         if not 1 / MOST_DEVIATION <= target_rate / rate <= MOST_DEVIATION:
             found_rate = rounded_rate(target_rate)
-            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} is for the rule's {rate:g}")
+            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} assumes the rule's {rate:g}")
         if target.optimization.decay != SCHEDULE:
             schedule = target.optimization.decay or "constant"
-            lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} is for "{SCHEDULE}"')
+            lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} assumes "{SCHEDULE}"')
         return [*lines, *self.warnings]
 
     def _rate_table(self, form: str) -> str:
@@ -111,7 +111,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def record(self) -> dict[str, Any]:
-        """Return the rates, the sizes and the forecast. Without a forecast, its target and law are None."""
+        """Return the rates, the sizes and the forecast. If there is no forecast, target and law are None."""
         return {
             "run": str(self.ladder.target.directory),
             "rates": [

@@ -33,7 +33,8 @@ SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
 GRID, DRAWS = 16, 16  # number of exponents on each axis, and number of laws drawn for each pair of exponents
 REFINEMENTS = 6  # at most this many times, the grid is narrowed to the exponents that have weight
 ENOUGH = 0.6  # the grid is fine enough if at least this share of each axis has weight
-LEAST_LOGARITHM = -1e300  # used instead of the largest log weight if no law is positive, because all are -infinity then
+# Used instead of the largest log weight if no law is positive, because every log weight is -infinity in this case.
+LEAST_LOGARITHM = -1e300
 LEAST_WEIGHT = 1e-4  # a refinement keeps exponents whose weight is at least this share of the largest weight
 
 
@@ -81,7 +82,7 @@ class Laws:
 def explaining_laws(observed: Observations) -> Laws:
     """Return the laws that explain a ladder.
 
-    Raise BadInput if the loss does not decrease with both size and tokens.
+    Raise BadInput if the loss does not decrease both with size and with tokens.
     """
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):

@@ -1,6 +1,6 @@
 """The loss law: the final loss as a function of parameters and tokens, fitted to a ladder.
 
-Predictions have intervals, and there is no forecast if the ladder does not support it.
+Predictions have intervals, and there is no forecast if the ladder does not support one.
 
 The law is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556; their fit had stopped too
 early, as Besiroglu et al. showed in 2024, arXiv 2404.10102). N is the number of weights in matrix products, in the
@@ -58,7 +58,7 @@ class LossLaw:
 
 @attrs.frozen(kw_only=True)
 class LawFit:
-    """The laws fitted to the points of a ladder, which predict losses with intervals."""
+    """The laws that were fitted to the points of a ladder. They predict losses with intervals."""
 
     points: tuple[LossPoint, ...]
     law: LossLaw  # the median of each parameter; it is only printed, and forecasts are not computed from it

@@ -56,7 +56,7 @@ class Trunk:
     seed: int
     rate: float
     batch: dict[str, int]  # keys of train.json
-    horizons: tuple[Horizon, ...]  # ascending; the last one is the trunk itself
+    horizons: tuple[Horizon, ...]  # ascending; the last horizon is the trunk itself
 
     @property
     def directory(self) -> Path:

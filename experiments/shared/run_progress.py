@@ -35,7 +35,7 @@ class RunProgress:
     ended: int | None  # last step of the run, if it has ended
 
     def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
-        """Return whether the run is trained to a step.
+        """Return whether the run has been trained to a step.
 
         The run must have ended, or have a checkpoint at this step or later. If the run `validates`, it must also have
         the validation loss at this step.
@@ -121,7 +121,10 @@ class Target:
 
     @classmethod
     def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":
-        """Return the target of a run; `until_step` None means the run's end. Raise BadInput for an invalid run."""
+        """Return the target of a run. If `until_step` is None, the target is the run's end.
+
+        Raise BadInput for an invalid run.
+        """
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
             cause = "all runs of an experiment are compared at the same step"
@@ -145,4 +148,4 @@ class Target:
     def describe(self) -> str:
         """Return the run's progress as text."""
         steps = read_progress(self.directory).steps
-        return f"at step {steps:,} of {self.last_step:,}" if steps else "not begun"
+        return f"at step {steps:,} of {self.last_step:,}" if steps else "not started"

@@ -31,7 +31,7 @@ class PoolOptions:
             check=integer(1, 1 << 16),
         ),
     ] = None
-    ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
+    ranks: Annotated[int, option("number of ranks of each run, started by torchrun", "R", check=WORLD_SIZE)] = 1
     device: Device = None
     price_per_hour: Annotated[float | None, option("price of the machine per hour", "USD", check=USD)] = None
     budget: Budget = attrs.field(factory=Budget)

@@ -93,7 +93,7 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Share
 
 
 def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
-    """Raise BadInput if a training source contains more of the measured text than common phrases."""
+    """Raise BadInput if a training source contains too much of the measured text. Common phrases are accepted."""
     for directory in sources_of(trains):
         tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
         for span in measure.ranges:

@@ -26,7 +26,7 @@ NO_LEVER = (
 )
 REFUSED = {
     f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the local disk",
-    "train.random_seed": "the seeds of a sweep are its key 'seeds'",
+    "train.random_seed": "the seeds of a sweep are set by its key 'seeds'",
 }
 
 

@@ -113,7 +113,7 @@ def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) ->
 
 @attrs.frozen(kw_only=True)
 class SweepTable:
-    """The results and verdicts of a sweep. The first ones are for the base, whose verdict compares nothing."""
+    """The results and verdicts of a sweep. The first result and the first verdict are the base's."""
 
     sweep: Sweep
     results: Sequence[VariantResult]

@@ -26,7 +26,7 @@ from experiments.trial.new_files import needed_files
 
 WORKING_TREE = "."
 MOST_UNCOMMITTED_BYTES = 32_000_000  # a trial copies at most this many bytes of uncommitted files
-NAMED_FILES = 3  # notes and errors name at most this number of files
+NAMED_FILES = 3  # notes and errors name at most this many files
 CHECKOUT_WAIT_SECONDS = 600.0  # how long to wait for another trial that is writing the same files
 
 

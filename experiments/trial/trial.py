@@ -77,7 +77,7 @@ class Trial:
         """Write the files of each side into a folder, unless the folder exists, and print their number and size."""
         for side, tree in self.trees.items():
             if not (folder := CODE / tree).exists():
-                show(progress(f"{folder}: {self.sizes[side]}, the {side}"))
+                show(progress(f"{folder}: writing the {side}, {self.sizes[side]}"))
                 snapshots.check_out(tree, folder)
 
     @property

@@ -4,11 +4,11 @@ A pair is two runs with the same seed and data, and its difference is candidate 
 difference from luck, at a level that takes all earlier trials into account. Each look at the results spends a separate
 share of the level. The sum of the shares bounds the error of stopping early, however the looks are correlated.
 
-The rule is correct if differences are roughly normal, or symmetric with heavy tails. It is wrong if they are skewed. A
-change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth run. No
-rule can distinguish such a change from a real gain with only a few pairs. The verdict therefore states the assumption,
-and the share of runs that the pairs may not represent. benchmarks/trial_loops.py measures the error if the assumption
-is wrong.
+The rule is correct if differences are roughly normal, or symmetric with heavy tails. It is wrong if differences are
+skewed. A change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth
+run. No rule can distinguish such a change from a real gain with only a few pairs. The verdict therefore states the
+assumption, and the share of runs that the pairs may not represent. benchmarks/trial_loops.py measures the error if the
+assumption is wrong.
 """
 
 import hashlib

@@ -48,7 +48,8 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     return [
         f"{trial.output}: {len(trial.changed_files):,} files differ",
         f"copies: base {trial.sizes['base']}, candidate {trial.sizes['candidate']}; not committed: {trial.uncommitted}",
-        f"first, both train 1 step and a run of {short_steps(plan.steps)} steps; if the bits are equal, the trial ends",
+        f"first, both sides train 1 step, and then a run of {short_steps(plan.steps)} steps; if the bits are equal, "
+        "the trial ends",
         rule.describe(number),
         f"at most {most_runs} runs, {tokens:,} tokens",
         describe_cost(tokens, "tokens/s", [speed] if speed else [], options.price_per_hour),
@@ -119,7 +120,7 @@ def short_steps(steps: int) -> int:
 
 
 def describe_same_bits(short: int, steps: int) -> str:
-    """Return a verdict of equal bits. It claims only what was compared: `short` of the run's `steps` steps."""
+    """Return the text of the verdict "same bits". It claims only what was compared: `short` of the `steps` steps."""
     equal = "same bits: equal weights, moments and validation losses"
     if short == steps:
         return f"{equal} after the whole run of {steps:,} steps"

@@ -118,7 +118,7 @@ def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
 
 
 def trial(*allocations: str) -> None:
-    """Run a trial of the batch-size search, whose steps make the given allocations: torch=GIB or library=GIB.
+    """Run a trial of the batch-size search in which each step makes these allocations: torch=GIB or library=GIB.
 
     Memory of `torch` is freed at once. Memory of `library` is not freed, like the memory that cuBLAS or NCCL allocate
     when they are first used.

@@ -40,7 +40,7 @@ def atomic_kernels(cache: Path) -> list[str]:
 def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
     """Return the environment of processes on emulated GPUs.
 
-    `variables` are more environment variables, such as those in tests/fakegpu/README.md.
+    `variables` has additional environment variables, such as those in tests/fakegpu/README.md.
     """
     folder = cache_of(gpu, determinism)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}

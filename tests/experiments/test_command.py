@@ -169,7 +169,7 @@ def test_a_budget_is_never_exceeded(make_sweep: MakeSweep) -> None:
     assert ended.returncode == 75, ended.stdout + ended.stderr
     reason = r"\d s of the budget are left, but a job needs 18 s: 0 of 4 runs are done; "
     assert re.search(reason + r"unfinished: base-seed-42 \(at step", ended.stdout)
-    assert "learning_rate=0.05-seed-43 (not begun)" in ended.stdout
+    assert "learning_rate=0.05-seed-43 (not started)" in ended.stdout
     assert "$0.01 of $0.01 spent; to continue, run the same command with a larger budget" in ended.stdout
     assert (file.with_suffix("") / "base-seed-42" / "checkpoints" / "latest").exists()
     assert run(file, *budget).returncode == 75  # the call starts no job

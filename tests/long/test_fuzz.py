@@ -4,7 +4,7 @@ Each command runs in a copy of a workspace in which one input is damaged. The ou
 
     clear      an error line for each problem and a non-zero status, or the same result as with good input
     traceback  a Python traceback, death by a signal, or an error without a printable line or with a repeated line
-    hang       no end within HANG_SECONDS
+    hang       a command that does not end within HANG_SECONDS
     silent     status 0 although the input is bad, or a result that differs from the result with good input
     lost       a checkpoint, token file or answer that existed before no longer exists
 """
@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Workspace:
-    """A folder that is created again for each case, always with the path that the files in it contain."""
+    """A folder that is created again for each case. Its path never changes, because its files contain this path."""
 
     def __init__(self, directory: Path):
         self._here, self._template = directory, directory.with_name(f"{directory.name}-template")

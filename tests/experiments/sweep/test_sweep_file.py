@@ -47,7 +47,7 @@ def test_at_least_one_variant_survives_a_rung(factor: float, losers: list[str]) 
         ({"mixture": {"sources": ["a", "b"], "runs": 9}}, "mixture: the mixing law was removed: the noise of a seed"),
         ({"levers": None, "mixture": None}, "instead, compare the weights that interest you as levers, with 'measure'"),
         ({"levers": {"train.learning_rat": [1]}}, "unknown key 'train.learning_rat'; did you mean 'train.learning_rat"),
-        ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are its key 'seeds'"),
+        ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are set by its key 'seeds'"),
         ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share it"),
         ({"set": {"train.checkpoints": "s3://bucket/a"}}, "train.checkpoints: all runs would share it"),
         ({"levers": {"model.context_length": [16]}}, "cannot be a lever, because it changes the tokens on which"),
