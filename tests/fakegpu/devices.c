@@ -113,7 +113,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   return cudaSuccess;
 }
 
-// The driver's attributes have the same numbers.
+// The attributes have the same numbers in the driver's interface, so cuDeviceGetAttribute calls this function, too.
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
   const Gpu *gpu = settings()->gpu;
   *value = 0;

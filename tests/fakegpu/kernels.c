@@ -65,7 +65,7 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, cudaStrea
   return cudaSuccess;
 }
 
-// f<<<grid, block, shared, stream>>>(...) pushes the configuration; then the host function of f pops it and launches.
+// f<<<grid, block, shared, stream>>>(...) pushes the configuration. Then the host function of f pops it and launches f.
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, struct CUstream_st *stream) {
   if (depth == (int)(sizeof pushed / sizeof *pushed)) abort();
   pushed[depth++] = (Configuration){grid, block, shared, stream};

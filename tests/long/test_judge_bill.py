@@ -49,7 +49,7 @@ SETTINGS = [
 
 
 def walk(folder: Path, setting: Setting) -> tuple[str, int]:
-    """Run sessions until one finishes or reaches --max-usd. Most of the sessions before it are killed.
+    """Run sessions until a session finishes or reaches --max-usd. Up to KILLS sessions are killed before that.
 
     Return a line with the results, and the number of verdicts.
     """
