@@ -43,7 +43,7 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cu
   return CUDNN_STATUS_SUCCESS;
 }
 
-// There is one engine and one configuration, without notes and with zero bytes of workspace. The JSON of a plan is "{}".
+// There is one engine and one configuration, without notes and with zero bytes of workspace. A plan's JSON is "{}".
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t requested, int64_t *count,
                                        void *values) {
