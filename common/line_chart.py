@@ -196,10 +196,12 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
         for mark in chart.marks:
             axes.axvline(mark.x, color="gray", linestyle=":", linewidth=1)
         y = chart._y_scale()
-        axes.set(yscale="log" if y.logarithmic else "linear", ylim=(y.low, y.high), ylabel=chart.title)
+        axes.set(yscale="log" if y.logarithmic else "linear", ylim=(y.low, y.high))
+        # A low chart has no room for a long title in one line; at a comma, it continues in the next line.
+        axes.set_ylabel(chart.title.replace(", ", ",\n"))
         axes.set_yticks(*zip(*y.ticks(), strict=True))
         axes.minorticks_off()
-        axes.yaxis.set_label_coords(-0.1, 0.5)
+        axes.yaxis.set_label_coords(-0.075, 0.5)
         axes.grid(alpha=0.25)
         if len(chart.lines) > 1:
             axes.legend(loc="upper right")
