@@ -223,7 +223,7 @@ def _sha256_line(digest: str) -> bytes:
 
 
 def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
-    """Return an item of a task. Like nanochat, trim the context only in language modeling."""
+    """Return an item of a task. Like nanochat, trim the context only for language modeling."""
     with refusing(f"{where}: {', '.join(keys)}, gold"):
         row, trims = parse_json(line), "context" in keys
         contexts, continuations = ([value] if not isinstance(value := row.get(key), list) else value for key in keys)

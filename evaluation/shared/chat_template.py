@@ -16,7 +16,7 @@ GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
 def read_template(directory: Path) -> Template | None:
-    """Return a directory's chat template with the special tokens that the template may use, or None if it has none.
+    """Return a directory's chat template with the special tokens that it may use, or None if there is no template.
 
     A separate template file takes precedence over the key in tokenizer_config.json, as it does in transformers.
     Raises BadInput.

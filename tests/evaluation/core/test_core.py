@@ -319,8 +319,8 @@ def test_published_scores_need_the_same_items(
     assert "GPT-2 XL 0.2565" in printed[0]
     assert printed[1:] == [
         "Published CORE is not comparable, because at most 60 items per task are measured here",
-        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; to use that, leave "
-        "out --bundle",
+        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; to use the archive, "
+        "leave out --bundle",
     ]
     compared = compare(
         rows_of(scored(tmp_path / "a", 9, 1.0, file="b.zip"), scored(tmp_path / "b", 9, 1.0, file="b.zip"))
