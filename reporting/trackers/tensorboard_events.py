@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in `tensorboard/` of the run directory. Scalars are float64 tensors, so they are exact."""
+"""TensorBoard: an event file in the run's folder `tensorboard/`. Scalars are float64 tensors, so they are exact."""
 
 import json
 import os
@@ -22,7 +22,8 @@ from common.files import writing
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 FOLDER = "tensorboard"
-CONFIG, HEAD_BYTES = "config", 256  # name of the first text in a file, and the number of bytes in which it occurs
+CONFIG = "config"  # name of the first text in a file
+HEAD_BYTES = 256  # the name is within this number of bytes from the beginning of the file
 SCALAR = scalars.create_summary_metadata(display_name="", description="")
 TEXT = texts.create_summary_metadata(display_name="", description="")
 

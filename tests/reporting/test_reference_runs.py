@@ -83,7 +83,7 @@ def test_three_token_files_make_a_reference_for_others(tmp_path: Path) -> None:
     assert problem(finished_run(tmp_path / "3.14", 1, train_stream=on("3.14")), runs[0]).startswith("band ")
     text = finished_run(tmp_path / "text", 1, train_stream=on("text", "my text"))
     assert problem(text, runs[0]) == "the reference is not for these tokens"
-    with pytest.raises(BadInput, match="text: was trained with another recipe or on other tokens"):
+    with pytest.raises(BadInput, match="text: its recipe or its tokens differ from those of"):
         write_reference([*runs, text], runs[0])
 
 
@@ -112,7 +112,7 @@ def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:
     first, second, third = reference_in(tmp_path)
     with pytest.raises(BadInput, match="or other tokens; got 2 runs"):
         write_reference([first, second], first)
-    with pytest.raises(BadInput, match="needs at least 3 runs, each with another seed or other tokens; got 3 runs"):
+    with pytest.raises(BadInput, match="needs at least 3 runs, each with a different seed or tokens; got 3 runs"):
         write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
     with pytest.raises(BadInput, match="other: was trained with another recipe"):
         write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)
