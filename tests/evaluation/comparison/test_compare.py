@@ -200,7 +200,7 @@ def test_models_without_common_results_are_refused(runs: dict[str, Path], tmp_pa
 
 
 def advised(*models: str | Path) -> list[str]:
-    """Return the command that compare recommends for models without a common text, without the interpreter."""
+    """Return the command, without the interpreter, that `compare` recommends for models without a common text."""
     command = one_line(evaluate("compare", *models)).rpartition(": python ")[2]
     script, *words = shlex.split(command)
     assert script == "evaluate.py"

@@ -135,7 +135,7 @@ def test_results_of_a_replaced_model_directory_are_left_out(tmp_path: Path) -> N
         append_result(home, "gpt2", "loss", newest_result(home) | files.as_record() | {"nats_per_token": value})
     (row,) = rows_of(home)
     assert [result.measurements[0].value for result in row.results if result.weights] == [4.0]
-    (home / "config.json").write_text('{"activation_function": "gelu"}')  # the same weights make another network
+    (home / "config.json").write_text('{"activation_function": "gelu"}')  # now, the same weights form another network
     (row,) = rows_of(home)
     assert not [result for result in row.results if result.weights]
 

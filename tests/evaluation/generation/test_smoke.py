@@ -1,4 +1,4 @@
-"""`evaluate.py smoke` uses the run's tokenizer, depends only on the seed, and refuses degenerate output."""
+"""`evaluate.py smoke` uses the run's tokenizer, gives text that depends only on the seed, and refuses bad output."""
 
 import json
 from pathlib import Path
