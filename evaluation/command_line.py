@@ -18,7 +18,7 @@ Checkpoint = Annotated[
 Tokenizer = Annotated[
     str | None,
     option(
-        "use this tokenizer (FILE: .tiktoken, meta.pkl or .json); default: the tokenizer of the model or its tokens",
+        "use this tokenizer (FILE: .tiktoken, meta.pkl or .json); default: the tokenizer of the model or of its tokens",
         "gpt2|bytes|FILE",
     ),
 ]
@@ -157,7 +157,7 @@ class LossCommand(MeasureOptions):
         ),
     ] = None
     count: Annotated[
-        int | None, option("number of tokens to predict; default: 19,660,800, or all if fewer", "N", check=COUNT)
+        int | None, option("number of tokens to predict; default: 19,660,800, or all there are", "N", check=COUNT)
     ] = None
 
 

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file about runs that opens anywhere, without a network, a server or a script."""
+"""The page of a report: one HTML file about runs. It can be opened anywhere, without a network, server or script."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,7 +199,7 @@ def law_chart(record: dict[str, Any]) -> LineChart:
 
 
 def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple[Markup | None, str | None]:
-    """Return the comparison of the runs that have evaluations as HTML, and advice on the runs that have none.
+    """Return, as HTML, the comparison of the runs that have evaluations, and advice on the runs that have none.
 
     Runs with different tokenizers cannot be measured on the same range of tokens, so the advice has a separate command
     for each tokenizer.

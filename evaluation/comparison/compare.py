@@ -46,7 +46,7 @@ FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures
 }
 Shown = dict[str, list[EvaluationResult | None]]  # by evaluation: the result of each model, or None
 LABEL_WIDTH = 16  # width of the models' labels above their columns; longer labels are wrapped
-BAR = {"width": 96, "height": 12, "margin": 4}  # size of the drawing of an interval, pixels
+BAR = {"width": 96, "height": 12, "margin": 4}  # size of the drawing of an interval, in pixels
 
 
 @attrs.frozen(kw_only=True)
@@ -166,9 +166,9 @@ def as_fragment(comparison: Comparison) -> Markup:
 
 
 def _no_overlap(rows: list[Row]) -> str:
-    """Return the error for models that have no results on common data.
+    """Return the error for models that have no results on the same data.
 
-    It includes a command that measures all of them on the same data.
+    The error includes a command that measures all of them on the same data.
     """
     names = ", ".join(row.label for row in rows)
     # The command measures all models on the tokens of the first one. If the first model has the smallest vocabulary,
@@ -200,7 +200,7 @@ def _evaluations(rows: list[Row]) -> list[str]:
 
 
 def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
-    """Return the result of an evaluation that the table shows for each model, or None for a model without a result.
+    """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
     This is the model's newest result on the data that most models were measured on. If several data sets are equally
     common, the result that leaves out the fewest items is chosen. If that is a tie as well, it is the result on the

@@ -63,7 +63,7 @@ def run(command: CoreCommand) -> None:
 def measure(
     trained: Trained, bundle: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks, against: Path | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Return a model's scores, as fields to store and as text. Call this on every rank. Raises BadInput for NaN.
+    """Return a model's scores, as fields to store and as text. Call this on every rank. Raises BadInput for NaN losses.
 
     `bundle`: the tasks and their source, as `read_bundle` returns them. `against`: a token directory; if it is given,
     the scores are also computed without the items that share an n-gram with its train split.

@@ -25,7 +25,7 @@ from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
     "/reset": "start a new conversation; the system message stays",
-    "/save FILE": "append the conversation to a .jsonl file, which prepare_data.py reads",
+    "/save FILE": "append the conversation to a .jsonl file that prepare_data.py can read",
     "/help": "print this list (to send a message that begins with /, put a space before it)",
 }
 
@@ -77,7 +77,10 @@ class Conversation:
                 self.cut += self.latest.finish != "stop"
 
     def interrupt(self, *_: Any) -> None:
-        """End the answer before its next token. As a signal handler, this does not cut a line that is being printed."""
+        """End the answer before its next token.
+
+        As a signal handler, it does not interrupt a line that is being printed.
+        """
         if self.latest is not None:
             self.latest.interrupted = True
 

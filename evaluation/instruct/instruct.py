@@ -344,7 +344,7 @@ def _train(
 
 
 def _refuse_other_folder(run: Path) -> None:
-    """Raise BadInput if a folder does not belong to a fine-tuning run, because the caller then deletes the folder."""
+    """Raise BadInput if a folder does not belong to a fine-tuning run: the caller is about to delete the folder."""
     unknown = [] if (run / IDENTITY).is_file() or not run.is_dir() else [*run.iterdir()]
     # A session that was killed may have left a partial identity file.
     if unknown := [path for path in unknown if path.name != f".partial-{IDENTITY}"]:

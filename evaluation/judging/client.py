@@ -148,7 +148,8 @@ class Asker:
     async def ask(self) -> None:
         """Send all outstanding requests.
 
-        The first SIGINT, SIGTERM or SIGHUP stops the sending; the second one abandons the requests in flight.
+        After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. The second one abandons the requests in
+        flight.
         """
         judgement, before, task = self._judgement, -1, asyncio.current_task()
         assert task is not None
@@ -184,7 +185,8 @@ class Asker:
                     break
                 if judgement.take(outcome):
                     self._slots.widen()
-        # Any error must end the session in order, because the replies to the other prompts are already paid for.
+        # Any error must end the session in an orderly way, because the replies to the other prompts are already paid
+        # for.
         except Exception as error:  # noqa: BLE001
             judgement.fail(error)
         bar.set_postfix_str(dollars_at_most(judgement.cost.usd))
@@ -314,8 +316,8 @@ def read_reply(request: JudgeRequest, body: Any) -> Reply:
 
     If the body is not a chat completion, the reply has an error and counts as an invalid verdict, because it was paid
     for as well. Except for the choices and their message, fields may be null, empty or missing. The content of a
-    message may be missing only if the judge refuses. A field of another type is an error; it is not converted to a
-    string such as "None" or "5", because the judge did not write that.
+    message may be missing only if the judge refuses. A field with a value of the wrong type is an error; the value is
+    not converted to a string such as "None" or "5", because the judge did not write that.
     """
     reply = Reply(key=request.key, asked=request.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
@@ -383,7 +385,7 @@ def _usage(usage: Any) -> Usage | None:
 def _asked_pause(response: httpx2.Response) -> float:
     """Return the pause in seconds that the server asks for, at most a minute.
 
-    It is 0 if there is none or it is over.
+    The pause is 0 if the server asks for none or if it is over.
     """
     retry_after = response.headers.get("Retry-After", "")
     if re.fullmatch(r"\d+(\.\d+)?", retry_after, re.ASCII):

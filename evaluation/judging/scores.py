@@ -45,7 +45,7 @@ IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "cand
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """The scores of all candidates, and of the reference answers as a check of the judge."""
+    """The scores of all candidates, and of the reference answers, which show whether the judge can be trusted."""
 
     means: list[Interval]  # mean score of each candidate over the judged questions, in the panel's order
     differences: dict[tuple[int, int], Interval]  # by the indices (a, b) of two candidates: a's score minus b's score

@@ -38,7 +38,7 @@ NAMED_RANGES: dict[RangeName, NamedRange] = {
     # gpjt/ddp-base-model-from-scratch compares its models on this range.
     "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),
 }
-VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges that are meant for validation during training and for publication
+VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges that are meant for validation in training and for published losses
 GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # in the form in which results store it
 
 

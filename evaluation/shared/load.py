@@ -118,7 +118,7 @@ def load(location: ModelLocation, tokenizer: str | None, device: torch.device) -
 
 
 def load_network(location: ModelLocation) -> GPT:
-    """Load a model without its tokenizer onto the CPU. Raises BadInput with the name of the damaged file."""
+    """Load a model onto the CPU, without its tokenizer. Raises BadInput with the name of the damaged file."""
     if not location.is_lockstep_checkpoint:
         return load_foreign(location.path, location.run)
     with refusing(location.path / STATE):

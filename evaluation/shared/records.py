@@ -1,4 +1,4 @@
-"""Read instruction records with reference answers, and read and write files of models' answers to them."""
+"""Read instruction records with reference answers, and read and write files with the answers of models."""
 
 import codecs
 import json
@@ -129,8 +129,8 @@ def read_answers(path: Path) -> Answers:
 def _home(path: Path, recorded: Any) -> Path | None:
     """Return the directory of a model's results.
 
-    If the file is in the answers/ folder of a run or model directory, this is that directory; otherwise, it is the
-    recorded one.
+    This is the run or model directory if the file is in its answers/ folder; otherwise, it is the directory that the
+    file names.
     """
     folder = path.resolve().parent
     enclosing = folder.parent if folder.name == ANSWERS else None

@@ -74,7 +74,7 @@ class TensorBoardEvents(Store):
 def _is_ours(path: Path) -> bool:
     """Return whether `begin` wrote an event file, judged by its name and its first text.
 
-    A file is empty if the process was killed before it wrote anything.
+    An empty file counts as ours, because the process may have been killed before it wrote anything.
     """
     if not re.fullmatch(r"events\.out\.tfevents\.\d{19}\.v\d+", path.name) or not path.is_file():
         return False

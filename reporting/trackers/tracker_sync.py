@@ -146,7 +146,7 @@ class Progress:
 
 
 class TrackerSync:
-    """Sends a run to one tracker. Each call of `advance` sends the new rows.
+    """Send a run to one tracker. Each call of `advance` sends the new rows.
 
     A lock makes sure that only one process sends a run to a tracker.
     """
