@@ -116,7 +116,7 @@ def check_begun(directory: Path) -> None:
 
 
 def read_history(directory: Path) -> RunHistory:
-    """Read a run directory. Raise BadInput if it is not a run's, and NotBegun if it has no measurements yet."""
+    """Read a run directory. Raise BadInput for any other directory, and NotBegun if there are no measurements yet."""
     archived = directory.absolute().parent.name == ARCHIVE
     run = load_run(directory.parents[1] if archived else directory, ())
     check_begun(directory)

@@ -85,7 +85,8 @@ class CoreTask:
     def prompts(self, number: int) -> list[tuple[str, str]]:
         """Return the prompts of a question, each in two parts: the text before the continuation, and the continuation.
 
-        The few-shot examples are other questions of the task. They are the same ones that nanochat draws at random.
+        The few-shot examples are other questions of the task. They are the same questions that nanochat draws at
+        random.
         """
         indices = random.Random(EXAMPLES_SEED + number).sample(
             range(len(self.questions) - 1), self.entry.num_fewshot[0]

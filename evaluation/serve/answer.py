@@ -121,7 +121,7 @@ class ServedAnswer:
             return self._part(min(positions), "stop")
         if choice.finish == "length":
             return self._part(None, "length")
-        # If the end of the text may be the beginning of a stop string, it is not posted yet.
+        # The end of the text is not posted yet if it may be the beginning of a stop string.
         lengths = [n for stop in self.request.stop for n in range(1, len(stop)) if self._unposted.endswith(stop[:n])]
         return self._part(len(self._unposted) - max(lengths, default=0), None)
 
