@@ -1,4 +1,4 @@
-"""The record of a run, resolved.json: it contains no secrets, and it is read again with types and checks."""
+"""resolved.json, the record of a run: it contains no secrets, and its values are checked when it is read again."""
 
 import json
 import pickle
@@ -26,7 +26,7 @@ from training.checkpoints.run_record import (
 )
 from training.config.train_config import TrainConfig
 
-# A record from a version with fewer keys
+# A record from a version that had fewer keys
 EARLIER: dict[str, Any] = {
     "model": {"vocab_size": 257, "context_length": 32, "emb_dim": 16, "n_heads": 2, "n_layers": 2},
     "train": {"dataset": "d", "microbatch_size": 2, "learning_rate": 0.01},
@@ -69,12 +69,12 @@ def test_files_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (run / name).unlink()
     write(run, tokens)
     (tmp_path / "tokens" / RANKS_FILE).write_text("other ranks, of tokens that were prepared again")
-    write(run, tokens)  # the copy of an earlier job is replaced
+    write(run, tokens)  # an earlier job's copy is replaced
     assert (run / RANKS_FILE).read_text() == "other ranks, of tokens that were prepared again"
 
 
 def recorded(run: Path, **changes: Any) -> RunRecord:
-    """Write and read the record of an earlier version with changes; changes of `model` and `train` are merged."""
+    """Write EARLIER with changes and read it again. Changes to `model` and `train` are merged with EARLIER's keys."""
     merged = {key: EARLIER[key] | changes.pop(key) for key in ("model", "train") if key in changes}
     (run / RESOLVED).write_text(json.dumps(EARLIER | merged | changes))
     record = read_record(run)

@@ -13,7 +13,7 @@ from training.config.train_config import load_run
 
 
 def plan(folder: Path, world_size: int, **keys: Any) -> Plan:
-    """Return the plan of the tiny run. `keys` are the changes of its train.json."""
+    """Return the plan of the tiny run. `keys` are changes to its train.json."""
     run = load_run(write_run(folder, Path("x"), **keys), [])
     return make_plan(run.train, run.model.context_length, world_size)
 
@@ -78,7 +78,7 @@ def test_micro_batch_sizes_divide_a_ranks_share() -> None:
 
 
 def test_uneven_micro_batch_sizes_keep_ranks_busy() -> None:
-    # They use 97, 97, 89 and 89% of the ranks' time; 16 would use only 67%.
+    # These sizes use 97%, 97%, 89% and 89% of the ranks' time; a size of 16 would use only 67%.
     assert microbatch_sizes(128, 6) == [1, 2, 4, 8]
     assert microbatch_sizes(8, 3) == [1]
     assert microbatch_sizes(8, 3, 1) == [1]

@@ -25,7 +25,7 @@ GPT2_124M = {
     "drop_rate": 0.1,
     "qkv_bias": False,
 }
-# Keys and values of public run directories of gpjt/ddp-base-model-from-scratch
+# Keys and values from the public run directories of gpjt/ddp-base-model-from-scratch
 PUBLIC = {
     "dataset": "gpjt/fineweb-gpt2-tokens",
     "min_train_tokens": 3260190720,
@@ -261,7 +261,7 @@ def test_no_key_belongs_to_both_files() -> None:
         assert all(resolve_key(key) == resolve_key(f"{section}.{key}") == (section, key) for key in keys)
 
 
-def test_wrong_overrides_are_blamed_on_set(tmp_path: Path) -> None:
+def test_wrong_overrides_name_the_set_option(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0 up to 1e\+30$"):
         load_run(directory, ["learning_rate=fast"])

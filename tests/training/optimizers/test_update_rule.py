@@ -1,4 +1,4 @@
-"""A new optimizer needs only a file and a registration: it trains, saves, resumes and is planned with its own state."""
+"""A new optimizer needs only a file and a registration: its state is saved, resumed and included in predictions."""
 
 import sys
 from pathlib import Path
