@@ -1,4 +1,4 @@
-"""Validation: it gives the same mean for any micro-batch, without dropout, and ends early if a stop is requested."""
+"""Validation: its mean is the same for any micro-batch size, without dropout, and a request to stop ends it early."""
 
 import math
 from contextlib import nullcontext
