@@ -1,6 +1,6 @@
-"""Checks of configuration fields and options: accepted values, and the messages about other values.
+"""Checks of configuration fields and options: accepted values, and the messages about refused values.
 
-JSON values become attrs classes without conversion. A value that does not fit is named in one line.
+JSON objects become attrs classes without conversion of their values. A wrong value is named in one line.
 """
 
 import math

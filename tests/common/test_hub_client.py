@@ -1,4 +1,4 @@
-"""Names that the hub would refuse are refused before an upload, and errors of the hub's client are one line."""
+"""Names that the hub would refuse are refused before an upload, and errors of the hub's client take one line."""
 
 import os
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_failed_downloads_explain_the_cause() -> None:
         assert explained(download_error, "read") == message
 
 
-def test_a_failing_hub_advises_to_repeat_the_command() -> None:
+def test_errors_of_a_failing_hub_advise_a_rerun() -> None:
     class BadRequestError(HubError, ValueError):
         pass
 

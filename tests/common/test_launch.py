@@ -25,8 +25,8 @@ import sys, time
 from common.launch import job_seconds
 
 clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-launcher, own = map(float, sys.argv[1:])
-print(clock() - launcher, job_seconds(), clock() - own)
+launcher_start, process_start = map(float, sys.argv[1:])
+print(clock() - launcher_start, job_seconds(), clock() - process_start)
 """
 TICK_SECONDS = 0.02  # the system records the start of a process in ticks
 

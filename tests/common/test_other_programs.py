@@ -1,4 +1,4 @@
-"""The table of other programs' options: each row names an existing command or key, and docs show the table."""
+"""The table of other programs' options: each row names an existing command or key, and the docs show the table."""
 
 import itertools
 import re

@@ -46,7 +46,7 @@ def test_ctrl_c_during_reading_is_not_damage(
     def read() -> None:
         try:
             load_file(tmp_path / "weights")
-        except Exception as error:  # a loader also converts any error
+        except Exception as error:  # like a loader, which converts any error
             raise BadInput(f"weights: {error}") from error
 
     monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)

@@ -1,4 +1,4 @@
-"""Reference: means over tenths of a run, the coverage of the band, the lines about a resumed log, and damaged references."""
+"""Reference: means over tenths of a run, the coverage of the band, the lines of a resumed log, damaged references."""
 
 import json
 from pathlib import Path

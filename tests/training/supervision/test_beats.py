@@ -27,7 +27,10 @@ def beat(count: int, **fields: Any) -> Beat:
 
 
 def beats_after_polls(*counts: int, **fields: Any) -> Beats:
-    """Return the beats of two ranks after one poll per count. Rank 1 has these counts; rank 0 has a new one each time."""
+    """Return the beats of two ranks after one poll per count.
+
+    Rank 1 has these counts, and rank 0 has a new beat in each poll.
+    """
     beats = Beats(2)
     for poll, count in enumerate(counts):
         beats.observe(0, beat(poll))
