@@ -91,7 +91,7 @@ def test_a_command_line_becomes_its_class() -> None:
         (["a", "--wandb"], "--wandb: unknown option; use python report.py RUN --to wandb --watch"),
     ],
 )
-def test_a_usage_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_takes_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(words, capsys).startswith(f"example.py: {message}")
 
 
@@ -166,7 +166,7 @@ def parsed_by(script: str, words: Sequence[str]) -> Any:
 
 
 def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the line that one of our scripts prints about a wrong command line. No library may have written it."""
+    """Return the line that a script prints about a wrong command line, after checking that no library wrote it."""
     with Script(script) as end:
         parsed_by(script, words)
     output = capsys.readouterr()
@@ -341,7 +341,7 @@ def test_a_sweep_limits_only_its_own_machine() -> None:
 
 
 def test_an_unknown_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """This also applies with --help: a script that names a removed command must not end with status 0."""
+    """`--help` does not change this, because a script that names a removed command must not end with status 0."""
     commands = {f"command-{number}": Example for number in range(20)}
     for words, problem in (
         (["bogus"], "'bogus': unknown command"),

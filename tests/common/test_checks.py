@@ -11,7 +11,7 @@ import pytest
 
 from common import checks
 
-ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not a float, or its square is not a finite float above 0
+ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not finite floats, or their squares are not finite and above 0
 
 
 @pytest.mark.parametrize(

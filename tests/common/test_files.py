@@ -1,4 +1,4 @@
-"""Atomic writes; locks, and the note if the file system does not support them; errors that explain failed writes."""
+"""Atomic writes, locks (with a note if the file system has none), and errors that explain failed writes."""
 
 import errno
 import fcntl

@@ -49,7 +49,7 @@ def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture
 def texts(corpus: Path, bucket_server: BucketServer) -> Bucket:
-    """A bucket's prefix that contains the corpus."""
+    """A bucket that contains the corpus below the prefix TEXTS."""
     bucket = Bucket(TEXTS)
     for path in corpus.rglob("*.*"):
         bucket.write(str(path.relative_to(corpus)), path.read_bytes())

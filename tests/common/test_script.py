@@ -1,4 +1,7 @@
-"""Missing packages give a one-line error; the allocator is set up before torch is imported; Ctrl-C is not damage."""
+"""Missing packages give a one-line error, and the allocator is set up before torch is imported.
+
+Ctrl-C while a file is being read is not reported as damage to the file.
+"""
 
 import os
 import signal

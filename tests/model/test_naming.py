@@ -58,7 +58,7 @@ def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 
 def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as OpenAI released them. They never had a head; here, a head has a name in the same style."""
+    """Return weights with the names of OpenAI's release. It had no head, so a head gets a name in the same style."""
     state = {}
     for name, value in to_stock(plain, config).items():
         module, _, leaf = name.removeprefix("transformer.").rpartition(".")

@@ -53,7 +53,7 @@ loop.train_step = changed
 
 @pytest.fixture
 def changed_train(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that writes a version of train.py from statements that change the imported modules."""
+    """Return a function that writes a version of train.py. Its argument is code that changes the imported modules."""
 
     def write(changes: str) -> Path:
         script = tmp_path / "changed_train.py"

@@ -1,4 +1,4 @@
-"""Guard: if a loss or gradient is not finite, the update is never applied, on any number of ranks."""
+"""Guard: if a loss or gradient is not finite, no rank applies the update, no matter how many ranks there are."""
 
 from collections.abc import Callable
 from pathlib import Path

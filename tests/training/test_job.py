@@ -142,7 +142,7 @@ build.verify_tokens = check_then_damage
 """
 
 
-# A script for torchrun. Like another program, it replaces a file after the tokens were opened and before they are
+# A script for torchrun. It replaces a file, as another program might, after the tokens were opened and before they are
 # verified.
 REPLACED_BEFORE_THE_CHECK = """
 plain = build.verify_tokens

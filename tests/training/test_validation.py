@@ -1,4 +1,4 @@
-"""Validation: its mean is the same for any micro-batch size, without dropout, and a request to stop ends it early."""
+"""Validation: the mean does not depend on the micro-batch size, dropout is off, and a request to stop ends it early."""
 
 import math
 from contextlib import nullcontext

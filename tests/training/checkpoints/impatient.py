@@ -1,4 +1,4 @@
-"""A version of train.py with slow phases, which soon stops retrying a bucket's requests and whose leases soon expire.
+"""A version of train.py with slow phases, whose retries of a bucket's requests end soon and whose leases expire soon.
 
 Environment variables, in addition to those of slow.py:
 

@@ -20,7 +20,7 @@ QUICK = ("write weights", "replace", "publish", "move latest", "delete old one")
 
 @pytest.fixture(scope="module")
 def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> dict[str, Any]:
-    """The final state of a run with CRASH_SETTINGS that was not killed."""
+    """The final state of a run that had CRASH_SETTINGS but was not killed."""
     run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
     complete(run, script=CRASH)
     summary = summary_of(run)

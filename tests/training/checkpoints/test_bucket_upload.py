@@ -278,7 +278,7 @@ def test_unusable_bucket_gives_one_line(
 
 
 @pytest.mark.slow
-def test_failed_upload_is_repeated_by_the_next_job(make_run: MakeRun, straight: str) -> None:
+def test_failed_upload_is_retried_by_the_next_job(make_run: MakeRun, straight: str) -> None:
     run, bucket = make_run("failing", **STEPS, checkpoints=url("failing")), Bucket(url("failing"))
     succeed(run, ranks=2, FAILS="1")
     assert final_hash(run) == straight

@@ -20,7 +20,7 @@ def test_damaged_checkpoint_is_reported_and_archived(finished: Path, copied: Pat
     done = complete(copied, ranks=2)
     assert f"WARNING: {weights}: damaged: its sha256 is not the one in manifest.json" in done.stderr
     assert "falling back to step-00000004" in done.stderr
-    assert verify(newest) is None  # it was written again
+    assert verify(newest) is None  # the checkpoint was written again
     assert len(list((copied / "archive").glob("*/checkpoints/step-00000008"))) == 1
     # Two ranks have written the same bytes as one rank, because the bytes do not depend on which rank writes them.
     for name in ("model.safetensors", "optimizer.safetensors"):

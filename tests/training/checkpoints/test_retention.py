@@ -75,7 +75,7 @@ def test_kept_steps_exist_and_stay_kept(steps: set[int], newest: int, best: int 
 
 
 @pytest.mark.parametrize(("newest", "best", "keep"), [(10, 4, 1), (10, None, 2), (10, 10, 1), (8, 2, 1), (10, 3, 1)])
-def test_disk_and_bucket_keep_the_same(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
+def test_disk_and_bucket_keep_the_same_checkpoints(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
     names = [f"{name_of(step)}/{file}" for step in STEPS for file in (WEIGHTS, STATE, MANIFEST)]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -51,7 +51,7 @@ def test_run_record_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "runs/x" in text and "hunter2" not in text
 
 
-def test_files_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.checkpoints.run_record.environment", lambda *_: {})
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / RANKS_FILE).write_text("the ranks of the tokens")
@@ -155,7 +155,7 @@ def test_job_record_is_read_back(tmp_path: Path, names: list[str]) -> None:
     assert machine.python == sys.version.split()[0]
 
 
-def test_job_without_a_record_has_an_empty_one(tmp_path: Path) -> None:
+def test_job_without_a_record_has_an_empty_record(tmp_path: Path) -> None:
     assert read_job(tmp_path) == JobRecord.from_json({}) == JobRecord()
     (tmp_path / RESOLVED).write_text("{")
     with pytest.raises(BadInput, match=RESOLVED):

@@ -1,4 +1,4 @@
-"""The key `dataset` of train.json: one name, or several datasets with weights that may change by step."""
+"""The key `dataset` of train.json: one name, or several datasets with weights that may change during the run."""
 
 import re
 from pathlib import Path

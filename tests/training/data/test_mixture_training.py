@@ -170,7 +170,7 @@ def test_invalid_mixtures_are_refused_in_one_line(
         assert line in one_line(train(refused, *options, ranks=ranks))
 
 
-def test_dry_runs_plan_with_missing_datasets(make_run: MakeRun, few: Path) -> None:
+def test_dry_runs_can_plan_without_the_datasets(make_run: MakeRun, few: Path) -> None:
     process = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
     line = "data         22 windows of someone/dataset; its token files are not complete on this disk yet"
     assert line in process.stdout

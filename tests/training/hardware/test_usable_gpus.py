@@ -127,7 +127,7 @@ def test_memory_errors_are_recognized() -> None:
     assert not is_memory_error(RuntimeError("shapes do not match"))
 
 
-def test_memory_advice_names_settings_not_in_use(make_run: MakeRun) -> None:
+def test_memory_advice_names_only_settings_not_in_use(make_run: MakeRun) -> None:
     train, run = load_run(ROOT / "runs" / "8xa100", []).train, Path("runs/mine")
     error = torch.OutOfMemoryError("CUDA out of memory")
 

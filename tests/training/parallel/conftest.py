@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 @contextmanager
 def as_rank(rank: int, *, of: int) -> Iterator[None]:
-    """Make this process one rank of a fake process group, as a context manager."""
+    """Context manager in which this process is one rank of a fake process group."""
     dist.init_process_group("fake", rank=rank, world_size=of, store=FakeStore())
     try:
         yield
@@ -31,7 +31,7 @@ def as_rank(rank: int, *, of: int) -> Iterator[None]:
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Count how often each collective is called, as a context manager."""
+    """Context manager that counts how often each collective is called."""
     counts: Counter[str] = Counter()
     with Watched(lambda function, _: counts.update(re.findall(r"c10d\.(\w+)", str(function)))):
         yield counts

@@ -21,8 +21,8 @@ AS_NODES = Path(__file__).with_name("as_nodes.py")
 NUMBERS = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
 STEPS = 4
 
-# This network is larger than DDP's first bucket (1 MiB), most numbers of ranks do not divide its numbers of rows and
-# columns, and its head is not tied.
+# A network with an untied head that is larger than DDP's first bucket (1 MiB). Its rows and columns cannot be divided
+# evenly among most numbers of ranks.
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
@@ -285,7 +285,7 @@ def test_compiled_and_low_precision_runs_train_similarly(
 
 
 @pytest.mark.slow
-def test_determinism_run_repeats_with_the_same_ranks(write: WriteVariant) -> None:
+def test_run_level_repeats_with_the_same_ranks(write: WriteVariant) -> None:
     # DDP regroups its buckets after the first step of a process. If sums depended on the order of the buckets, the
     # bits would differ.
     numbers_of_runs = []
@@ -310,7 +310,7 @@ def test_layouts_also_train_without_determinism(
 
 @pytest.mark.slow
 def test_without_elastic_the_number_of_ranks_matters(write: WriteVariant) -> None:
-    # This shows that the numbers in the other tests are not equal just because the model is small.
+    # The number of ranks matters even for this small model, so the equality in the other tests is no accident.
     hashes = []
     for layout in ("1x1 ddp", "1x4 ddp"):
         run = write("fp32", "ranks-show")

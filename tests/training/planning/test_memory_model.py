@@ -93,7 +93,7 @@ def living_storages() -> dict[int, int]:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "qkv_bias": False, "n_layers": 1}])
-def test_predicted_activations_are_alive_before_the_backward_pass(
+def test_predicted_activations_are_in_use_before_the_backward_pass(
     microbatch_size: int, recompute: bool, chunks: int, changes: dict[str, Any]
 ) -> None:
     config = attrs.evolve(TINY, **changes)

@@ -2,7 +2,7 @@
 
 Two environment variables with JSON lists determine this:
 
-LOSSES  entries [step, stream, kind of loss]; stream 1 is stdout and stream 2 is stderr
+LOSSES  entries [step, stream, kind of failure]; stream 1 is stdout and stream 2 is stderr
 BROKEN  the functions that raise an exception instead of working, each as MODULE:NAME
 """
 

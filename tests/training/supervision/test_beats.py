@@ -203,7 +203,7 @@ def test_all_ranks_learn_of_silent_ranks(silent: list[int]) -> None:
     assert key_counts[len(key_counts) // 2] <= 4 + len(silent) or len(present) == 1  # most ranks read no further beats
 
 
-def test_silence_counts_from_the_latest_polls() -> None:
+def test_silence_is_judged_by_the_latest_polls() -> None:
     job = Job(16)
     for _ in range(3):
         job.poll(silent=[3])  # rank 2 now reads all beats

@@ -130,7 +130,7 @@ def test_first_exit_record_counts_until_the_next_job(tmp_path: Path) -> None:
     assert not (tmp_path / EXIT_FILE).exists()
 
 
-def test_exit_json_of_a_user_is_not_removed(tmp_path: Path) -> None:
+def test_a_users_exit_json_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / EXIT_FILE
     foreign = ['{"exits": ["north"]}', "my notes", "{", "[75]", '{"status": "shipped"}', '{"status": 0, "outcome": 1}']
     foreign += ['{"status": true, "outcome": "done"}', '{"status": 0}', '{"outcome": "done"}']

@@ -178,7 +178,7 @@ def test_death_in_start_up_is_not_a_stop(make_run: MakeRun, changed_train: Calla
 
 @pytest.mark.slow
 @pytest.mark.parametrize("death", ["early", "lost"])
-def test_ranks_restarted_before_resuming_obey_resume(
+def test_ranks_restarted_before_resuming_obey_the_resume_option(
     copied: Path, changed_train: Callable[[str], Path], death: str
 ) -> None:
     script = changed_train(DYING_IN_START_UP)

@@ -84,7 +84,7 @@ def test_hanging_chart_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "PATH" in names and not {"RANK", "WORLD_SIZE"} & names
 
 
-def test_picture_of_a_user_is_not_replaced(make_run: MakeRun) -> None:
+def test_a_users_picture_is_not_replaced(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).write_bytes(b"a picture of the user")
     with pytest.raises(

@@ -98,7 +98,7 @@ def test_checkpoints_of_another_run_are_archived(make_run: MakeRun, machines: Ma
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_blank_nodes_download_and_the_first_uploads(
+def test_blank_nodes_download_and_the_first_node_uploads(
     make_run: MakeRun, machines: Machines, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}
