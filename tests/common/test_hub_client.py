@@ -120,8 +120,8 @@ def test_ambiguous_local_names_are_noted(capsys: pytest.CaptureFixture[str]) -> 
     for _ in range(2):
         note_local("openai-community/gpt2", MODEL)
     note_local("owner/words", DATASET)
-    for meant in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
-        note_local(meant, DATASET)
+    for local_path in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
+        note_local(local_path, DATASET)
     assert capsys.readouterr().err.splitlines() == [
         "NOTE: openai-community/gpt2: using the local path of this name; for a model on the hub, write "
         "hf:openai-community/gpt2",

@@ -1,4 +1,4 @@
-"""--init-from: a run on any layout starts from another model's weights and records them; wrong models are refused."""
+"""`--init-from`: a run on any layout starts from another model and records its source; wrong models are refused."""
 
 import json
 from pathlib import Path
