@@ -70,7 +70,7 @@ def test_blank_machine_resumes_from_the_bucket(make_run: MakeRun, straight: str)
     for file in (run / "checkpoints" / "step-00000006").iterdir():
         assert bucket.read(f"step-00000006/{file.name}").content == file.read_bytes()
     assert bucket.read("latest").content == b"step-00000006"
-    assert bucket.read("lease.json") is None  # it was deleted at the end of the job
+    assert bucket.read("lease.json") is None  # the lease was deleted at the end of the job
     second = blank(run, "other")
     done = succeed(second)
     assert "downloading step-00000006 from s3://runs/resumed" in done.stdout
@@ -147,7 +147,8 @@ def test_job_without_lease_trains_without_uploads(make_run: MakeRun, straight: s
     run = make_run("lost", **STEPS, checkpoints=url("lost"))
     process = start(run, SLOW_STEP="0.4")
     wait_until(lambda: events(run, "upload"), process)
-    Bucket(url("lost")).write("lease.json", b"{}")  # as if another job had taken it during a long network failure
+    # As if another job had taken the lease during a long network failure
+    Bucket(url("lost")).write("lease.json", b"{}")
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     assert "another job now uploads to this prefix" in errors
@@ -203,7 +204,8 @@ def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_
     # This learning rate ruins the model after the first checkpoint, which is therefore the best one.
     ruin = {"learning_rate": 0.5, "warmup_period_percent": 50, "keep_checkpoints": 1, "validation_interval": 2}
     run = make_run("first", **STEPS | ruin, checkpoints=url("outlives"))
-    # The upload of the best checkpoint is refused until the newest one is uploaded; then it is uploaded later.
+    # The server refuses the best checkpoint until the newest one has been uploaded, so the best one has to be uploaded
+    # after it.
     requests, refuse = bucket_server.requests, refuse_uploads(403)
 
     def refusal(request: str) -> int | None:
@@ -276,7 +278,7 @@ def test_unusable_bucket_gives_one_line(
 
 
 @pytest.mark.slow
-def test_failed_upload_is_repeated_by_the_next_job(make_run: MakeRun, straight: str) -> None:
+def test_failed_upload_is_retried_by_the_next_job(make_run: MakeRun, straight: str) -> None:
     run, bucket = make_run("failing", **STEPS, checkpoints=url("failing")), Bucket(url("failing"))
     succeed(run, ranks=2, FAILS="1")
     assert final_hash(run) == straight

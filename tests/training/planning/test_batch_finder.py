@@ -163,7 +163,7 @@ def test_headroom_is_subtracted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_bytes(torch.device("cuda")) == total - other_processes - int(HEADROOM * total)
 
 
-def test_write_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
+def test_write_option_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
     directory = make_run()
     path, file = directory / "train.json", directory / "elsewhere.json"
     text = path.read_bytes().replace(b", ", b",\r\n")

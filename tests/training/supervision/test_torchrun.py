@@ -1,4 +1,4 @@
-"""How torchrun ends: its table of failures, and our command that runs it without its log and tracebacks."""
+"""How torchrun ends: its table of failures, and our command that runs torchrun without its log and tracebacks."""
 
 import os
 import shlex
