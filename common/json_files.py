@@ -1,4 +1,4 @@
-"""Parse untrusted JSON and JSON Lines, with limits on size and depth; append-only logs; timestamps of records."""
+"""Parse untrusted JSON and JSON Lines with limits on size and depth, append to logs, and write timestamps."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from common.text import quoted
 
 DEPTH = 100  # maximum number of levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
-PENDING_BYTES = 1 << 24  # most bytes of unwritten lines that are kept in memory
+PENDING_BYTES = 1 << 24  # maximum size of the unwritten lines that are kept in memory
 LEAST, LARGEST = 1e-45, 1e39  # smallest and largest magnitude of a float other than 0; they enclose fp32's range
 SIZES = f"0, or a number of magnitude {LEAST:g} to {LARGEST:g}"
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
 def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = True) -> Any:
-    """Parse a JSON text whose top level must be a `kind`, which is dict or list; None accepts any value.
+    """Parse JSON whose top level must be a `kind`, which is dict or list; None accepts any value.
 
     Raises ValueError for bytes that are not UTF-8, a value of another kind, a value nested deeper than DEPTH, and a key
-    that occurs twice in an object. If `unique` is False, a repeated key is no error, and its last value is used.
+    that occurs twice in an object. If `unique` is False, a repeated key is allowed, and its last value is used.
     """
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise BadInput if UTF-8 cannot encode a text. JSON and command lines can contain half a surrogate pair."""
+    """Raise BadInput if a text cannot be encoded as UTF-8. JSON and command lines can contain half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -58,7 +58,7 @@ def utc_now() -> str:
 
 
 def utc_time(seconds: float | None) -> str:
-    """Return a time in seconds since the epoch in UTC, in ISO 8601, to the second. None means now."""
+    """Format a time, given in seconds since the epoch, as ISO 8601 in UTC, to the second. None means now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
@@ -101,7 +101,7 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
 
 
 class JsonLines(NamedTuple):
-    """The records of a JSON Lines file, and the lines that were skipped because a kill cut them off or damaged them."""
+    """The records of a JSON Lines file, and the lines that were skipped because they are damaged or incomplete."""
 
     path: Path
     records: list[Any]  # as returned by the parser
@@ -126,11 +126,11 @@ class JsonLines(NamedTuple):
 
 
 def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *, containing: bytes = b"") -> JsonLines:
-    """Read an append-only JSON Lines file; each record is what `parse` returns for the object of a line.
+    """Read an append-only JSON Lines file; each record is what `parse` returns for the object on a line.
 
     Damaged lines are skipped; a line for which `parse` returns None or raises ValueError counts as damaged. A file that
-    does not exist has no records. `containing` reads only the lines that contain these bytes, which is faster. Raises
-    BadInput if the file cannot be read at all.
+    does not exist has no records. With `containing`, only the lines that contain these bytes are parsed, which is
+    faster. Raises BadInput if the file cannot be read at all.
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix it") if exists else b""
@@ -184,7 +184,7 @@ def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
 
 
 class JsonLog:
-    """An append-only JSON Lines file. If a kill has cut off the last line, the next record starts on a new line."""
+    """An append-only JSON Lines file. If a kill has left half a line at its end, the next record starts a new line."""
 
     def __init__(self, path: Path):
         """Open or create the file. Raises OSError if that fails or if the path is not a regular file."""
@@ -198,8 +198,8 @@ class JsonLog:
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
         """Append one object. `durable` also syncs it to the disk.
 
-        Raises OSError if the line cannot be written. The line is then kept, and the next call writes it again; at most
-        PENDING_BYTES are kept.
+        Raises OSError if the line cannot be written. The line is then kept, and the next call tries again to write it;
+        at most PENDING_BYTES are kept.
         """
         line = json.dumps(record).encode() + b"\n"
         if len(self._pending) + len(line) > PENDING_BYTES:
