@@ -150,7 +150,7 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
         show(warning(problems[0]), once=True)
         damages.append(problems[0])
     if damages and newest is None:
-        advice = "no other checkpoint is intact: set checkpoints to another prefix to start over"
+        advice = 'no other checkpoint is intact: set "checkpoints" to another prefix to start over'
         raise BadInput(f"{damages[0]}; {advice if name in NEWEST else 'resume from another one with --resume NAME'}")
     return False
 
