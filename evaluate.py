@@ -23,7 +23,7 @@ EPILOG = """examples:
   python evaluate.py compare runs/8xa100 openai-community/gpt2 --markdown
   python evaluate.py export runs/8xa100 exported --push OWNER/NAME --license mit
 
-Exit status: 0 done, 1 error or degenerate output, 2 usage error,
+Exit status: 0 done, 1 error or degenerate output, 2 wrong command line,
 75 stopped at --max-usd, 130 interrupted.
 """
 

@@ -302,9 +302,9 @@ class FindCommand:
     predict: Annotated[
         str | None, option("predict the micro-batch for these GPUs; this machine needs no GPU", "GPU,...")
     ] = None
-    machines: Annotated[
-        Path | None, option("with --predict: a price list of your own, which can add GPUs", "FILE")
-    ] = None
+    machines: Annotated[Path | None, option("with --predict: a price list of your own, which can add GPUs", "FILE")] = (
+        None
+    )
     world_size: Annotated[
         int | None,
         option("number of processes to start, or to predict for; default: one per GPU", "N", check=WORLD_SIZE),

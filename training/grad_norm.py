@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def mean_over_ranks(local_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:
-    """Return the mean loss of a step, on the device, from the losses of this rank's micro-steps, (accumulation,).
+    """Return the mean loss of a step over all ranks, on the device.
 
-    The losses of all ranks are gathered in rank order, without those of idle micro-steps, and averaged in one
-    operation. They are therefore added in the same order as on a single rank.
+    `local_losses`, (accumulation,), are the losses of this rank's micro-steps. The losses of all ranks, except those of
+    idle micro-steps, are gathered in rank order and averaged in one operation. They are therefore added in the same
+    order as on a single rank.
     """
     losses = _gather(local_losses, data_parallel)
     return (losses if layout.even else losses[_active_positions(layout, losses.device)]).mean()
@@ -38,7 +39,7 @@ def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients of the network, a scalar on the device, added in the fastest order."""
+    """Return the L2 norm of all gradients of the network, a scalar on the device. The fastest order is used."""
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
     shards = shards_of(gradients[0])
     if shards is not None:
@@ -47,7 +48,7 @@ def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients with the same bits for any data-parallel size and wrapper."""
+    """Return the L2 norm of all gradients. Its bits are the same for any data-parallel size and wrapper."""
     return _all_row_sums(in_row_order(gradients)).sum().sqrt()
 
 
@@ -66,7 +67,7 @@ def _all_row_sums(gradients: list[Tensor]) -> Tensor:
 
 
 def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter]) -> Tensor:
-    """Return the L2 norm of all gradients with the same bits on any number of data-parallel and tensor ranks.
+    """Return the L2 norm of all gradients. Its bits are the same on any number of data-parallel and tensor ranks.
 
     The sums of the tensor shards are added in the order of the shards.
     """
@@ -82,7 +83,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
 
 @cache
 def _active_positions(layout: Layout, device: torch.device) -> Tensor:
-    """Return which of the gathered micro-steps of all ranks are not idle, as positions."""
+    """Return the positions, among the gathered micro-steps of all ranks, of those that are not idle."""
     idle_counts = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
     steps = layout.accumulation
     positions = [rank * steps + step for rank, idle in enumerate(idle_counts) for step in range(idle, steps)]

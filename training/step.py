@@ -95,7 +95,7 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
 
 def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
-    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # the gradients are the sum of micro-batches
+    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # the gradients are sums over micro-batches
     grad_norm = global_grad_norm(state.parallel, settings.numerics.determinism) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)

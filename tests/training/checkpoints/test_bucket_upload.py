@@ -169,7 +169,7 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
     second = blank(run, "other")
     done = succeed(second, "--resume", "latest")
-    problem = "state.json: step: got 12, wanted 14 because of the folder's name"
+    problem = "state.json: step: got 12, wanted 14, as in the folder's name"
     wrong_name = f"{url('named')}/step-00000014: damaged: {problem}"
     assert wrong_name in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
