@@ -33,8 +33,8 @@ class Beat:
     count: int  # number of beats so far
     departure: Departure | None  # None: the rank stays
     host: str
-    # torchrun's number of the node. Only ranks on the same node can send each other signals. Host names do not identify a
-    # node, because they may not be unique.
+    # torchrun's number of the node. Only ranks on the same node can send each other signals. Host names do not identify
+    # a node, because they may not be unique.
     node: str | None
     pid: int
     step: int | None  # None: before the first step
