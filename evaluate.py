@@ -8,7 +8,7 @@ from common.errors import BadInput
 from common.script import Script
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL is a run directory, one of its
-checkpoints, a model directory of Hugging Face, or OWNER/NAME on the hub."""
+checkpoints, a Hugging Face model directory, or OWNER/NAME on the hub."""
 EPILOG = """examples:
   python evaluate.py sample runs/quickstart --prompt "def " --tokens 500
   python evaluate.py chat runs/mine --system "Be brief."

@@ -164,7 +164,7 @@ def parse(
 
 @attrs.frozen
 class CommandLine:
-    """A wrong command line. `problem` says in our own words what is wrong, using the fields of cyclopts' error."""
+    """An invalid command line. `problem` says in our own words what is wrong, using the fields of cyclopts' error."""
 
     script: str
     command: str  # "" for a script without commands

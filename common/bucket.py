@@ -26,7 +26,7 @@ from common.text import in_brackets
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
 
-RETRY_SECONDS = 60.0  # a failed request is retried for up to this time
+RETRY_SECONDS = 60.0  # a failed request is retried for up to this long
 REQUEST_SECONDS = 60.0  # time limit for one request, which transfers at most one piece
 PIECE_BYTES = 1 << 24  # size of each part of an upload, and of each range of a download
 SMALL_BYTES = 1 << 26  # the largest object that is read in one request
@@ -34,7 +34,7 @@ PIECES_AT_ONCE = 8  # number of pieces that are transferred, and kept in memory,
 MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
 ATTEMPTS = 4  # attempts to read a range if the connection breaks before the answer is complete
 UPLOADS = 3  # attempts to upload a file that arrives damaged
-# Environment variable that can move a file of AWS profiles -> the file's default path. The second file takes
+# Environment variable that overrides the path of a file with AWS profiles -> its default path. The second file takes
 # precedence over the first.
 PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
@@ -84,7 +84,7 @@ class VersionConflict(BadInput):
 class Bucket:
     """The objects under SCHEME://BUCKET/PREFIX. Its methods raise BadInput if a request fails.
 
-    The URL of a file on the web is treated as a bucket with a single object, whose name is "".
+    A file on the web is treated as a bucket with a single object, whose name is "".
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None):
@@ -98,7 +98,7 @@ class Bucket:
         self._store = self._ask("", "opened", lambda: store_of(self.url, headers or {}))
 
     def objects(self, prefix: str = "") -> dict[str, StoredObject]:
-        """Map the name of each object below a prefix to the object. The prefix consists of complete folder names."""
+        """Map the names of all objects below a prefix to the objects. The prefix consists of complete folder names."""
 
         def find() -> dict[str, StoredObject]:
             pages = self._client.list(self._store, prefix.rstrip("/") or None)
@@ -134,9 +134,9 @@ class Bucket:
         self._ask(name, "written", lambda: self._client.put(self._store, name, content, use_multipart=False))
 
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
-        """Write a small object only if its present version is `before`, and return the new version.
+        """Write a small object only if its current version is `before`, and return the new version.
 
-        If `before` is None, the object must not exist yet. Raises VersionConflict if the present version is another
+        If `before` is None, the object must not exist yet. Raises VersionConflict if the current version is another
         one.
         """
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError

@@ -1,4 +1,4 @@
-"""Configuration keys: their rows and validators. Also checks of options, and JSON converted to typed attrs classes."""
+"""Configuration keys with their rows and validators, checks of option values, and JSON converted to attrs classes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -66,7 +66,7 @@ class OlderSpelling:
     """An earlier name of a key, which existing files may still use.
 
     `convert` takes two arguments: the value of the earlier key, and a mapping with the file's other keys. It returns
-    the value for the present key, or raises ValueError with the message "got ..., wanted ...".
+    the value for the current key, or raises ValueError with the message "got ..., wanted ...".
     """
 
     name: str
@@ -131,7 +131,7 @@ def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
 
 
 def set_one_form(config: Any, **null_values: Any) -> None:
-    """Write values that mean the same in the same form. `config` is changed in place, after its checks.
+    """Give values that mean the same a single form. `config` is changed in place, after its checks.
 
     In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` names, for some fields, the value that means
     the same as null; a field with that value becomes null.
@@ -200,7 +200,7 @@ def optional(check: ValueCheck) -> ValueCheck:
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
-    """Convert a JSON value to `kind`, an attrs class. Raises InvalidValue for the first part that does not fit.
+    """Convert a JSON value to `kind`, an attrs class. Raises InvalidValue for the first part that does not match.
 
     With `unknown_keys`, keys that the class does not have are ignored; otherwise they are errors.
     """

@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130  # Ctrl-C in a command without checkpoints; shells use th
 EXIT_STOPPED = 75  # stopped early with a checkpoint; to continue, rerun the same command (EX_TEMPFAIL in sysexits.h)
 
 
-# Why a command ended, for programs: this is `reason` in exit.json. docs/checkpoints.md explains each reason.
+# Why a command ended, in a form for programs: "reason" in exit.json. docs/checkpoints.md explains each reason.
 Reason = Literal[
     "finished",
     "stopped",
@@ -158,7 +158,7 @@ def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
     """Convert an error of one of these kinds, raised in the block, to BadInput.
 
-    The message consists of `where`, which names the place, the text of the error, and `advice`.
+    The message consists of the place, `where`, the text of the error, and `advice`.
     """
     try:
         yield

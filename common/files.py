@@ -56,7 +56,7 @@ def by_number(name: str) -> tuple[str, str]:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add a file name, `path`, to an OSError of the block that does not name a file.
+    """If an OSError of the block names no file, add `path` to it as the name of the file.
 
     When a disk is full, for example, the system's error does not say which file was being written.
     """
@@ -110,7 +110,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 def check_replaceable(
     path: Path, sign: bytes | Callable[[bytes], bool], description: str, option: str | None = None
 ) -> int | None:
-    """Raise BadInput unless there is no file at a path, or one that is empty or was written by this program.
+    """Raise BadInput if there is a file at a path that is neither empty nor was written by this program.
 
     Return the size in bytes of the file that would be replaced, or None if there is no file.
 
@@ -161,7 +161,7 @@ def partial_of(path: Path) -> Path:
 
 @contextmanager
 def partial_directory(directory: Path, contention: str, *, wait_seconds: float = 0.0) -> Iterator[Path]:
-    """Yield an empty hidden folder. The block fills it and calls `publish_folder`; otherwise the folder is removed.
+    """Yield an empty hidden folder. Fill it and call `publish_folder`; a folder that is not published is removed.
 
     Only one process at a time can have the folder, and files that a killed process has left in it are removed first.
     Raises Locked with the message `contention` if another process still has the folder after `wait_seconds`, and
@@ -236,7 +236,7 @@ def is_held(path: Path, *, absent: bool | None = None) -> bool | None:
     """
     try:
         with open_regular(path) as file:
-            # This lock is released immediately. It stops no job that is just starting, because jobs try several times.
+            # This lock is released immediately. It does not stop a job that is just starting: jobs try several times.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
@@ -307,7 +307,7 @@ def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
 def seconds_since_written(path: Path) -> float:
     """Return the seconds since a file was written. Raises BadInput if no file can be written next to it.
 
-    The present time is taken from a new file on the same disk, because a network file system uses its server's clock:
+    The current time is taken from a new file on the same disk, because a network file system uses its server's clock:
     `time.time()` minus the file's time would compare two clocks.
     """
     probe = path.with_name(f".now-{uuid4().hex}")

@@ -64,7 +64,7 @@ def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Calla
 
 @functools.cache
 def note_local(reference: str, kind: str, advice: str = "") -> None:
-    """Print a note, once, that a local path is read although its name could also be a repository on the hub.
+    """Print a note, once, that a local path is read although it could also be the name of a repository on the hub.
 
     The hub is not asked whether it has a repository of that name, because that would need the network. `advice` states
     how to use the repository instead. No note is printed for names in the folders where our commands put runs and
@@ -194,8 +194,8 @@ def _bound_requests() -> None:
 def explained(error: BaseException, permission: str = "write to", advice: str = "") -> str:
     """Return one line that explains an error of the hub client and what to do next, followed by `advice`.
 
-    `permission` is what the access token must allow. The message of the client or the hub follows in brackets if it is
-    one short line.
+    `permission` is what the access token must allow. The message of the client or the hub follows in parentheses if
+    it is one short line.
     """
     from huggingface_hub import constants
 

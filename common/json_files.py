@@ -53,7 +53,7 @@ def check_text(text: str, where: str) -> None:
 
 
 def utc_now() -> str:
-    """Return the present date and time in UTC, in ISO 8601, to the second."""
+    """Return the current date and time in UTC, in ISO 8601, to the second."""
     return utc_time(None)
 
 
@@ -77,7 +77,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_descriptor(path: Path, flags: int) -> int:
-    """Open a regular file as os.open does. Raises OSError for any other kind, as `open_regular` does."""
+    """Open a regular file as os.open does. Raises OSError for other kinds of files, as `open_regular` does."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -89,7 +89,7 @@ def open_descriptor(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
-    """Return the content of a regular file. Raises OSError for any other kind and for more than `most_bytes`."""
+    """Return the content of a regular file. Raises OSError for other kinds of files, or for more than `most_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -106,7 +106,7 @@ class JsonLines(NamedTuple):
     path: Path
     records: list[Any]  # as returned by the parser
     damaged: list[int]  # numbers of the skipped lines; the first line is 1
-    ends_torn: bool  # the last line is damaged and has no newline: it may be in the middle of being written
+    ends_torn: bool  # the last line is damaged and has no newline: another process may still be writing it
     ends_damaged: bool = False  # the last line is damaged
 
     def notes(self, *, growing: bool = False) -> list[Notice]:
@@ -115,8 +115,8 @@ class JsonLines(NamedTuple):
         With `growing`, another process may be writing the file, so an unfinished last line is not mentioned.
         """
         damaged = self.damaged[:-1] if growing and self.ends_torn else self.damaged
-        count = "1 damaged line" if len(damaged) == 1 else f"{len(damaged):,} damaged lines"
-        return [note(f"{self.path}: skipped {count}, from line {damaged[0]:,} on")] if damaged else []
+        count = "1 damaged line, at" if len(damaged) == 1 else f"{len(damaged):,} damaged lines, starting at"
+        return [note(f"{self.path}: skipped {count} line {damaged[0]:,}")] if damaged else []
 
     def noted(self) -> list[Any]:
         """Print the notes about skipped lines on stderr, and return the records."""

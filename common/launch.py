@@ -55,7 +55,7 @@ def check_environment() -> None:
 
 
 def without_launcher() -> dict[str, str]:
-    """Return the environment for an independent job or process: this one, without the variables of a rank."""
+    """Return this process's environment without the variables of a rank, to start an independent job or process."""
     names = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE, SETTINGS_VARIABLE}
     prefixes = ("TORCHELASTIC_", "ROLE_")
     return {name: text for name, text in os.environ.items() if name not in names and not name.startswith(prefixes)}

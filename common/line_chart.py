@@ -1,4 +1,4 @@
-"""Line charts, drawn from the same description as SVG with HTML labels, for a page of any width, or as a PNG."""
+"""Line charts. A chart can be drawn as SVG with HTML labels, for a page of any width, or as a PNG by matplotlib."""
 
 import importlib.util
 import io
@@ -73,7 +73,7 @@ class LineChart:
     def svg(self) -> str:
         """Return the chart as HTML.
 
-        A script can zoom by means of the viewBox and of the axes' ranges, which are in `data-` attributes.
+        A script can zoom with the help of the viewBox and the ranges of the axes, which are in `data-` attributes.
         """
         x = self._x_scale()
         y = self._y_scale()

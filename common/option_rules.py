@@ -8,7 +8,7 @@ from cyclopts.argument import Argument
 from common.text import either, quoted
 
 OptionValues = Mapping[str, Sequence[str]]  # first name of an option -> its values on a command line
-FALSE = ("false", "f", "no", "n", "0")  # values that turn off a flag: "--follow=false" has no effect
+FALSE = ("false", "f", "no", "n", "0")  # values that turn a flag off, as in "--follow=false"
 
 
 @attrs.frozen(kw_only=True)
@@ -45,7 +45,7 @@ class OptionRules:
         return "; ".join(problems) or None
 
     def _unused(self, option_values: OptionValues, mode: str | None) -> dict[str, str]:
-        """Map each option that the mode does not use to a sentence that explains this."""
+        """Map each option that the mode does not use to a sentence that explains the problem."""
         if not self.modes:
             return {}
         used = self.uses.split() if mode is None else self.modes[mode].split()

@@ -67,14 +67,14 @@ OPTIONS = (
         "wandb wandb_log wandb_project wandb_run_name report_to run_name run trainer.tracker trainer.tracker.project "
         "trainer.wandb.project",
         "python report.py RUN --to wandb --watch",
-        "start it next to the run to send metrics as they arrive, or later to send those of a finished run",
+        "start it during the run to send metrics as they arrive, or later to send the metrics of a finished run",
     ),
     Meaning("tensorboard logging_dir", "python report.py RUN --to tensorboard --watch"),
     # Runs.
     Meaning(
         "config config_path config_file config_name",
         "python train.py RUN --like runs/quickstart",
-        "the configuration is the folder RUN, with model.json and train.json; this command writes a new one",
+        "the configuration is the folder RUN, with model.json and train.json; this command writes a new folder",
     ),
     Meaning(
         "out_dir output_dir trainer.checkpointer.base_path",
@@ -136,7 +136,7 @@ def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():
-            # Another program may have the same name for a key as we do. It needs no entry.
+            # Another program may use our own name for a key. Such a name needs no entry.
             names = {name: note for name, note in row.foreign_names.items() if name != key}
             table |= {name: ForeignKey(f"{section}.{key}", note) for name, note in names.items()}
     return table | {name: ForeignKey("", note) for note, names in KEYLESS.items() for name in names.split()}

@@ -133,7 +133,7 @@ def newly_dropped() -> Iterator[tuple[str, str]]:
 
 
 class Output(io.FileIO):
-    """The bytes of stdout or stderr. Writing never raises an error; instead, the first loss of bytes is recorded."""
+    """The bytes of stdout or stderr. Writing never raises an error; instead, the first problem is recorded."""
 
     def __init__(self, name: str, number: int):
         super().__init__(number, "w", closefd=False)

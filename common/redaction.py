@@ -72,7 +72,7 @@ def redacted(text: str) -> str:
 def redacted_name(name: str) -> str:
     """Return the name of a source without secrets.
 
-    Only a URL is changed. A path on this machine is not, because it is needed to find the file again.
+    Only a URL is changed. A path on this machine stays the same, because it is needed to find the file again.
     """
     return redacted(name) if "://" in name else name
 

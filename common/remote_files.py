@@ -21,14 +21,14 @@ from common.hub_client import hub_errors
 REMOTE = "://"
 HTTP = ("http://", "https://")
 HUB_FILES = "hf://"
-READ_AHEAD_BYTES = 1 << 22  # for comparison, a unit of documents is about 16 MB
+READ_AHEAD_BYTES = 1 << 22  # small compared with a unit of documents, which is about 16 MB
 MOST_LINKS = 100_000  # most files and folders in the listing of a web server
 THREADS = 16  # for simultaneous requests; the threads mostly wait
 
 
 @attrs.frozen
 class RemoteFile:
-    """A file on a server, in the version that a lookup found."""
+    """A file on a server, in the version that it had when it was looked up."""
 
     url: str
     size_bytes: int
@@ -71,7 +71,7 @@ def find_remote(name: str) -> dict[str, RemoteFile]:
 
 
 def look_up_remote(url: str) -> RemoteFile:
-    """Return the present state of a file. Raises BadInput if it cannot be read."""
+    """Return the current state of a file. Raises BadInput if it cannot be read."""
     if url.startswith(HUB_FILES):
         with hub_errors(f"{url}: cannot be read", "read"):
             return _hub_file(url, _hub().info(url))

@@ -129,7 +129,7 @@ def use_expandable_segments() -> None:
 def checked_status(status: int) -> int:
     """Return a command's exit status, which is an error if the command's product was its output and some was lost.
 
-    The loss is then reported on stderr.
+    In that case, the lost output is also reported on stderr.
     """
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None

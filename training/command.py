@@ -273,7 +273,7 @@ class TrainCommand:
                 not needing_like,
                 f"{' and '.join(needing_like)} with {'--preflight' if self.preflight else '--find-max-microbatch'} "
                 f"need{'s' if len(needing_like) == 1 else ''} --like, which fits a new run to the tokens or weights; "
-                "without it, this command reads neither",
+                "without --like, this command reads neither",
             ),
         ):
             if condition and not requirement:

@@ -30,7 +30,7 @@ def mean_over_ranks(local_losses: Tensor, layout: Layout, data_parallel: RankGro
 
 
 def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
-    """Return the L2 norm of all gradients of the network. With tensor shards, this is always the ordered norm."""
+    """Return the L2 norm of all gradients of the network. With tensor shards, the order of additions is always fixed."""
     if not needs_exact_norm(determinism, sharded=parallel.shards is not None):
         return fast_grad_norm(parallel.gradients())
     if parallel.shards is not None:
@@ -39,7 +39,10 @@ def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients of the network, a scalar on the device. The fastest order is used."""
+    """Return the L2 norm of all gradients of the network, a scalar on the device.
+
+    The squares are added in the order that is fastest.
+    """
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
     shards = shards_of(gradients[0])
     if shards is not None:
@@ -95,7 +98,7 @@ def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.devic
     """Return the position of each row of the full parameters among the concatenated shards, and a shard's length.
 
     A shard holds its rows of the first parameter, then its rows of the second parameter, and so on. The first shard has
-    the most rows; the others are padded to its length.
+    the most rows; the other shards are padded to its length.
     """
     rows = torch.tensor(row_counts)
     chunks = -(-rows // shards)  # as RankGroup.chunk computes it

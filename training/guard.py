@@ -14,7 +14,7 @@ class Guard:
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
         self._first_bad = torch.tensor(-1, device=ranks.device)  # the first bad step of the whole job; -1: none
-        self._local_loss_bad = torch.tensor(False, device=ranks.device)  # whether this rank's loss was not finite
+        self._local_loss_bad = torch.tensor(False, device=ranks.device)  # whether a loss on this rank was not finite
 
     def observe(self, step: int, local_losses: Tensor, loss_and_norm: Tensor, excused: bool | Tensor) -> Tensor:
         """Return a scalar that is 1.0 if this step's update must be blocked, and otherwise 0.0.

@@ -78,7 +78,7 @@ class Loop:
     settings: StepSettings
     intervals: Intervals
     feed: Feed
-    validations: Mapping[str, Validation]  # by dataset; the first dataset decides which checkpoint is best
+    validations: Mapping[str, Validation]  # dataset -> validation; the first one decides which checkpoint is best
     saving: Saving
     reporter: Reporter
     heartbeat: Heartbeat

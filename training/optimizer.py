@@ -31,7 +31,7 @@ class Optimizer:
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         rules = rules_of(options.optimizer)
-        # Total of all ranks
+        # Total over all ranks
         self.state_bytes = state_bytes(rules, {plain_name(name): of_name for name, of_name in axes.items()}.values())
         rules_by_name = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, matching_rules in rules_by_name.items():

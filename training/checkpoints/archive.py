@@ -1,4 +1,4 @@
-"""The archive of earlier results. They are moved to `archive/<time>/` of a run directory, and never deleted.
+"""The archive of earlier results, which are moved to `archive/<time>/` in the run directory and never deleted.
 
 Functions that move files raise BadInput if the run directory cannot be changed.
 """
@@ -35,7 +35,7 @@ RESULTS = (METRICS, EVALUATIONS, ANSWERS, SAMPLES, REPORT, CHART, RESOLVED, RANK
 
 
 def archive_all(run_directory: Path) -> Path | None:
-    """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder."""
+    """Move all earlier results into `archive/<time>/` before a start from step 0, and return that folder."""
     directory = checkpoints_of(run_directory)
     with writing(run_directory, names_file=True):
         paths = [run_directory / name for name in RESULTS]
@@ -62,9 +62,9 @@ def describe(archived: Path) -> str:
 def archive_after(checkpoint: Path) -> Path | None:
     """Make a checkpoint the newest one, named after its step, and archive all later ones.
 
-    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links. They
-    are renamed after their steps, and the links are created again. Such a folder is archived if it is damaged, or if
-    its step already has a folder.
+    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links. Such
+    a folder gets the name of its step, and the link is created again. A folder that is damaged, or whose step already
+    has a folder, is archived instead.
     """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)

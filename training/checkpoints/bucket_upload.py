@@ -36,7 +36,8 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-EXPIRY_SECONDS = 90.0  # a lease expires after this time without a renewal; a request and its retries may take as long
+# A lease expires after this time without a renewal, because one request and its retries may take as long.
+EXPIRY_SECONDS = 90.0
 LEASE_POLL_SECONDS = 5.0
 
 
@@ -154,7 +155,7 @@ class Uploader:
                 self.bucket.upload(f"{name}/{file}", content)
         lease.check()
         self.bucket.write(f"{name}/{STATE}", small[STATE])
-        # The manifest comes last. If this upload is killed before, `fetch` takes an older checkpoint.
+        # The manifest comes last. If this upload is killed before that, `fetch` takes an older checkpoint.
         manifest = f"{name}/{MANIFEST}"
         self.bucket.replace(manifest, small[MANIFEST], self.bucket.read(manifest))
         newest = max(name, self._complete or name)  # the best checkpoint may be uploaded after a newer one

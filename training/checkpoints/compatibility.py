@@ -21,7 +21,7 @@ _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
     "steps",
 )
-# Keys that are not compared. Instead, the values that follow from them are: shares and files, steps, sequences
+# These keys are not compared. What follows from them is compared instead: shares and files, steps, sequences
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # they select a slice of the validation stream
 
@@ -32,7 +32,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
         raise BadInput(
             f"{run_directory / 'train.json'}: dataset: got shares {json.dumps(now.shares)} ([first step, samples of "
             f"each dataset]), but {checkpoint} was made with {json.dumps(before.shares)}; restore the datasets and "
-            "weights to resume, or start over with --resume never"
+            "their weights to resume, or start over with --resume never"
         )
     streams = [
         ("train", *pair)

@@ -134,8 +134,8 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
     """Move checkpoints, in this order, to `archive/TIME/checkpoints/`; return the folder that contains them now.
 
     Checkpoints stay on their file system. If the archive is on another one, they are moved to `.archive/TIME/` next to
-    the checkpoints, and `archive/TIME/checkpoints` is a link to that folder. `into`: an existing folder
-    `archive/TIME`, to be used instead of a new one.
+    the checkpoints, and `archive/TIME/checkpoints` is a link to that folder. `into`: an existing folder `archive/TIME`,
+    to be used instead of a new one.
     """
     archived = into or new_archive(directory.parent)
     target, local_target = archived / directory.name, directory / ARCHIVED_HERE / archived.name
@@ -186,8 +186,8 @@ def point(link: Path, name: str | None) -> None:
 def rename(path: Path, target: Path) -> None:
     """Rename a folder. If overlayfs cannot rename it, because it is part of a container's image, move its files.
 
-    The manifest is copied last and deleted first, so that one of the two folders is a complete checkpoint
-    even after a kill.
+    The manifest is copied last and deleted first, so that one of the two folders is a complete checkpoint even after a
+    kill.
     """
     try:
         path.rename(target)
@@ -216,7 +216,7 @@ def _name_in_file(path: Path) -> str | None:
 
 
 def _is_checkpoint_or_link(path: Path) -> bool:
-    """Return whether a path has the name of a checkpoint or a link of a run, or contains a checkpoint.
+    """Return whether a path has the name of a run's checkpoint or link, or contains a checkpoint.
 
     The directory may contain other files as well: a mounted disk, for example, has `lost+found`.
     """

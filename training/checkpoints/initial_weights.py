@@ -37,7 +37,7 @@ class OtherModel(NamedTuple):
 class InitialWeights:
     """The model from whose weights a run starts."""
 
-    source: str  # as on the command line
+    source: str  # as written on the command line
     load: Callable[[], OtherModel]  # raises BadInput
 
     def load_checked(self, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:

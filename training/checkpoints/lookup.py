@@ -133,7 +133,7 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
 def find_to_evaluate(directory: Path, name: str | None) -> Path:
     """Return the checkpoint to evaluate. Without a name, this is the best one, or the newest if nothing was validated.
 
-    It may be damaged, or written by another program. Raises BadInput if it is not on this disk.
+    The checkpoint may be damaged, or written by another program. Raises BadInput if it is not on this disk.
     """
     best = linked_checkpoint(directory, "best") if name is None else None
     if name is None:

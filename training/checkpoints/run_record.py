@@ -44,7 +44,7 @@ class StreamRecord:
 class WeightsOrigin:
     """The model from whose weights a run started."""
 
-    source: str  # as on the command line
+    source: str  # as written on the command line
     sha256: str  # of the weights, as training/checkpoints/initial_weights.py computes it
     vocab_size: int | None = None  # of that model, if the run has added rows for new ids
     # Number of special tokens that the model has never seen; their rows start as copies of the end-of-text token's row
@@ -66,7 +66,7 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """The resolved configuration of a run. A key that did not exist when it was recorded has its default."""
+    """The resolved configuration of a run. A key that was added after the recording has its default."""
 
     model: ModelConfig
     train: TrainConfig
@@ -213,7 +213,7 @@ def read_job(directory: Path) -> JobRecord:
 def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:
     """Return the manifest of the files that a run read; None if there is none, or if the files have changed since.
 
-    They change if different text is prepared into the same directory, or if a different tokenizer is used.
+    The files change if different text is prepared into the same directory, or if a different tokenizer is used.
     `directory`: where the files are now, if not at the path in the record. Raises BadInput for a damaged manifest.
     """
     manifest = read_manifest(directory or Path(stream.directory))

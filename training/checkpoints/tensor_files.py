@@ -94,7 +94,7 @@ class StateShard:
         self._received = {sender: rows_sent[sender] for sender, writer in writer_of.items() if writer == ranks.rank}
 
     def stage(self) -> None:
-        """Copy this rank's rows from the device to the CPU, with their present values."""
+        """Copy this rank's rows from the device to the CPU, with their current values."""
         for (_, _, staged), (_, _, rows) in zip(self._staged, self._local_rows(), strict=True):
             staged.copy_(rows, non_blocking=True)
         if self._pinned:
@@ -159,7 +159,7 @@ class StateShard:
 
 
 def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
-    """Return the `state_sha256` that a checkpoint of this state would have, on rank 0; None on all other ranks.
+    """On rank 0, return the `state_sha256` that a checkpoint of this state would have; on other ranks, return None.
 
     Call it on every rank.
     """

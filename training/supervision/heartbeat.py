@@ -53,7 +53,7 @@ class Heartbeat:
         """Start the heartbeat. `lost`, `stopped` and `orphaned` are called in its thread.
 
         `lost` is called before this process ends because another rank has died, and `orphaned` when torchrun has ended.
-        `stopped` is called some seconds after another rank was asked to stop; it ends this process.
+        `stopped` is called a few seconds after another rank was asked to stop, and ends this process.
         """
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
@@ -179,7 +179,7 @@ class Heartbeat:
             self._end_because_lost(lost_beats)
 
     def _watch_store(self) -> None:
-        """End this process if the first node's store has been silent for long: that machine is dead or cut off."""
+        """End this process if the first node's store is silent for a long time: that machine is dead or cut off."""
         patience = max(self._patience, STORE_POLLS)
         last_count, silent_polls = 0, 0
         while not self._ending.wait(BEAT_SECONDS):

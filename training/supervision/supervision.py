@@ -6,12 +6,12 @@ a budget that is used up.
 
 During training, the request is only noted. Before each step and during a validation, all ranks agree on it
 (stop_request.py); a request on one rank makes all ranks save and end as "stopped". Before training, a request ends the
-process at once. In preparation, the process first waits for the heartbeats of the other ranks (3 s). They show whether
-a rank is "lost" or has ended with "error", because torchrun also sends a signal to all other ranks after one has died.
-If that rank has recorded its reason, the other ranks end with the same reason and print nothing. Without such a record,
-a rank in the start phase cannot know why it was asked to stop. Its "stopped" is then not final: the run continues if
-torchrun restarts the ranks. If torchrun ends, a rank ends as "lost" in the start phase, and with status 1 and without a
-record in preparation.
+process at once. In preparation, the process first waits for the heartbeats of the other ranks (3 s), because torchrun
+also sends a signal to all other ranks after one has died. The heartbeats show whether a rank is "lost" or has ended
+with "error". If that rank has recorded its reason, the other ranks end with the same reason and print nothing. Without
+such a record, a rank in the start phase cannot know why it was asked to stop. Its "stopped" is then not final: the run
+continues if torchrun restarts the ranks. If torchrun ends, a rank ends as "lost" in the start phase; in preparation, it
+ends with status 1 and without a record.
 
 After a final "stopped" or "diverged" on several nodes, the ranks end torchrun, which would otherwise restart them
 (`end_torchrun`). If it restarts them nevertheless, they end again at once. If the number of nodes has changed, however,
