@@ -30,7 +30,7 @@ def mean_over_ranks(local_losses: Tensor, layout: Layout, data_parallel: RankGro
 
 
 def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
-    """Return the L2 norm of all gradients of the network. With tensor shards, the order of additions is always fixed."""
+    """Return the L2 norm of all gradients of the network. With tensor shards, the additions have a fixed order."""
     if not needs_exact_norm(determinism, sharded=parallel.shards is not None):
         return fast_grad_norm(parallel.gradients())
     if parallel.shards is not None:

@@ -72,7 +72,7 @@ class RunLock:
         if self.file is None:
             return
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
-        # If this fails because the disk is full, a restarted group applies --resume again. Nothing is lost then: the option
+        # If this fails because the disk is full, a restarted group applies --resume again. Nothing is lost then: --resume
         # only moves checkpoints to the archive.
         with suppress(OSError):
             self.file.truncate(0)
