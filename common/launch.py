@@ -92,7 +92,7 @@ def environment_local_world_size() -> int:
 def environment_nodes() -> int:
     """Return the number of nodes that have joined the job, as torchrun counts them.
 
-    Two torchruns on one machine are two nodes.
+    Two torchruns on the same machine count as two nodes.
     """
     if "RANK" not in os.environ:
         return 1

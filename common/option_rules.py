@@ -61,7 +61,7 @@ class OptionRules:
         return problems
 
     def _missing(self, used: OptionValues, option_values: OptionValues) -> Iterable[str]:
-        """Yield a sentence for each used option that needs another option which is not on the command line."""
+        """Yield a sentence for each used option if none of the options that it needs is on the command line."""
         for name, needs in self.needs.items():
             if name in used and not any(_is_met(need, option_values) for need in needs.split()):
                 reason = _after_colon(self.reasons_needed, name)

@@ -30,7 +30,7 @@ OF_TEXT = frozenset(
         *("first", "last", "next", "per", "text", "image", "stop"),
     )
 )
-ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # a name that contains one of these words is secret
+ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # any name that contains such a word is secret
 HARMLESS = re.compile(r"[-+]?[\d_.,]{1,19}(e[-+]?\d+)?|true|false|null|none|yes|no|value|\[secret\]", re.IGNORECASE)
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s&;,'"<>#]+""")
 _NAME = re.compile(r"""(?<![\w-])-{0,2}([A-Za-z][\w.-]*)(["']?\s*[=:]\s*)|(?<!\S)--?([A-Za-z][\w-]*)\s+""")

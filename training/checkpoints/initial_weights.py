@@ -192,7 +192,7 @@ def with_new_rows(name: str, values: Tensor, old_config: ModelConfig, config: Mo
 
 @torch.no_grad()
 def copy_local_rows(parameter: Placed, full: Tensor) -> None:
-    """Copy this rank's part of a full tensor, some rows or some columns of these rows, into the parameter."""
+    """Copy this rank's part of a full tensor into the parameter: some rows, or some columns of some rows."""
     for rows, columns, local_part in held_pieces(parameter):
         local_part.copy_(within(full, rows, columns))
 
