@@ -110,7 +110,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 def check_replaceable(
     path: Path, sign: bytes | Callable[[bytes], bool], description: str, option: str | None = None
 ) -> int | None:
-    """Raise BadInput if there is a file at a path that is neither empty nor was written by this program.
+    """Raise BadInput if the file at a path is neither empty nor one that this program wrote.
 
     Return the size in bytes of the file that would be replaced, or None if there is no file.
 
@@ -187,7 +187,7 @@ def publish_folder(
     aside: Path | None = None,
     rename: Callable[[Path, Path], object] = Path.rename,
 ) -> None:
-    """Sync a folder that has a hidden name to the disk, then give it its final name in one step.
+    """Sync a hidden folder to the disk, then give it its final name in one step.
 
     After a kill, a full disk or a power cut, the final name is either free or names the complete folder. If an older
     folder has that name, `rename` first moves it to `aside`, and the caller has to remove it. Without `aside`, an older

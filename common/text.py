@@ -37,10 +37,10 @@ def quoted(value: Any) -> str:
 
 
 def in_brackets(words: object) -> str:
-    """Return a message from a library or a server as " (...)", to be appended to an error of ours.
+    """Return a message from a library or a server as " (...)", to be appended to our own error.
 
-    Return "" unless the message is one short line without secrets. Our own part of the error already states what is
-    wrong and what to do.
+    Return "" unless the message is one short line without secrets. Our own error already states what is wrong and
+    what to do.
     """
     text = str(words).strip().rstrip(".")
     is_fit = 0 < len(text) <= BRACKET_CHARACTERS and "\n" not in text and redacted(text) == text

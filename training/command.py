@@ -104,7 +104,9 @@ class Options:
     ] = None
     price_per_hour: Annotated[
         float | None,
-        option("price of the machine per hour; progress then shows the dollars spent and expected", "USD", check=USD),
+        option(
+            "price of the machine per hour; progress then shows the cost so far and the expected cost", "USD", check=USD
+        ),
     ] = None
     budget: Budget = attrs.field(factory=Budget)
     hash_every: Annotated[

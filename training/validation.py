@@ -39,8 +39,8 @@ class Validation:
         """Return the mean loss without dropout, in nats per token that has a weight; None if a stop interrupts it.
 
         Call it on every rank; every rank gets the same number. The loss of each sequence is computed on one of the
-        ranks, and the mean is rounded exactly (math.fsum). The number therefore does not depend on which rank computes
-        which sequence.
+        ranks, and the losses are added without rounding errors (math.fsum). The number therefore does not depend on
+        which rank computes which sequence.
         """
         layout, model, part = settings.layout, state.parallel.model, state.parallel.data_parallel
         per_round = layout.microbatch_size * part.size

@@ -36,7 +36,7 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-# A lease expires after this time without a renewal, because one request and its retries may take as long.
+# A lease expires if it is not renewed for this time, which is enough for one request and its retries.
 EXPIRY_SECONDS = 90.0
 LEASE_POLL_SECONDS = 5.0
 
@@ -69,7 +69,7 @@ class Uploader:
         from_coordinator(ranks, claim, group=ranks.download)
 
     def offer(self, checkpoint: Path) -> None:
-        """Begin to upload a checkpoint from the disk, unless another upload is running. Only rank 0 does anything."""
+        """Start to upload a checkpoint from the disk, unless another upload is running. Only rank 0 does anything."""
         if self._lease is None:
             return
         if self._thread is not None and self._thread.is_alive():
