@@ -79,7 +79,7 @@ def test_damaged_lines_do_not_affect_the_rest(tmp_path: Path) -> None:
         file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
     assert [str(note) for note in history.notes] == [
-        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, from line 5 on"
+        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, starting at line 5"
     ]
     job = take_run_lock(run)
     assert job.file is not None

@@ -95,7 +95,7 @@ def test_damaged_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
     comparison = compare(rows_of(home))
     assert "\\x1b[2J" in comparison.rows[0][0].text and "\x1b" not in comparison.rows[0][0].text
-    assert "evaluations.jsonl: skipped 4 damaged lines, from line 2 on" in capsys.readouterr().err
+    assert "evaluations.jsonl: skipped 4 damaged lines, starting at line 2" in capsys.readouterr().err
 
 
 def test_results_belong_to_the_measured_weights(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_damaged_store_lines_are_noted(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
     assert [stored.text for stored in read_store(file).replies] == ["{}"]
-    assert capsys.readouterr().err.startswith(f"NOTE: {file}: skipped 1 damaged line, from line 2 on")
+    assert capsys.readouterr().err.startswith(f"NOTE: {file}: skipped 1 damaged line, at line 2")
 
 
 def test_prices_cover_dated_model_versions() -> None:

@@ -170,7 +170,7 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
     second = blank(run, "other")
     done = succeed(second, "--resume", "latest")
-    problem = "state.json: step: got 12, wanted 14 because of the folder's name"
+    problem = "state.json: step: got 12, wanted 14, as in the folder's name"
     wrong_name = f"{url('named')}/step-00000014: damaged: {problem}"
     assert wrong_name in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
@@ -183,7 +183,7 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
         bucket.write(f"{name}/model.safetensors", b"cut")
     done = train(blank(run, "fourth"))
     assert "model.safetensors: got 3 bytes, wanted" in done.stderr
-    assert "no other checkpoint is intact: set checkpoints to another prefix" in one_line(done)
+    assert 'no other checkpoint is intact: set "checkpoints" to another prefix' in one_line(done)
 
 
 @pytest.mark.slow
@@ -224,8 +224,8 @@ def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_
     assert complete_steps(bucket) == [best, "step-00000012"]
     third = blank(run, "third")
     line = one_line(train(third, "--resume", "best"))
-    assert "has step-00000012, but --resume best begins before that step" in line
-    assert f"set checkpoints to another prefix ({best} is already on this disk)" in line
+    assert 'has step-00000012, but "--resume best" would begin before that step' in line
+    assert f'set "checkpoints" to another prefix ({best} is already on this disk)' in line
     done = succeed(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
     assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
     assert final_hash(third) == final_hash(second)
@@ -250,7 +250,7 @@ def test_second_branch_in_a_bucket_is_refused(make_run: MakeRun) -> None:
     succeed(run, SLOW_STEP="0.3")
     for name in ("never", "step-00000010"):
         line = one_line(train(run, "--resume", name))
-        assert f"has step-00000012, but --resume {name} begins before that step" in line
+        assert f'has step-00000012, but "--resume {name}" would begin before that step' in line
         assert (run / "checkpoints" / "step-00000012").exists()
     succeed(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}")
     second = make_run("another-run", **STEPS | {"random_seed": 1})

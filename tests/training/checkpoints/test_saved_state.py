@@ -61,7 +61,7 @@ def test_state_belongs_to_its_step_and_files(copied: Path) -> None:
     with pytest.raises(BadInput, match="state_sha256: does not match"):
         read_state(directory / "kept", digests | {WEIGHTS: "c"})
     (directory / "kept").rename(directory / "step-00000007")
-    with pytest.raises(BadInput, match="step: got 8, wanted 7 because of the folder's name"):
+    with pytest.raises(BadInput, match="step: got 8, wanted 7, as in the folder's name"):
         read_state(directory / "step-00000007", digests)
 
 

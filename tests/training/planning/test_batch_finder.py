@@ -100,7 +100,7 @@ def test_ctrl_c_is_reported_in_one_line(make_run: MakeRun) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(HANG_SECONDS)
-    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing is written\n")
+    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing was written\n")
 
 
 def test_search_requires_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

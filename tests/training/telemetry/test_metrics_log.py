@@ -92,7 +92,7 @@ def test_damaged_log_is_reported_and_allows_a_resume(make_run: MakeRun) -> None:
     lines[1] = bytes([lines[1][0] | 0x80]) + lines[1][1:]
     (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
     done = complete(run)
-    assert f"NOTE: {run / METRICS}: skipped 2 damaged lines, from line 2 on" in done.stderr
+    assert f"NOTE: {run / METRICS}: skipped 2 damaged lines, starting at line 2" in done.stderr
     assert "resuming from" in done.stdout
 
 
