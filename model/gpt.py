@@ -177,7 +177,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward layer: linear, activation, linear. With a gate, `up` is multiplied by the activated gate."""
+    """Feed-forward layer: linear, activation, linear. With a gate, `up(x)` is multiplied by the activated gate."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

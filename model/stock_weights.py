@@ -89,7 +89,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
 def swap_halves(rows: Tensor, heads: int) -> Tensor:
     """Return the rows of queries or keys with the halves of each head exchanged.
 
-    NanoChat rotates by the negative angle. After the two elements of each pair are exchanged, its rotation is exactly
+    NanoChat rotates by the negative angle. Exchanging the two elements of each pair makes NanoChat's rotation exactly
     ours. The order of the elements does not affect a norm without gain, or the product of queries and keys.
     """
     first, second = rows.unflatten(0, (heads, 2, -1)).unbind(1)

@@ -16,7 +16,7 @@ from training.config.optimization import describe_group_rates, describe_optimize
 from training.config.train_config import TrainConfig
 from training.schedule import Schedule
 
-MOST_SEQUENCES = 1 << 30  # in a global batch
+MOST_SEQUENCES = 1 << 30  # largest number of sequences in a global batch
 NEARLY_BEST = 0.9  # micro-batches with at least this fraction of the best balance are acceptable
 DIVISORS_SHOWN = 24
 MOST_STEPS = 99_999_999  # the step in a checkpoint's name has eight digits
@@ -29,7 +29,7 @@ class SourcePlan:
     """The part of a dataset that a run reads."""
 
     dataset: str
-    windows: int | None  # in one epoch; None if the token files are not available
+    windows: int | None  # windows in one epoch; None if the token files are not available
     sequences: int  # windows that the run reads; a window that is read twice counts twice
 
     def epochs(self, sequences: int) -> float | None:
@@ -48,7 +48,7 @@ class Plan:
     mixture: Mixture
     sources: tuple[SourcePlan, ...]
     schedule: Schedule
-    validation_sequences: int  # per validation, all ranks together; 0 without validation
+    validation_sequences: int  # sequences per validation, on all ranks together; 0 without validation
 
     @property
     def tokens_per_step(self) -> int:
@@ -131,9 +131,9 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     if train.execution.determinism == "run" and microbatches % ranks:
         divisors = [tensor_size * divisor for divisor in microbatch_sizes(microbatches, 1)]
         nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-        problem = f"{division}{world_size} does not divide, although determinism run requires it"
+        problem = f'{division}{world_size} does not divide, although determinism "run" requires it'
         examples = ", ".join(map(str, nearest))
-        advice = f"set determinism to elastic, or use a world size that divides it, such as {examples}"
+        advice = f'set determinism to "elastic", or use a world size that divides it, such as {examples}'
         keys["other_keys"] += ("determinism",)
         raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
     if batch is not None and accumulation not in (None, layout.accumulation):

@@ -19,7 +19,7 @@ Stages = tuple[tuple[int, int | float], ...]
 
 _NAME = checks.text()
 _DATASET_ROW = KeyRow(
-    meaning="one dataset, in any form that dataset in train.json accepts except a list",
+    meaning='one dataset, in any form that the key "dataset" of train.json accepts, except a list',
     accepted_values=_NAME.accepted_values,
 )
 _WEIGHT_ROW = KeyRow(
@@ -100,7 +100,7 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
         parts[part.dataset] = part
     stages = sum(len(part.weights) for part in parts.values())
     if stages > MOST_STAGES:
-        raise ValueError(f"got {stages:,} datasets and stages in all, wanted at most {MOST_STAGES}")
+        raise ValueError(f"got {stages:,} datasets and stages in total, wanted at most {MOST_STAGES}")
     shares(list(parts.values()))
     return tuple(parts.values())
 

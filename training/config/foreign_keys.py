@@ -1,4 +1,4 @@
-"""Translate keys of gpjt's run directories, and explain unknown keys, such as those of other programs, in errors."""
+"""Translate keys of gpjt's run directories, and write advice for unknown keys, such as those of other programs."""
 
 import json
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from common.text import either, quoted
 from training.config.dataset_config import DATASET_VALUES, DatasetPart, normalize_dataset, read_parts
 from training.schedule import DECAYS
 
-# In gpjt's run directories, these schedules are booleans, and a run records the boolean.
+# In gpjt's run directories, these schedules are booleans, and a run's records keep the boolean.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
 LARGEST_RATE = 1e30  # such a learning rate still fits into fp32 after the division by Adam's bias correction
@@ -49,7 +49,7 @@ def _microbatch_size_from_minibatch_size(size: Any, file_values: Mapping[str, An
     if file_values.get("microbatch_size", size) != size:
         raise ValueError(
             f"got {quoted(size)}, wanted the value of microbatch_size, because it is the old name of that key; remove "
-            "one of them"
+            "one of the two"
         )
     return size
 
@@ -299,7 +299,7 @@ class CheckpointOptions:
     keep_checkpoints: int = key_field(
         integer(1),
         3,
-        meaning="number of newest checkpoints to keep; the best checkpoint is always kept as well",
+        meaning="how many of the newest checkpoints to keep; the best checkpoint is always kept as well",
         names="save_total_limit",
         plumbing=True,
     )
@@ -359,7 +359,7 @@ class ExecutionOptions:
     tensor_shards: int | None = key_field(
         optional(integer(1, 1024)),
         None,
-        meaning="number of parts per layer, computed on at most that many ranks; it changes the bits; null: "
+        meaning="number of parts per layer, computed on at most that many ranks; this number changes the bits; null: "
         "tensor_parallel",
         plumbing=True,
     )

@@ -110,7 +110,7 @@ class TrainConfig:
         return train
 
     def located(self, problem: Problem) -> Problem:
-        """Add to a problem the place where the user set its keys."""
+        """Return a problem with the place where the user set its keys."""
         return located(problem, self.file, self.explicit_keys, self.overridden)
 
     def flat(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
 
 
 def located(problem: Problem, file: Path, explicit_keys: Collection[str], overridden: Sequence[str]) -> Problem:
-    """Add to a problem the place where the user set its keys.
+    """Return a problem with the place where the user set its keys.
 
     If several keys contradict each other, this is the place where the last of these keys was set, because the file was
     valid before --set changed it. `explicit_keys` are the keys of the file and of --set.
@@ -304,7 +304,7 @@ def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _wrong_value(section: str, key: str, value: Any) -> Problem | None:
-    """Return the problem with the value of a known key, or None. Other keys are not considered."""
+    """Return the problem with the value of a known key, or None. The values of other keys are not considered."""
     field = KEYS[section][key]
     try:
         field.validator(None, field, field.converter(value) if field.converter else value)

@@ -32,7 +32,7 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
 
     Arguments:
         train: the configuration, which names the datasets
-        token_files: the directory of --token-files, which replaces a single dataset; None without this option
+        token_files: the directory given with --token-files, which replaces a single dataset; None without this option
         can_override: whether an error may recommend --token-files
 
     Raises BadInput if a dataset does not exist.
@@ -89,7 +89,7 @@ def train_tokens_needed(train: TrainConfig, context_length: int, world_size: int
 
 
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
-    """Download a dataset if it is remote. One rank per machine does it, while the other ranks wait in gloo.
+    """Download a dataset if it is remote. One rank per machine downloads it, while the other ranks wait in gloo.
 
     From the hub, at least `train_tokens` tokens of the train stream are downloaded; None means all of them.
     """

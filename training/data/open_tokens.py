@@ -110,8 +110,8 @@ class PlannedTokens:
 def open_tokens(run: Run, token_files: Path | None, ranks: Ranks, *, follow: bool) -> PlannedTokens:
     """Open the run's tokens, and make its plan. Missing tokens are downloaded. Call this on every rank.
 
-    `token_files` is the directory of --token-files. With `follow`, tokens that are still being prepared are accepted.
-    Raises BadInput on every rank if the tokens are missing, damaged, or do not fit the run.
+    `token_files` is the directory given with --token-files. With `follow`, tokens that are still being prepared are
+    accepted. Raises BadInput on every rank if the tokens are missing, damaged, or do not fit the run.
     """
     context, world_size = run.model.context_length, ranks.data_parallel.size * ranks.tensor.size
     locations = locate_tokens(run.train, token_files)

@@ -43,9 +43,9 @@ TOKEN_POLL_SECONDS = 1.0  # pause between two checks of tokens that are being wr
 
 
 def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
-    """Verify the token files, and return the token set with their contents. Raises BadInput on every rank.
+    """Verify the token files, and return the token set with their contents.
 
-    Files are read once per machine.
+    Files are read once per machine. If a check fails, raises BadInput on every rank.
     """
     train, plan, vocabulary_size = run.train, tokens.plan, run.model.vocab_size
     directories = _with_enough_validation(tokens.token_set, train, plan, ranks)
@@ -67,7 +67,7 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
             begin = first + ranks.node.rank * share
             stream.check_ids(begin, max(0, min(share, first + count - begin)), vocabulary_size)
 
-    def check_unchanged() -> None:  # the versions are older than the reading of the contents
+    def check_unchanged() -> None:  # versions were recorded before the contents were read
         for stream in [stream for directory in checked if directory.growing is None for stream in directory.streams]:
             for path, version in stream.versions.items():
                 if version_of(path) != version:
@@ -234,7 +234,7 @@ class TokenWatch:
     """
 
     def __init__(self, streams: Sequence[TokenStream], digests: dict[Path, str]):
-        """`digests` are the sha256 of the files before the first step."""
+        """`digests` are the sha256 hashes of the files before the first step."""
         self._versions = {path: version for stream in streams for path, version in stream.versions.items()}
         self._digests = digests
         self._threads = ThreadPoolExecutor(HASHED_AT_ONCE, thread_name_prefix="token hash")

@@ -36,7 +36,7 @@ KERNELS = {  # in the order of preference
 }
 REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
-TIMED_SEQUENCES = 8  # maximum for a timed run; enough to fill a GPU, and little compared with the run itself
+TIMED_SEQUENCES = 8  # maximum for a timed run; enough to fill a GPU, and cheap compared with the run itself
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
 # Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. The largest
 # value counts as at least 1 or, for gradients of queries and keys, as at least the deviation of the scores: smaller
@@ -98,7 +98,7 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the kernel of a checkpoint if this job has chosen another one only because of its timings.
+    """Enable the kernel of a checkpoint if this job has chosen another kernel only because of its timings.
 
     Return the numerics of this job, with the enabled kernel.
 
@@ -130,7 +130,7 @@ def _enable(name: str) -> None:
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
-    """Compare a kernel's outputs and gradients with unfused attention. Return the problem, or None if it is correct."""
+    """Compare a kernel's outputs and gradients with unfused attention. Return the problem, or None if there is none."""
     return _in_memory(shape.microbatch_size, partial(_problem, name, shape))
 
 

@@ -14,7 +14,7 @@ BLOCK = 1024  # lanes
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_sums_kernel(matrices, owners, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the sums of fp32 rows.
+    """Write the sum of squares of each fp32 row.
 
     `matrices` has the address, the first row and the width of each matrix; `owners` has the index of each row's matrix.
     """

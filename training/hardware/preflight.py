@@ -1,7 +1,7 @@
 """Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files, and the run's bucket.
 
-python -m training.hardware.preflight    checks the machine without a run train.py RUN --preflight
-checks the machine for a run, including disk space and the checkpoints' bucket
+python -m training.hardware.preflight    checks the machine without a run
+train.py RUN --preflight                 checks the machine for a run, including disk space and the checkpoints' bucket
 """
 
 import os

@@ -1,9 +1,9 @@
 """Muon (Jordan 2024) for the matrices of the blocks, and AdamW for all other parameters.
 
-Muon makes a matrix's momentum nearly orthogonal by five Newton-Schulz steps in bf16. Its updates are scaled to the size
-of AdamW's updates (Liu et al., arXiv 2502.16982), so that both optimizers can use the same learning rate and weight
-decay. The matrices are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank then
-updates the momentum and the weights that it holds.
+Muon makes a matrix's momentum nearly orthogonal with five Newton-Schulz steps in bf16. Its updates are scaled to the
+size of AdamW's updates (Liu et al., arXiv 2502.16982), so that both optimizers can use the same learning rate and
+weight decay. The matrices are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank
+then updates the momentum and the weights that it holds.
 """
 
 import math

@@ -33,7 +33,7 @@ class Exchange:
 
     @classmethod
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
-        """Return the exchange of these partial sums, listed by rank.
+        """Return the exchange of the partial sums `parts`, which are listed by rank.
 
         `most` is the number of partial sums on the rank of the job that has the most.
         """
@@ -97,7 +97,7 @@ def ordered_reduce_scatter(parts: list[Tensor], received: Tensor, levels: tuple[
 
 
 def ordered_all_reduce(last: Tensor, earlier: list[list[Tensor]], levels: tuple[Exchange, ...]) -> None:
-    """Replace this rank's last partial sum, which is 1-D, by the sum of all leaves. All ranks get the same sum.
+    """Replace this rank's last partial sum, which is 1-D, with the sum of all leaves. All ranks get the same sum.
 
     `earlier` has the other partial sums of this rank. Each of them is a list of tensors. The elements of the
     concatenated tensors correspond to the elements of `last`.

@@ -68,7 +68,7 @@ def wrap_in_fsdp(
         reduce = partial(sum_over_ranks, levels) if ordered is None else ordered.shard_reduction()
         group.set_custom_reduce_scatter(TimedReduction(reduce, clock))
     # Without this, all-gathers would use separate streams with separate memory. With it, every all-gather has to be
-    # requested before its use: see below.
+    # requested before its result is needed, as in the loop below.
     outer._set_unshard_async_op(True)
     for group, next_group in itertools.pairwise(groups):
         group.set_modules_to_forward_prefetch([next_group])

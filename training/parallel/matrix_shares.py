@@ -51,7 +51,7 @@ class Matrix:
         return in_order and all(piece.columns is None for piece in pieces)
 
 
-Results = list[tuple[Matrix, HeldPiece, Tensor]]  # the results for this rank's pieces, (rows, columns) each
+Results = list[tuple[Matrix, HeldPiece, Tensor]]  # the result for each of this rank's pieces, (rows, columns)
 
 
 def make_rounds(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) -> list[list[Matrix]]:

@@ -1,4 +1,4 @@
-"""The device mesh of a job, this process's place in it, and its rows of sharded tensors.
+"""The device mesh of a job, this process's place in it, and the rows of sharded tensors that this process has.
 
 Each data-parallel rank (`Ranks.data_parallel`) computes its own part of the global batch. Gradients are added up either
 on one level, among all of these ranks, or on two levels: first inside each node and then across nodes, so that nodes

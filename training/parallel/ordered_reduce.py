@@ -1,6 +1,6 @@
 """Ordered reduction of gradients: sums with the same bits on any number of ranks and under any wrapper.
 
-The N micro-batches of a step are the leaves of one fixed tree, where N = odd x 2^k. Each sequence of `odd` leaves is
+The N micro-batches of a step are the leaves of a fixed tree, where N = odd x 2^k. Each sequence of `odd` leaves is
 added in order, and the 2^k results are added pairwise, neighbors first. A rank owns a contiguous share of the leaves
 and has a partial sum for each of its largest complete subtrees: a single partial sum if the number of ranks divides
 2^k, otherwise a few (sum_tree.py). Ranks exchange partial sums without changing them and add them in the same tree

@@ -1,9 +1,8 @@
 """Rendezvous of several nodes: the generation of a job's processes, and the network interface that they use.
 
 A generation consists of the processes that torchrun has started together. On one node, torchrun counts restarts. On
-several nodes, each torchrun counts only its own restarts, and none of them notices in this count that a node has joined
-or left. The store through which the processes find each other may be an old one that still contains what earlier
-processes have written.
+several nodes, each torchrun counts only its own restarts, and no count changes when a node joins or leaves. The store
+through which the processes find each other may be an old one that still contains what earlier processes have written.
 
 The interface is the one on the route to the first node. By default, gloo uses the interface of the address to which the
 machine's own name resolves, which is 127.0.1.1 on many systems, and NCCL uses the first interface that is up. With
@@ -81,7 +80,7 @@ def choose_interface(store: Any, rank: int, world_size: int) -> None:
     files = [os.environ.get("NCCL_CONF_FILE"), *NCCL_FILES]
     paths = [Path(file).expanduser() for file in files if file]
     if not any(NCCL_VARIABLE in path.read_text(errors="replace") for path in paths if path.is_file()):
-        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # without the "=", NCCL would use it as a prefix of names
+        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # without the "=", NCCL would treat the name as a prefix
 
 
 def address_towards(host: str) -> str | None:

@@ -3,8 +3,8 @@
 Ranks that share layers are neighbors (`Ranks.tensor`), and each has the same number of consecutive shards. They
 exchange activations with all-gathers and all-to-alls, after which each rank adds them up in the order of the shards
 (model/shards.py). This moves as many bytes as all-gathers and reduce-scatters would. If several shards have the same
-element, such as a norm's gain, each of them computes a part of its gradient. These parts are added in order after the
-reduction over data-parallel ranks, so that the copies of the element stay equal.
+element, such as a norm's gain, each shard computes a part of the element's gradient. These parts are added in order
+after the reduction over data-parallel ranks, so that the copies of the element stay equal.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Batch-size search: find the largest micro-batch of a run on this machine, by predictions and probes of full steps.
+"""Batch-size search: find the largest micro-batch of a run on this machine, by predicting sizes and trying full steps.
 
 With --write, the result replaces the number in train.json. All other characters of the file stay the same.
 """
@@ -36,7 +36,7 @@ _MICROBATCH = re.compile(rf'("(?:{"|".join(_MICROBATCH_KEYS)})"\s*:\s*)\d+')
 
 
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
-    """Find the largest micro-batch that fits on every rank, and print it. With `write`, write it into train.json.
+    """Find the largest micro-batch that fits on every rank, and print it. With `write`, also write it into train.json.
 
     `overrides` are the values of --set with which `run` was loaded. `processes` is the number of ranks to start on this
     machine; None means one for each GPU. Under torchrun, every rank starts only one process. Raises BadInput if not
@@ -51,7 +51,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
     if write:
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
-        raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave it out")
+        raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave out --world-size")
     tensor_size = run.train.execution.tensor_parallel
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
@@ -86,7 +86,7 @@ def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]
     """Probe micro-batch sizes. Return the largest one that fits, and whether the search is complete.
 
     The smallest size comes first, because its measurement corrects the prediction for this machine. `deadline` is a
-    value of time.monotonic(). After it, the search stops early, provided that at least one size fits.
+    value of time.monotonic(). After the deadline, the search stops early, provided that at least one size fits.
     """
     sizes, fits, fails, guess = candidates(run.train, prober.world_size), 0, math.inf, None
     memory = MemoryModel.of(run.model, run.train, prober.world_size)

@@ -245,7 +245,7 @@ def _propose(store: Any, outcome: Outcome, reason: str = "") -> None:
 
 def _end_with(parent_pid: int) -> None:
     """End this process when the search process has ended, even if the main thread is blocked."""
-    parent = os.getppid()  # changes even if nobody has collected the exit status of the dead parent
+    parent = os.getppid()  # this id changes when the parent dies, even if nobody collects its exit status
     with suppress(ProcessLookupError):
         while os.getppid() == parent:
             os.kill(parent_pid, 0)

@@ -1,4 +1,4 @@
-"""Search for the largest micro-batch: the candidates, the next one to try, and a table of predictions without a GPU."""
+"""Search for the largest micro-batch: the candidates, their order, and a table of predictions without a GPU."""
 
 import math
 
@@ -21,9 +21,9 @@ def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None)
     """Return the next candidate to try, or None if the largest size that fits is known.
 
     `sizes` are all candidates in ascending order. `fits` is the largest size that has fitted so far, or 0 if there is
-    none. `fails` is the smallest size that has not fitted, or infinity. The guess is tried first. While everything
-    fits, the next candidates are 1, 2, 4 ... places above the largest that has fitted. After a failure, the next
-    candidate is half-way between `fits` and `fails`.
+    none. `fails` is the smallest size that has not fitted, or infinity. `guess` is tried first. While everything fits,
+    the next candidates are 1, 2, 4 ... places above the largest that has fitted. After a failure, the next candidate is
+    half-way between `fits` and `fails`.
     """
     undecided = [size for size in sizes if fits < size < fails]
     if not undecided:

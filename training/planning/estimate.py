@@ -1,4 +1,4 @@
-"""Estimate the memory, hours and dollars of a run on machines for rent, with its own layout of ranks and others."""
+"""Estimate the memory, hours and dollars of a run on machines for rent, with its own and other layouts of ranks."""
 
 import math
 import re
@@ -86,7 +86,7 @@ class RunEstimate:
     # run has too few micro-batches for these ranks.
     named_plan: Plan | None
     last_job: tuple[float, float, float | None] | None  # logged tokens/s, hours of the run, USD per hour
-    offers: tuple[Offer, ...]  # machines with the requested GPUs come first, then the cheapest
+    offers: tuple[Offer, ...]  # first machines with the requested GPUs, then the others, the cheapest first
     # For each machine with 8 GPUs, the offers of the layouts that fit, the cheapest first. The keys have the form
     # "parallel/tensor_parallel".
     layouts: list[dict[str, Offer]]

@@ -1,4 +1,4 @@
-"""Read the forecast of a run's final loss: forecast.json in its directory, which experiment.py ladder writes."""
+"""Read the forecast of a run's final loss from forecast.json in its directory, a file of `experiment.py ladder`."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ _RUN_AGAIN = "run experiment.py ladder again"
 
 @attrs.frozen(kw_only=True)
 class ForecastPoint:
-    """A run of the ladder that was used to fit the law."""
+    """A run of the ladder, to which the scaling law was fitted."""
 
     parameters: int = attrs.field(validator=integer(1))
     tokens: int = attrs.field(validator=integer(1))
@@ -44,7 +44,7 @@ class ForecastTarget:
 class ForecastMiss:
     """The error of a forecast for the ladder's largest size, made by a fit that left this size out."""
 
-    error: float = attrs.field(validator=number(0))  # relative
+    error: float = attrs.field(validator=number(0))  # relative error
 
 
 @attrs.frozen(kw_only=True)

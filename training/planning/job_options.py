@@ -66,7 +66,7 @@ def _job(command: TrainCommand) -> Iterator[str]:
 
 
 def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -> Iterator[str]:
-    """Yield the options that end the job, and the command that follows it.
+    """Yield the options that end the job, and the command that runs after it.
 
     `checkpoint` is the checkpoint from which the job resumes; None if the job starts with step 1.
     """

@@ -102,7 +102,7 @@ class _Value:
 
     @property
     def available(self) -> bool:
-        """Whether another kernel can read it from memory."""
+        """Whether another kernel can read this value from memory."""
         return self.kernel is None or self.stored
 
 

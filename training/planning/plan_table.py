@@ -133,7 +133,7 @@ def _basis(priced: list[Offer]) -> list[str]:
     """Return lines about the cheapest machine, the fastest machine, and the cheapest machine with a measurement."""
     best = {"cheapest": min(priced, key=Offer.usd), "fastest": min(priced, key=Offer.hours)}
     if measured := [offer for offer in priced if offer.throughputs[-1].measured]:
-        best["cheapest of the measured"] = min(measured, key=Offer.usd)
+        best["cheapest with a measurement"] = min(measured, key=Offer.usd)
     return [
         f"{word}: {offer.machine.name}, ${rough_number(offer.usd())} in {rough_number(offer.hours())} hours "
         f"({offer.throughputs[-1].kind})"

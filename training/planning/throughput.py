@@ -41,7 +41,7 @@ SOFTCAP_LOSS_BYTES = 2
 # Constants for steps on several nodes. None of this has been measured on real machines. Gradients are summed on two
 # levels (training/parallel/ordered_reduce.py); the bytes sent were counted on a virtual link between two network
 # namespaces.
-BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
+BACKWARD_SHARE = 2 / 3  # share of the backward pass in a micro-batch's computation
 LAST_BUCKETS = 0.15  # share of the gradient in the embeddings' bucket, which is only ready after the backward pass
 GRADIENT_BYTES = 4  # per parameter
 GATHERED_BYTES = 2 * 2  # per parameter in bf16: FSDP gathers it for the forward pass and for the backward pass

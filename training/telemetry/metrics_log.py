@@ -46,8 +46,8 @@ class Metric:
     ELAPSED_SECONDS = "elapsed_seconds"  # of the run
     PRICE_PER_HOUR = "price_per_hour"  # price of a job's machine in USD, in the event that starts the job
     LEDGER = "ledger"  # seconds of a job, by part
-    RUN_LEDGER = "run_ledger"  # seconds of the run, with all its jobs, by part
-    USD = "usd"  # cost of the run, with all its jobs
+    RUN_LEDGER = "run_ledger"  # seconds of the run, including all its jobs, by part
+    USD = "usd"  # cost of the run, including all its jobs
     SKIPPED_STEPS = "skipped_steps"  # written by earlier versions
 
 
@@ -95,7 +95,7 @@ class Detail:
 class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
-    These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, including errors.
+    These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, even with an error.
     In exit.json, both limits have the same reason, and patience has no reason, because it completes a run.
     """
 
