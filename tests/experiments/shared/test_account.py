@@ -72,7 +72,7 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, capsys: pytest.Cap
     first, last = path.read_text().splitlines()
     path.write_text(f"{first}\n{{torn\n{line}\n{last}\n")
     assert earlier(tmp_path) == 1000
-    note = f"NOTE: {tmp_path / ACCOUNT}: skipped 2 damaged lines, from line 2 on\n"
+    note = f"NOTE: {tmp_path / ACCOUNT}: skipped 2 damaged lines, starting at line 2\n"
     assert capsys.readouterr().err == note
     path.write_text(f"{first}\n{last}\n{line}\n")
     with pytest.raises(BadInput, match="line 3 cannot be read, so the time and money spent until then are unknown; "):

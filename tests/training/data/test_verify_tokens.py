@@ -1,4 +1,4 @@
-"""Verification of token files: every machine has the same files, and they must not change while a run reads them."""
+"""Verification of token files: all machines must have the same files, which must not change while a run reads them."""
 
 import os
 import time

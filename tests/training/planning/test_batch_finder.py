@@ -100,7 +100,7 @@ def test_ctrl_c_is_reported_in_one_line(make_run: MakeRun) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(HANG_SECONDS)
-    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing is written\n")
+    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing was written\n")
 
 
 def test_search_requires_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_headroom_is_subtracted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_bytes(torch.device("cuda")) == total - other_processes - int(HEADROOM * total)
 
 
-def test_write_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
+def test_write_option_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
     directory = make_run()
     path, file = directory / "train.json", directory / "elsewhere.json"
     text = path.read_bytes().replace(b", ", b",\r\n")

@@ -1,4 +1,4 @@
-"""--dry-run describes the effects of all other options on its command line."""
+"""`--dry-run` describes the effects of all other options on its command line."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_dry_run_describes_every_option(make_run: MakeRun, capsys: pytest.Captur
             words += [str(answers), "--set", "objective=answers"]
         lines = dry_run_output(capsys, run, *words)
         assert lines != plain, name
-        # The description of the plan shows the effects of these three options.
+        # These three options change the description of the plan. Every other option is named in a line of its own.
         if name not in ("--set", "--token-files", "--world-size"):
             assert f" {name}" in lines
 

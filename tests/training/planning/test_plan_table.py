@@ -1,4 +1,4 @@
-"""The table of --plan shows machines for rent with their prices, and writes nothing."""
+"""The table of `--plan` shows machines for rent with their prices, and writes nothing."""
 
 import json
 import re
