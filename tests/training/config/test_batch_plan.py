@@ -46,8 +46,8 @@ def test_tensor_parallel_ranks_share_batches(tmp_path: Path) -> None:
 
 
 def test_indivisible_batch_names_possible_world_sizes(tmp_path: Path) -> None:
-    advice = "set determinism to elastic, or use a world size that does, such as 1, 2, 3, 4, 6, 12$"
-    with pytest.raises(BadInput, match=f"5 does not divide, although determinism run requires it; {advice}"):
+    advice = 'set determinism to "elastic", or use a world size that divides it, such as 1, 2, 3, 4, 6, 12$'
+    with pytest.raises(BadInput, match=f'5 does not divide, although determinism "run" requires it; {advice}'):
         plan(tmp_path / "r", 5, global_batch_size=24, determinism="run")
 
 

@@ -40,8 +40,8 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ([part(weight=1e-40), part("b", weight=1e38)], "round the weights to fewer digits"),
         ([part(weight=1e-320)], "entry 1: weight: got 1e-320"),
         ([part(weight=10**400)], "entry 1: weight: got 1000"),
-        ([part(str(n), weight=1) for n in range(5000)], "got 5,000 datasets and stages in all, wanted at most 512"),
-        ([part(weight=[[n, 1] for n in range(5000)])], "got 5,000 datasets and stages in all, wanted at most 512"),
+        ([part(str(n), weight=1) for n in range(5000)], "got 5,000 datasets and stages in total, wanted at most 512"),
+        ([part(weight=[[n, 1] for n in range(5000)])], "got 5,000 datasets and stages in total, wanted at most 512"),
     ],
 )
 def test_invalid_datasets_are_reported_in_one_line(value: Any, message: str) -> None:

@@ -128,7 +128,7 @@ def test_shipped_runs_share_model_and_batches(name: str) -> None:
         ({"decay_period_percent": 0}, "decay_period_percent: got 0, wanted a number above 0 up to 100"),
         (
             {"schedule_learning_rate": "warmup_stable_decay", "decay_period_percent": 80},
-            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent already takes 25 of the 100",
+            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent already takes 25%",
         ),
         (
             {"schedule_learning_rate": False, "final_learning_rate_percent": 5},
@@ -153,7 +153,7 @@ def test_shipped_runs_share_model_and_batches(name: str) -> None:
         ),
         (
             {"validation_batches": 3, "validation_sequences": 6},
-            "validation_batches: got 3, but validation_sequences sets the same; remove validation_batches",
+            "validation_batches: got 3, but validation_sequences sets the same value; remove validation_batches",
         ),
         ({"use_amp": "no"}, "train.json: use_amp: got 'no', wanted true or false"),
         ({f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),

@@ -66,7 +66,7 @@ def test_unusable_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             7,
             "13.0",
-            "CUDA can use 7: see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES; --device cpu",
+            "CUDA can use 7: see nvidia-smi; to train on the usable GPUs, set CUDA_VISIBLE_DEVICES; --device cpu",
         ),
     ):
         machine(monkeypatch, installed=8, usable=usable, cuda=cuda)

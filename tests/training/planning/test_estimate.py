@@ -80,7 +80,8 @@ HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, b
         ),
         (
             [*FEW, "--machine", "8xa100-40gb"],
-            "--set: global_batch_size: got 4, wanted a sequence for each of 8 data-parallel ranks of 8xa100-40gb",
+            "--set: global_batch_size: got 4, wanted at least one sequence for each of the 8 data-parallel ranks of "
+            "8xa100-40gb",
         ),
     ],
 )

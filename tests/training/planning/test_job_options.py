@@ -76,7 +76,7 @@ def test_dry_run_knows_where_the_job_starts(copied: Path, capsys: pytest.Capture
     assert "--max-steps 3: stops after step 3 of 8 with a checkpoint" in restarted
     assert "0 hours used so far" in restarted and "$0.00 spent so far" in restarted
     output = dry_run_output(capsys, copied, "--max-hours", "0.25")
-    assert "--max-hours 0.25: trains nothing, because it is used up; 0.5 hours used so far" in output
+    assert "--max-hours 0.25: trains nothing, because this limit is used up; 0.5 hours used so far" in output
 
 
 def test_dry_run_refuses_a_missing_checkpoint(copied: Path) -> None:

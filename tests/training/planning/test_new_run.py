@@ -100,7 +100,7 @@ def test_missing_tokens_are_noted_and_listed_tokens_used(
     assert like(make_run(), tmp_path / "a", options=options).train.data.dataset == str(tmp_path / "here")
     remote = like(make_run("other"), tmp_path / "b", "dataset=OWNER/NAME")
     assert remote.train.data.dataset == "OWNER/NAME" and remote.model.vocab_size == 257
-    assert "some of its tokens are not on this disk, so vocabulary, validation and" in capsys.readouterr().err
+    assert "some of the run's tokens are not on this disk, so vocabulary, validation and" in capsys.readouterr().err
     two = [tmp_path / "here", tokens(tmp_path / "more", 3000, 100, largest=99)]
     parts = json.dumps([{"dataset": str(path), "weight": 1} for path in two])
     both = like(make_run("third", min_train_tokens=1024), tmp_path / "c", f"dataset={parts}")
