@@ -1,13 +1,15 @@
-# make train      install everything, prepare tokens, train for two minutes, draw a chart and print a sample
-# make train TEXT=book.txt  train on your own text, a file or a folder, in runs/book (with RUN=mine in runs/mine)
-# make test       the tests that a contributor waits for: five minutes on two cores
-# make test-long  the slower half of the tests: random walks over ranks, kills, fuzzing, lm-evaluation-harness, a judge
-# make test-cuda  training with torch's CUDA build on an emulated driver: 20 minutes, 10 GB of packages, no GPU needed
-# make first-gpu-hour-dry-run  benchmarks/first_gpu_hour.py at tiny sizes on two emulated GPUs; its numbers mean nothing
-# make lint       style, types, shell scripts and the documentation site
-# make docs       build the documentation site in .site/
-# make picture    draw the picture of the README from two training runs; needs Chromium
-# Each of these creates .venv and installs what it needs. PYTHON=python3.12 selects another interpreter.
+# make train       install everything and train a small model for two minutes
+# make train TEXT=book.txt            the same with your text, in runs/book
+# make train TEXT=folder RUN=mine     the same with a folder, in runs/mine
+# make test        the tests that a contributor waits for: five minutes
+# make test-long   the slower tests: random walks over ranks, kills, fuzzing
+# make test-cuda   tests on an emulated GPU: 20 minutes, 10 GB of packages
+# make first-gpu-hour-dry-run         rehearse the benchmarks of an hour on GPUs
+# make lint        style, types, shell scripts and the documentation site
+# make docs        build the documentation site in .site/
+# make picture     draw the picture of the README; needs Chromium
+# make help        print this list
+# Each of these, except make help, creates .venv and installs what it needs. PYTHON=python3.12 selects another interpreter.
 # TEXT and RUN are read only from make's command line; if the environment has them, make train says that it ignores them.
 
 PYTHON ?= python3
@@ -22,7 +24,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun gives a sto
 unexport PYTHONDONTWRITEBYTECODE # pytest's workers share compiled files
 
 .SILENT: # recipes print what a user needs to know, and make does not echo them
-.PHONY: train environment text no-run test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
+.PHONY: help train environment text no-run test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
 TORCHRUN = $(BIN)/python -m training.supervision.torchrun
 # Other programs export variables with these common names for their own purposes.
@@ -31,6 +33,10 @@ unexport $(OF_ENVIRONMENT)
 OWN := $(filter command,$(origin TEXT))
 AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k in ("TEXT", "RUN") if os.environ.get(k)); \
   print("make train", *words)'
+
+ifneq ($(filter command,$(origin text) $(origin run)),)
+$(error make distinguishes capitals from small letters; write: make train TEXT=... RUN=...)
+endif
 
 train: environment $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
 ifdef OWN
@@ -66,6 +72,9 @@ text:
 	$(NAME); [ -e "token_files/$$name" ] || [ ! -e "runs/$$name" ] || \
 	  { echo "make: runs/$$name belongs to another run; choose a name: make train TEXT=... RUN=mine" >&2; exit 1; }
 
+help:
+	sed -n 's/^# make/make/p' $(firstword $(MAKEFILE_LIST))
+
 picture: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/python benchmarks/one_curve.py one-curve.html
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=800,960 --force-device-scale-factor=2 \
@@ -82,8 +91,8 @@ test-long: .venv/installed-test
 	$(BIN)/python -m pytest -m long -n 0 -s
 
 # Environments with torch's CUDA build: the pinned version and the oldest supported one. The variables can name other
-# environments, which are used without installing anything. If pip is configured to prefer CPU wheels, override that:
-# make test-cuda PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null
+# environments, which are used without installing anything. If pip is configured to prefer CPU wheels, override that
+# (`make test-cuda PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null`).
 CUDA_VENV ?= .venv-cuda-2.13
 OLDEST_CUDA_VENV ?= .venv-cuda-2.11
 ON_EMULATED_GPUS = tests/fakegpu/run $(1)/bin/python -m pytest tests/cuda -n 2 --timeout 900 -m

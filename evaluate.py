@@ -8,7 +8,7 @@ from common.errors import BadInput
 from common.script import Script
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL is a run directory, one of its
-checkpoints, a model directory of Hugging Face, or OWNER/NAME on the hub."""
+checkpoints, a Hugging Face model directory, or OWNER/NAME on the hub."""
 EPILOG = """examples:
   python evaluate.py sample runs/quickstart --prompt "def " --tokens 500
   python evaluate.py chat runs/mine --system "Be brief."
@@ -23,7 +23,7 @@ EPILOG = """examples:
   python evaluate.py compare runs/8xa100 openai-community/gpt2 --markdown
   python evaluate.py export runs/8xa100 exported --push OWNER/NAME --license mit
 
-Exit status: 0 done, 1 error or degenerate output, 2 usage error,
+Exit status: 0 done, 1 error or degenerate output, 2 wrong command line,
 75 stopped at --max-usd, 130 interrupted.
 """
 

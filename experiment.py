@@ -13,8 +13,8 @@ EPILOG = """examples:
   python experiment.py trial HEAD . runs/quickstart --max-hours 1
   python experiment.py ladder ladders/laptop.json
 
-Exit status: 0 done, 1 error, 2 usage, 75 stopped by its budget or by SIGTERM,
-130 interrupted. For trial: 0 better, 10 same bits, 11 no difference found,
+Exit status: 0 done, 1 error, 2 wrong command line, 75 stopped by the budget or
+by SIGTERM, 130 interrupted. For trial: 0 better, 10 same bits, 11 no difference found,
 12 worse, 13 cannot tell.
 """
 
@@ -27,7 +27,7 @@ def main() -> int:
 
         texts = ScriptTexts(description=DESCRIPTION, epilog=EPILOG)
         command, options = read_command("experiment.py", COMMANDS, sys.argv[1:], texts=texts, key_rows=key_rows)
-        script.interrupted = "; the same command continues"
+        script.interrupted = "; to continue, run the same command again"
         script.status = command.run(options)
     return script.status
 

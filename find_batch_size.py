@@ -19,7 +19,7 @@ def main() -> int:
         command, options = read_command(
             "find_batch_size.py", FIND_COMMANDS, sys.argv[1:], texts=texts, key_rows=key_rows
         )
-        script.interrupted = ": nothing is written"
+        script.interrupted = ": nothing was written"
         script.status = command.run(options)
     return script.status
 

@@ -9,7 +9,7 @@ EPILOG = """examples:
   python report.py runs/quickstart
   python report.py runs/quickstart --to tensorboard --watch
 
-Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
+Exit status: 0 done, 1 error, 2 wrong command line, 130 interrupted.
 """
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up a new Ubuntu GPU machine (Lambda, RunPod, ...): create a virtual environment, install the requirements, and
-# print the machine's hardware and credentials. Running this again does no harm.
+# print the machine's hardware and credentials. Running it again does no harm.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -16,7 +16,7 @@ can_compile() {
   printf '#include <stdlib.h>\n#include <Python.h>\n' | "${CC:-gcc}" -fsyntax-only "-I$headers" -xc - 2>/dev/null
 }
 
-# An interpreter that the user has chosen must run already: installing packages of the system would not repair it.
+# If the user has chosen an interpreter, it must already run: installing system packages would not repair it.
 venv_package=python3-venv
 if [ -n "${PYTHON:-}" ]; then
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2], int(sys.version_info >= (3, 10)))' 2>/dev/null) ||

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from training.command import TrainCommand
     from training.config.train_config import Run
 
-# The reason to record for each exit status when no exception ended the job. In that case EXIT_ERROR means that
+# The reason to record for each exit status if the job ended without an exception. EXIT_ERROR then means that
 # --preflight found a problem or that --replay found a difference.
 REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
-# Options of train.py that replace training, each with a module, which is imported only if the option is given, and a
-# function in it. The function takes (run, command, initial weights) and returns an exit status; None means success.
+# Options of train.py that replace training. Each option has a function and the function's module, which is imported
+# only if the option is given. The function takes (run, command, initial weights) and returns an exit status, or None
+# for success.
 INSTEAD_OF_TRAINING = {
     "dry_run": ("training.planning.dry_run", "dry_run"),
     "plan": ("training.planning.dry_run", "dry_run"),
@@ -67,7 +68,7 @@ def main() -> int:
                 run = new_run(command, lambda source: load_model(source).network.config)
         if command.like is not None and command.trains and environment_rank() == 0:
             supervision.lock(command.run)
-        initial = None  # with --init-from: that model, whose weights are read when the run begins
+        initial = None  # or the model of --init-from, whose weights are read when the run begins
         if (source := command.options.init_from) is not None:
             initial = InitialWeights(source.removeprefix(HUB), partial(load_model, source))
         with memory_advice(run):
@@ -95,7 +96,7 @@ def read_command() -> "TrainCommand":
 def prepare(command: "TrainCommand", supervision: Supervision) -> JobExit | None:
     """Check the environment, and lock the run directory if it exists.
 
-    Returns how this job ended if torchrun has restarted it although it had already stopped or diverged; otherwise None.
+    If this job had already stopped or diverged, and torchrun has restarted it, returns how it had ended; else None.
     """
     if command.trains:
         keep_logs_only()
@@ -120,7 +121,7 @@ def repeat_exit(earlier_exit: JobExit, supervision: Supervision) -> int:
 
 
 def record_end(status: int, supervision: Supervision) -> int:
-    """Record the end of a job that no exception ended; return the exit status of this rank."""
+    """Record the end of a job that ended without an exception; return the exit status of this rank."""
     if status == EXIT_STOPPED:
         tell_torchrun("stopped early with status 75; run the same command again to continue", status, "stopped")
     supervision.exit_record.write(status, REASON_OF_STATUS[status])

@@ -1,10 +1,11 @@
-"""Error rates of a reference's band: new runs of the recipe that leave the band, and faulty runs that are noticed.
+"""Error rates of a reference's band: how often good runs leave the band, and how often faulty runs are noticed.
 
     python benchmarks/band_errors.py [--families 2400]
 
-A loss is measured as in reference.json: means over tenths of a run, at 40 marks. The noise is either new at each of 400
-steps, or an AR(1) series with 0.9 by step or by mark, or constant over a run (normal, or Student's t with 3 degrees of
-freedom), or half new at each step and half constant. A faulty run has a higher loss from the middle of the run on.
+A loss is measured as in reference.json, by means over tenths of a run at 40 marks. There are four kinds of noise: noise
+that is new at each of 400 steps, an AR(1) series (coefficient 0.9 per step or per mark), noise that is constant over a
+run (normal, or Student's t with 3 degrees of freedom), and a mixture that is half new at each step and half constant.
+In a faulty run, the loss is too high from the middle of the run to its end.
 """
 
 import itertools
@@ -24,7 +25,7 @@ KINDS = (
     "constant, Student's t",
     "half new, half constant",
 )
-FAULTS = (4.0, 8.0)  # deviations of a mark's noise between runs
+FAULTS = (4.0, 8.0)  # in standard deviations of a mark's noise between runs
 
 
 def main(*, families: int = FAMILIES) -> None:

@@ -49,7 +49,7 @@ SIZES = {
     **GPT2_SIZES,
 }
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-WARM_UP = 3  # first steps that are not measured: they compile, and DDP builds its buckets
+WARM_UP = 3  # number of first steps that are not measured, because they compile the network and build DDP's buckets
 GROUP_SECONDS = 600  # timeout of a collective
 LOOK_SECONDS = 0.005  # time between two looks at metrics or at processes that should end
 GRACE_SECONDS = 10.0  # time from SIGTERM to SIGKILL
@@ -83,7 +83,7 @@ def exit_on_signals() -> None:
 
 
 def parser(main: Callable[..., None]) -> App:
-    """Return the command line of a benchmark: its options are the parameters of `main`, its help is the docstring."""
+    """Return the command line of a benchmark: the options are `main`'s parameters, the help is the docstring."""
     app = App(
         help=main.__globals__["__doc__"],
         help_format="plaintext",
@@ -101,9 +101,9 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
-    """Write random token files for a number of steps, and a run directory, and return the run directory.
+    """Write a run directory, and token files with enough random tokens for `steps` steps. Return the run directory.
 
-    `train` are keys of train.json.
+    `train` has the keys of train.json.
     """
     count = steps * train["global_batch_size"] * model.context_length
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, count + 1, dtype=np.uint16)
@@ -126,7 +126,7 @@ def write_run(run: Path, model: ModelConfig, train: dict[str, Any]) -> Path:
 
 
 def launcher(ranks: int) -> list[str]:
-    """Return the beginning of a command: Python, with torchrun if there are several ranks."""
+    """Return the first words of a command: Python and, if there are several ranks, torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     return [sys.executable, *(torchrun if ranks > 1 else [])]
 
@@ -143,13 +143,14 @@ def output_of(ranks: int, script: str, *words: str) -> str:
 def train(run: Path, ranks: int, *settings: str, kill_after: int) -> list[dict[str, Any]]:
     """Train a run from the start until the step `kill_after` is in its metrics, kill it, and return its metrics.
 
-    Because it is killed, the last checkpoint costs neither time nor disk space. `settings` are KEY=VALUE for
-    train.json. Raise BadInput if training fails.
+    Because the run is killed, it needs neither time nor disk space for a last checkpoint. `settings` are KEY=VALUE
+    pairs for train.json. Raise BadInput if training fails.
     """
     options = [f"--set={setting}" for setting in settings]
     command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
     file = run / METRICS
-    earlier = file.stat().st_ino if file.exists() else None  # --resume never moves an earlier file to the archive
+    # `--resume never` moves an earlier file to the archive, so a new inode means a new file.
+    earlier = file.stat().st_ino if file.exists() else None
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
         if file.exists() and file.stat().st_ino != earlier:
@@ -183,7 +184,7 @@ def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
 
 
 def process_tree(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants, on Linux."""
+    """Yield the ids of a process and all its descendants. This requires Linux."""
     yield pid
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():

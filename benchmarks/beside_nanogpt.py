@@ -1,6 +1,6 @@
-"""nanoGPT and Lockstep on this CPU, one step at a time in turn.
+"""nanoGPT and Lockstep compared on this CPU: the two trainers take turns, one step at a time.
 
-While one trainer takes a step, the other is halted, so that other load on the machine affects both in the same way.
+While one trainer takes a step, the other trainer is halted. Other load on the machine therefore affects both equally.
 """
 
 import os
@@ -28,9 +28,9 @@ from tokens.batches.sampling import Layout
 from training.hardware.environment import cpu_name, git_commit
 from training.telemetry.metrics_log import METRICS
 
-HALT_SECONDS = 0.0005  # time between two checks whether a step has ended
+HALT_SECONDS = 0.0005  # time between two checks for the end of a step
 STEP = re.compile(r'^(iter \d+|\{"step": \d+, "train_loss")')  # the line of a step in nanoGPT's log or metrics.jsonl
-# Because of this condition, nanoGPT computes in fp32 on a CPU, whatever --dtype says. Our copy is without it.
+# Because of this condition, nanoGPT computes in fp32 on a CPU, whatever --dtype says. Our copy omits the condition.
 CPU_CONDITION = "nullcontext() if device_type == 'cpu' else "
 OVER_THE_LIMIT = "over the limit"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -48,15 +48,13 @@ class NanogptComparison:
     minutes: float  # time limit for each table, including start and warm-up
 
     def print(self, size: str, *, compiled: bool) -> None:
-        """Print the tokens/s of both trainers in fp32 and bf16, without and, if requested, with compilation."""
+        """Print the tokens/s of both trainers in fp32 and bf16: uncompiled and, if requested, also compiled."""
         tokens = self.layout.global_batch_size * self.model.context_length
         print(f"{size} on {cpu_name()}, {self.threads} threads, torch {torch.__version__}, commit {git_commit()}")
+        print(f"{tokens:,} tokens per step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps each")
         print(
-            f"{tokens:,} tokens per step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps in turn"
-        )
-        print(
-            "medians of tokens/s, and of ratios to the nanoGPT step of the same round; both with nanoGPT's GELU; in "
-            "brackets by CPU seconds"
+            "medians of tokens/s, and of the ratio to nanoGPT's step in the same round; both use nanoGPT's GELU; the "
+            "values in brackets are computed from CPU seconds"
         )
         for compile_it, precision in product((False, True) if compiled else (False,), DTYPES):
             trainers = self._step_in_turn(precision, compile_it)
@@ -68,7 +66,7 @@ class NanogptComparison:
                 print(f"{title}: {len(nanogpt)} of {self.steps} steps within {self.minutes:g} minutes", flush=True)
 
     def _step_in_turn(self, precision: str, compiled: bool) -> dict[str, np.ndarray]:
-        """Return the wall-clock and CPU seconds (steps, 2) of each trainer. There are fewer steps if time is up."""
+        """Return the wall-clock and CPU seconds (steps, 2) of each trainer. If time runs out, there are fewer steps."""
         deadline = time.monotonic() + 60 * self.minutes
         with ExitStack() as stack:
             steppers = {}
@@ -150,10 +148,11 @@ def _stepper(command: list[str], log: Path, threads: int, deadline: float) -> It
 
 
 def _steps(process: subprocess.Popen[bytes], log: Path, deadline: float) -> Iterator[tuple[float, float]]:
-    """Let a trainer take a step, halt it, and yield the wall-clock and CPU seconds of the step, again and again.
+    """Repeatedly let a trainer take a step, halt the trainer, and yield the wall-clock and CPU seconds of the step.
 
-    The first step includes the start. If the trainer took several steps before it was halted, the seconds are their
-    mean. At the deadline, this stops in the middle of a step. Raise BadInput with the trainer's last output if it ends.
+    The first step includes the start. If the trainer took several steps before it was halted, the seconds are the mean
+    of these steps. At the deadline, the iterator ends in the middle of a step. Raise BadInput with the trainer's last
+    output if the trainer ends first.
     """
     done = 0
     while True:

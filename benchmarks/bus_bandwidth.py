@@ -1,4 +1,4 @@
-"""The bus bandwidth of collectives: all-reduce, all-gather and reduce-scatter of bf16 with plain torch.distributed.
+"""The bus bandwidth of collectives: all-reduce, all-gather and reduce-scatter of bf16 data, with torch.distributed.
 
 torchrun --standalone --nproc_per_node=8 benchmarks/bus_bandwidth.py [--mebibytes 1 16 256 1024]
 
@@ -20,7 +20,7 @@ from common.errors import BadInput
 from training.parallel.process_group import Ranks, all_gather_single, reduce_scatter_single, start, stop
 
 ROUNDS, CALLS = 5, 10
-TRANSFERS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # times (n - 1) / n of the buffer
+TRANSFERS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # multiples of (n - 1) / n of the buffer
 
 
 def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:
@@ -32,8 +32,8 @@ def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:
     ranks = start(None, bench.GROUP_SECONDS)
     if ranks.world_size == 1:
         raise BadInput(
-            "needs at least two ranks, but there is one; start it with "
-            "python -m torch.distributed.run --nproc_per_node=2 or more"
+            "needs at least two ranks, but there is only one; start it with "
+            "python -m torch.distributed.run --nproc_per_node=2, or with more ranks"
         )
     columns = [f"MiB, {ranks.world_size} ranks", *(f"{name} GB/s" for name in TRANSFERS), "all-reduce ms"]
     rows = []

@@ -1,15 +1,15 @@
-"""Exposed communication and host time of a step, with DDP and FSDP, and with determinism off and elastic.
+"""Exposed communication and host time of a step, with DDP and FSDP, and with `determinism` "off" and "elastic".
 
 python benchmarks/communication.py exposed host [--ranks 8] [--microbatch 16]
 
-It trains GPT-2 124M on random tokens with one micro-batch per rank and step, as runs/8xh100 does.
+The benchmark trains GPT-2 124M on random tokens with one micro-batch per rank in each step, as runs/8xh100 does.
 
-The exposed communication is the time of this step minus the time of the same step on one rank, where nothing is sent.
-With FSDP, the single rank updates all weights, which hides about a millisecond. With `fsdp elastic`, it trains the bare
-network, so the cost of FSDP's hooks counts as exposed communication.
+The exposed communication is the time of a step minus the time of the same step on one rank, where nothing is sent. With
+FSDP, the single rank updates all weights, which hides about a millisecond of communication. In the row `fsdp elastic`,
+the single rank trains the bare network, so the cost of FSDP's hooks counts as exposed communication.
 
-The host time is the time of a step with one short sequence on each rank, in which the GPU has almost nothing to do. No
-step can take less.
+The host time is the time of a step with one short sequence on each rank, so that the GPU has almost nothing to do. No
+step can be faster.
 """
 
 from itertools import product
@@ -25,7 +25,7 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-LOG_STEPS = 5  # log interval, because only a logged step waits for the GPU; the first five steps are not measured
+LOG_STEPS = 5  # log interval (only a logged step waits for the GPU); the first five steps are not measured
 SHORT_CONTEXT = 64  # tokens
 
 Part = Literal["exposed", "host"]

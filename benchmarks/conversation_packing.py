@@ -4,9 +4,9 @@
 
 The conversations of examples/toy_dialogue.py differ in length by a factor of five. For each seed, a base model learns
 stories. It is then fine-tuned with each packing on the same conversations, with the same number of rows per update.
-Each held-out question is alone in its row, so a greedy answer is right if the argmax is right at each of its tokens.
-Only this file implements attention within conversations, as a mask. Positions are encoded with RoPE, so the network
-does not see the position of a conversation in its row.
+Each held-out question is alone in its row, so a greedy answer is right if the argmax is right at every token of the
+answer. Attention within conversations exists only in this file, where it is a mask. Positions are encoded with RoPE, so
+the network does not see where in its row a conversation is.
 """
 
 import re
@@ -34,8 +34,8 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 CONTEXT, ROWS = 160, 4
 STORIES, BASE_STEPS, CONVERSATIONS, EPOCHS = 6_000, 1200, 300, 4
 PEAK, FINE_TUNING_PEAK = 4e-3, 1e-3
-# Factor for the initial weights. With the weights of a wide network, such a narrow network does not learn attention
-# within minutes.
+# The initial weights are multiplied by this factor. With the initial weights of a wide network, a network as narrow as
+# this one does not learn attention within minutes.
 WIDENED = 5
 Encoded = tuple[list[int], list[int]]  # ids, weights
 
@@ -134,7 +134,7 @@ def _windows(arrays: tuple[list[int], list[int], list[int]], cut: int) -> Rows:
 def within(owner: Tensor | None) -> Iterator[None]:
     """Restrict attention to ids of the same conversation, with a mask instead of `is_causal`.
 
-    With None, attention is causal over the whole row.
+    If `owner` is None, attention is causal over the whole row.
     """
     plain = F.scaled_dot_product_attention
     if owner is not None:
@@ -147,7 +147,7 @@ def within(owner: Tensor | None) -> Iterator[None]:
 
 
 def losses(network: GPT, rows: Rows, *, masked: bool) -> tuple[Tensor, Tensor]:
-    """Return logits (B, T, V), and the mean loss over the targets with a weight, a scalar."""
+    """Return the logits (B, T, V), and the weighted mean loss over the targets, which is a scalar."""
     with within(rows.owner[:, :-1] if masked else None):
         logits = network(rows.ids[:, :-1])
     token_losses = F.cross_entropy(logits.flatten(0, 1), rows.ids[:, 1:].flatten(), reduction="none")

@@ -1,8 +1,9 @@
-"""CORE compared with lm-evaluation-harness: items per second for the same prompts, on one thread, in turn.
+"""The speed of CORE compared with lm-evaluation-harness, in items per second for the same prompts.
 
     python benchmarks/core_speed.py --bundle eval_bundle --tokenizer gpt2 --items 16
 
-Both score every choice after its examples. The harness does not put a beginning-of-text id in front of a prompt.
+The two programs take turns on one thread, and both score every choice after its few-shot examples. The harness does not
+put a beginning-of-text id in front of a prompt.
 """
 
 import statistics
@@ -66,7 +67,7 @@ def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int =
 
 
 def _requests(task: CoreTask) -> list[Instance]:
-    """Return the prompts in the form of the harness's tasks, in which white space belongs to the continuation."""
+    """Return the prompts in the form of the harness's tasks, in which the space before a choice is part of it."""
     parts = [prompt for number in range(len(task.questions)) for prompt in task.prompts(number)]
     split = [(context.rstrip(), context[len(context.rstrip()) :] + choice) for context, choice in parts]
     return [Instance("loglikelihood", doc={}, arguments=request, idx=0) for request in split]

@@ -1,9 +1,13 @@
-"""Correctness on this machine: CPU and GPU losses, DDP and one process, elastic hashes on all layouts, kill and resume.
+"""Checks of correctness on this machine, by comparing runs of a small network.
+
+The losses on the GPU are compared with the losses on the CPU, and the losses of DDP and FSDP with those of one process.
+With `determinism` "elastic", the hashes of all layouts are compared with each other, and the hashes of a killed and
+resumed run with those of an uninterrupted run.
 
 python benchmarks/correctness.py losses elastic resume [--ranks 1 2 4 8] [--device cpu]
 
-It trains a small network with train.py on the bytes of Python's library and prints a line for each comparison. The exit
-status is 1 if a comparison fails. With --device cpu, it does the same with gloo.
+The benchmark trains the network with train.py on the bytes of Python's library and prints a line for each comparison.
+The exit status is 1 if a comparison fails. With --device cpu, all runs use the CPU and gloo.
 """
 
 import math
@@ -28,7 +32,7 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
-# Largest accepted differences of a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003 in these steps, and
+# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003 in these steps, and
 # DDP with two ranks differs from one process by 0.0002 in bf16.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
 MODEL = ModelConfig(
@@ -68,7 +72,7 @@ class SmallRun:
     """Runs of one small network, with the same tokens and initial weights."""
 
     folder: Path
-    device: str  # unless a run names another device
+    device: str  # the device of each run that does not specify another
     steps: int
     tiny: bool  # use TINY, without compilation
 
@@ -86,7 +90,7 @@ class SmallRun:
         )
 
     def train(self, name: str, ranks: int, *, device: str | None = None, **keys: Any) -> SmallResult:
-        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if it fails."""
+        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if this fails."""
         run = self._write(name, **keys)
         return self._finish(run, self._start(run, ranks, device or self.device))
 
@@ -108,7 +112,7 @@ class SmallRun:
         return None
 
     def resume(self, name: str, ranks: int) -> SmallResult:
-        """Resume a killed run with a number of ranks, and train it to its end."""
+        """Resume a killed run on the given number of ranks, and train it to its end."""
         run = self.folder / name / "run"
         return self._finish(run, self._start(run, ranks, self.device))
 
@@ -176,22 +180,22 @@ def main(
 
 
 def compare_losses(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare the losses of each step: CPU and GPU in fp32 and bf16, and one process with DDP and FSDP."""
+    """Compare the losses of each step: on GPU and CPU in fp32 and bf16, and of DDP and FSDP with one process."""
     reference = small.train("cpu-fp32", 1, precision="fp32", device="cpu")
     fp32 = small.train("fp32", 1, precision="fp32", determinism="off")
     bf16 = small.train("bf16", 1, precision="bf16", determinism="off")
-    yield compare_step_losses(f"{small.device} fp32, CPU fp32", fp32, reference, FP32_LIMIT)
-    yield compare_step_losses(f"{small.device} bf16, CPU fp32", bf16, reference, BF16_LIMIT)
+    yield compare_step_losses(f"{small.device} fp32 and CPU fp32", fp32, reference, FP32_LIMIT)
+    yield compare_step_losses(f"{small.device} bf16 and CPU fp32", bf16, reference, BF16_LIMIT)
     learned = reference.losses[min(reference.losses)] - reference.losses[max(reference.losses)]
     yield MachineComparison("the network learns", f"{learned:.3f} nats", "> 0.5", learned > 0.5)
     for size in [size for size in sizes if size > 1][-1:]:
         for parallel in ("ddp", "fsdp"):
             many = small.train(f"{parallel}-off", size, precision="bf16", determinism="off", parallel=parallel)
-            yield compare_step_losses(f"bf16: {parallel} on {size} ranks, one process", many, bf16, ORDER_LIMIT)
+            yield compare_step_losses(f"bf16: {parallel} on {size} ranks and one process", many, bf16, ORDER_LIMIT)
 
 
 def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare the hashes of weights and moments after each step with determinism elastic, and report the self-tests."""
+    """Compare the hashes of weights and moments after each step of "elastic" runs, and report the self-tests."""
     for precision in ("bf16", "fp32"):
         layouts = [(size, parallel) for parallel in ("ddp", "fsdp") for size in sizes]
         first: SmallResult | None = None
@@ -199,7 +203,7 @@ def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCom
             name = f"{precision}-{parallel}-{size}"
             trained = small.train(name, size, precision=precision, determinism="elastic", parallel=parallel)
             first = first or trained
-            yield compare_step_hashes(f"{precision} {parallel} on {size} ranks, first layout", trained, first)
+            yield compare_step_hashes(f"{precision} {parallel} on {size} ranks and the first layout", trained, first)
             if trained.self_test is not None:
                 outcome = "repeats" if trained.self_test else "differs"
                 yield MachineComparison(
@@ -215,7 +219,7 @@ def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCo
         began = time.monotonic()
         killed = small.kill(f"killed-{parallel}", size, interval, parallel=parallel, **options)
         resumed = small.resume(f"killed-{parallel}", sizes[0] if size != sizes[0] else sizes[-1])
-        subject = f"killed -9 on {size} ranks, {parallel}, at step {killed}; resumed, uninterrupted"
+        subject = f"killed on {size} ranks, {parallel}, at step {killed}: resumed and uninterrupted run"
         if killed is None:
             yield MachineComparison(subject, "the run ended before it was killed", "killed", False)
             continue

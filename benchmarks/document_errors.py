@@ -1,10 +1,11 @@
-"""Error rates of the held-out loss if neighbouring documents are similar: intervals of `loss`, winners of `compare`.
+"""Error rates of the held-out loss if neighboring documents are similar: intervals of `loss`, winners of `compare`.
 
     python benchmarks/document_errors.py [--families 2400]
 
-The first table has 100, 256 or 2,000 documents with lognormal lengths (deviation 0.8). Their mean losses deviate by 0.4
-nats and correlate along the stream as an AR(1) series. The second table has equal recipes and 128 groups of documents,
-with deviations of 0.1 nats for recipe and group, which correlate along the stream, and of 0.01 nats for the seed.
+The first table has 100, 256 or 2,000 documents with lognormal lengths (deviation 0.8). Their mean losses have a
+standard deviation of 0.4 nats and are correlated along the stream, as an AR(1) series. The second table has equal
+recipes and 128 groups of documents. Each recipe deviates by 0.1 nats on each group, and neighboring groups have similar
+deviations. Each seed deviates by 0.01 nats.
 """
 
 import itertools
@@ -77,7 +78,7 @@ def losses(cell: int, documents: int, correlation: float, families: int) -> list
 
 
 def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], correlation: float) -> list[str]:
-    """Return the cells for recipes that are compared with each other. `counts` are the numbers of recipes and seeds."""
+    """Return the cells for recipes that are compared with each other. `counts` has the numbers of recipes and seeds."""
     random, (recipes, seeds) = generator("compare", cell), counts
     false = undecided = detected = planted_undecided = 0
     for family in range(families):
@@ -107,9 +108,9 @@ def winners(cell: int, families: int, alike: bool, counts: tuple[int, int], corr
 
 
 def statements(levels: np.ndarray, tokens: np.ndarray) -> list[str]:
-    """Return the statement of `compare` on each pair of recipes.
+    """Return the statement of `compare` about each pair of recipes.
 
-    `levels` are nats per token, (recipes, seeds, groups).
+    `levels` has the nats per token, (recipes, seeds, groups).
     """
     rows: list[Row] = []
     results: list[EvaluationResult | None] = []

@@ -3,9 +3,9 @@
 tests/fakegpu/run python benchmarks/emulated_steps.py [--parallel ddp fsdp] [--determinism off elastic]
 
 Emulated GPUs compute nothing (tests/fakegpu/README.md): counts, bytes and host time are real, but device time is not.
-Each row is a process that is rank 0 of --world-size. The other ranks do not exist, and collectives return at once. Host
-times are medians of --steps steps, without warm-up. "first" is the peak memory of the first step, "later" that of all
-later steps.
+Each row is measured in a process that is rank 0 of --world-size ranks. The other ranks do not exist, and collectives
+return at once. Host times are medians of --steps steps, without warm-up. "first" is the peak memory of the first step,
+and "later" is the peak memory of all later steps.
 """
 
 import itertools
@@ -76,18 +76,18 @@ class EmulatedSteps:
     cpu_ms: float
     least_cpu_ms: float
     launches: int
-    streams: list[int]  # launches on each stream, largest first
+    streams: list[int]  # launches on each stream, in descending order
     synchronizations: dict[str, int]  # by function
     collectives: dict[str, tuple[int, int]]  # calls and bytes by name
     copies: dict[str, tuple[int, int]]  # calls and bytes by direction
-    kernels: dict[str, int]  # launches by name, largest first
+    kernels: dict[str, int]  # launches by name, in descending order
     first_peak: int  # allocated bytes in the first step
     later_peak: int  # allocated bytes in later steps
     peaks: list[int]  # allocated bytes in each step
     reserved_peak: int
     predicted: int  # allocated bytes
     predicted_reserved: int
-    pinned_growth: int  # growth of page-locked host memory in bytes after warm-up, which includes autotuning
+    pinned_growth: int  # growth of page-locked host memory after the warm-up (which includes autotuning), in bytes
 
     def row(self, name: str) -> list[str]:
         """Return the cells of a table."""
@@ -123,7 +123,7 @@ def main(  # noqa: PLR0913  # each is an option
     set: tuple[str, ...] = (),
     as_json: bool = False,
 ) -> None:
-    """Print a row for each combination. With --as-json, measure one combination here, and print all values."""
+    """Print a row for each combination. With --as-json, measure one combination in this process."""
     launches()  # raises BadInput without the emulated driver
     layouts = [
         EmulatedLayout(
@@ -190,7 +190,7 @@ def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
 
 
 def lone_rank(world_size: int, tensor_parallel: int = 1) -> Ranks:
-    """Return rank 0 of a job whose other ranks do not exist. Collectives use this rank's data instead of theirs."""
+    """Return rank 0 of a job whose other ranks do not exist. Collectives use only this rank's data."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     store = dist.HashStore()
@@ -216,7 +216,7 @@ def _cost(train: Callable[[int], None], step: int) -> _StepCost:
 
 
 def _pinned_bytes() -> int:
-    """Return the page-locked host memory that torch holds, whether it is in use or not, in bytes."""
+    """Return the bytes of page-locked host memory that torch holds, including memory that is not in use."""
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 

@@ -1,4 +1,4 @@
-"""Speed of tokenizers' encoders on one core: text and tokens per second of CPU time.
+"""Speed of tokenizers' encoders on one core, in bytes of text and in tokens per second of CPU time.
 
     python benchmarks/encoders.py --texts book.txt code.txt --tokenizers gpt2 cl100k token_files/tokenizer.json
 
@@ -24,7 +24,7 @@ from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
 @attrs.frozen
 class TimedEncoder:
-    """A tokenizer, written to a folder in the form in which the workers of prepare_data.py read it."""
+    """A tokenizer, written to a folder in the form that the workers of prepare_data.py read."""
 
     name: str
     record: TokenizerRecord
@@ -37,7 +37,7 @@ class TimedEncoder:
 
 
 def main(*, texts: list[Path], tokenizers: list[str], rounds: int = 7) -> None:
-    """Print the speed of each tokenizer's encoder on each text, with the encoder that prepare_data.py would choose."""
+    """Print the speed on each text for each tokenizer, with the encoder that prepare_data.py would choose."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         candidates = [_write_tokenizer(name, Path(folder) / str(number)) for number, name in enumerate(tokenizers)]
@@ -61,7 +61,7 @@ def _write_tokenizer(name: str, directory: Path) -> TimedEncoder:
 
 
 def _measure(candidate: TimedEncoder, text: str) -> tuple[int, float, str]:
-    """Return the number of tokens in a text, the CPU seconds of encoding it, and the kind of encoder."""
+    """Return the number of tokens in a text, the CPU seconds for encoding it, and the kind of encoder."""
     parts = [text[begin : begin + BATCH_CHARACTERS] for begin in range(0, len(text), BATCH_CHARACTERS)]
     encoder = candidate.encoder()
     began = time.process_time()

@@ -8,7 +8,8 @@ import numpy as np
 from scipy import signal
 
 FAMILIES = 2400
-# Accepted number of false differences in FAMILIES: with it, the one-sided 95 % bound of the error rate is 7 %.
+# The largest accepted number of false differences in FAMILIES repetitions. At this number, the one-sided 95 % bound of
+# the error rate is 7 %.
 MOST_FALSE = 147
 LEAST_COVERED, TOO_WIDE = 0.85, 0.99  # accepted coverage of 95 % intervals
 
@@ -28,7 +29,7 @@ def false_text(false: int, families: int) -> str:
 
 
 def holds(low: float | None, high: float | None, truth: float) -> bool:
-    """Return whether there are bounds that contain the truth."""
+    """Return whether both bounds exist and contain the truth."""
     return low is not None and high is not None and low - 1e-12 <= truth <= high + 1e-12
 
 
@@ -41,7 +42,7 @@ def covered_text(inside: int, intervals: int) -> str:
 
 
 def series(random: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
-    """Return stationary AR(1) series along the last axis: normal, with deviation 1, and correlated neighbours."""
+    """Return stationary AR(1) series along the last axis: normal, with deviation 1, and correlated neighbors."""
     innovations = np.sqrt(1 - correlation**2) * random.standard_normal(shape)
     innovations[..., 0] = random.standard_normal(shape[:-1])
     return np.asarray(signal.lfilter([1.0], [1.0, -correlation], innovations, axis=-1))

@@ -2,11 +2,12 @@
 
 python benchmarks/first_gpu_hour.py [--minutes 60] [--price-per-hour 24] [--output gpu-hour]
 
-It measures correctness, speed, memory, kernels, communication and host time, the most important first, on 1, 2, 4 or 8
-GPUs, and needs no data. Each step has a time limit and its own result files, and a failed step does not stop the rest.
-The page and the tarball are written after each step. A signal ends the running step and all its processes. The same
-command continues and skips the steps that are done. Run it in tmux. At the end, copy OUTPUT.tar.gz to your own machine:
-it has page.md, and the output and the GPU clocks of each step, but no weights, tokens or credentials.
+The script measures correctness, speed, memory, kernels, communication and host time on 1, 2, 4 or 8 GPUs. The most
+important steps come first, and no data is needed. Each step has a time limit and its own result files, and a failed
+step does not stop the rest. The page and the tarball are written after each step. A signal ends the running step and
+all its processes. To continue, run the same command again; steps that are done are skipped. Run the script in tmux. At
+the end, copy OUTPUT.tar.gz to your own machine. It has page.md, and the output and the GPU clocks of each step, but no
+weights, tokens or credentials.
 """
 
 import csv
@@ -36,12 +37,12 @@ from training.checkpoints.retention import CHECKPOINT_BYTES
 from training.hardware.environment import cpu_name, git_commit
 from training.hardware.preflight import DiskNeed, PreflightRequirements, report
 
-LEAST_STEP_SECONDS = 30.0  # a step does not start if there is less time
-DRY_RUN_SECONDS = 900.0  # limit of each step in a dry run, in case one hangs
+LEAST_STEP_SECONDS = 30.0  # a step does not start if less time is left
+DRY_RUN_SECONDS = 900.0  # limit of each step in a dry run, in case a step hangs
 PREFLIGHT = "preflight"
 REST_BYTES = 2e9  # disk space for compiled kernels, random tokens and checkpoints of small networks
 PAGE = "page.md"
-LAST_LINES = 100  # of a step that is not done, the page shows this number of lines
+LAST_LINES = 100  # the page shows at most this many lines of a step that is not done
 SMI = "nvidia-smi"
 SETTINGS = (
     "index,name,driver_version,memory.total,memory.used,power.limit,power.max_limit,clocks.sm,clocks.max.sm,"
@@ -87,7 +88,7 @@ def main(
     gpus = torch.cuda.device_count()
     if gpus == 0:
         raise BadInput(
-            "this machine has no GPU; to try it with emulated GPUs: "
+            "this machine has no GPU; to try this script with emulated GPUs, run "
             "tests/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run"
         )
     ranks = 1 << (min(gpus, 8).bit_length() - 1)
@@ -122,7 +123,7 @@ def check_output(folder: Path) -> None:
 
 
 def needs(largest: Size) -> PreflightRequirements:
-    """Return the preflight's requirements. Disk space is one of them: train.py needs room for a checkpoint."""
+    """Return the preflight's requirements. They include disk space, because train.py needs room for a checkpoint."""
     needed_bytes = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
         directory=Path(tempfile.gettempdir()),
@@ -168,8 +169,8 @@ def run_steps(
 def limit_seconds(step: HourStep, later: list[HourStep], seconds_left: float) -> float:
     """Return the time limit of a step.
 
-    A step may take up to twice its planned time if earlier steps needed less than theirs. The time of `later` steps is
-    not used for this.
+    A step may take up to twice its planned time if earlier steps took less time than planned. The time that is planned
+    for `later` steps is not used for this.
     """
     planned, spare = 60 * step.minutes, seconds_left - 60 * sum(later_step.minutes for later_step in later)
     return min(seconds_left, max(planned, min(2 * planned, spare)))
@@ -217,7 +218,7 @@ def pack(folder: Path) -> Path:
 
 
 def describe_gpus() -> list[str]:
-    """Return paragraphs of Markdown: the settings of the GPUs, processes that use them already, and their links."""
+    """Return paragraphs of Markdown: the settings of the GPUs, processes that already use them, and their links."""
     if shutil.which(SMI) is None:
         return [f"This machine has no {SMI}."]
     settings = list(csv.reader(_smi(f"--query-gpu={SETTINGS}", "--format=csv"), skipinitialspace=True))
@@ -232,7 +233,7 @@ def describe_gpus() -> list[str]:
 
 @contextmanager
 def sampled(path: Path) -> Iterator[None]:
-    """Write a line with SAMPLE for each GPU every two seconds, until the block ends. Without nvidia-smi, do nothing."""
+    """Write the SAMPLE values of each GPU every two seconds until the block ends. Without nvidia-smi, do nothing."""
     if shutil.which(SMI) is None:
         yield
         return
@@ -269,7 +270,7 @@ def _indented(lines: Iterable[str]) -> str:
 
 
 def _lines(path: Path, outcome: Outcome) -> list[str]:
-    """Return the lines of a step's file. The file of a step that has not started is from another command."""
+    """Return the lines of a step's file. If the step has not started, the file is old, so return no lines."""
     is_current = outcome.state != "not started" and path.exists()
     return path.read_text(errors="replace").splitlines() if is_current else []
 

@@ -1,4 +1,4 @@
-"""Coverage of a ladder's 90 % intervals: simulated ladders with noise, and a new run of their target.
+"""Coverage of a ladder's 90 % intervals, measured with simulated noisy ladders and a new run of each ladder's target.
 
 python benchmarks/forecast_coverage.py [--simulations 200]
 
@@ -18,7 +18,7 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, re
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
-CENTER = (3e7, 3e8)  # N and D for which the parts of a true law are defined
+CENTER = (3e7, 3e8)  # the N and D at which the size part and the token part of a true law are given
 
 
 @attrs.frozen
@@ -71,9 +71,9 @@ MISSPECIFIED: dict[str, Truth] = {
         HOFFMANN(size, tokens) + 0.02 * math.log10(tokens / size / 20) ** 2
     ),
 }
-# Kaplan et al., table 1, as a sum. The exponents are below those of the prior.
+# Kaplan et al., table 1, as a sum. These exponents are smaller than the exponents that the prior allows.
 OUTSIDE: dict[str, Truth] = {"no floor, 0.076 and 0.095": lambda n, d: (8.8e13 / n) ** 0.076 + (5.4e13 / d) ** 0.095}
-HEADS = ["ladders", "simulations", "in the interval", "width", "error", "refused", "in, where not refused"]
+HEADS = ["ladders", "simulations", "in the interval", "width", "error", "refused", "in the interval if not refused"]
 GROUPS = {"exact law": EXACT, "mildly misspecified": MISSPECIFIED, "outside of the prior": OUTSIDE}
 
 
@@ -86,7 +86,7 @@ class Simulation:
     inside: bool  # whether the run's loss is inside the interval
     width: float  # of the interval, as a share of the loss
     error: float  # of the predicted loss, as a share of the loss
-    refused: bool  # by the held-out rule
+    refused: bool  # whether the rules refuse a forecast
 
 
 def main(*, simulations: int = 200) -> None:

@@ -1,7 +1,7 @@
-"""The steps of the first GPU hour, the most important first, and how a step runs.
+"""The steps of the first GPU hour, with the most important first, and the function that runs a step.
 
-Each step has a command, a time limit, and the places in docs/ that its results fill in. A run writes NAME.txt, the
-step's output, and NAME.json, its outcome.
+Each step has a command, a time limit, and the places in docs/ that its results fill in. Running a step writes its
+output to NAME.txt and its outcome to NAME.json.
 """
 
 import json
@@ -20,7 +20,7 @@ from bench import GRACE_SECONDS, ROOT, kill_tree
 SMALL_SPEED = "benchmarks/train_speed.py --sizes small --steps 2 --set compile=false"
 SMALL_STEPS = "--ranks {ranks} --size small --steps 5 --microbatch 1 --set compile=false"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node={ranks}"
-# Steps do not get environment variables with such names.
+# Environment variables whose names match this pattern are not passed to the steps.
 SECRETS = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 COMPILED = "compiled"  # folder for compiled kernels and graphs, which later commands reuse
 
@@ -45,7 +45,7 @@ STEPS = (
         command="benchmarks/first_gpu_hour.py --preflight 1.5B",
         dry_run="benchmarks/first_gpu_hour.py --preflight small",
         minutes=2,
-        fills="nothing: if it fails, the hour ends before it costs much",
+        fills="nothing; if this step fails, the hour ends before it costs much",
     ),
     HourStep(
         name="correctness-elastic",
@@ -59,7 +59,7 @@ STEPS = (
         command="benchmarks/correctness.py losses",
         dry_run="benchmarks/correctness.py losses --emulated --steps 2",
         minutes=4,
-        fills="docs/status.md: attention kernel; Tokens/s depends on it, because a fast wrong step is worthless",
+        fills="docs/status.md: attention kernel; also Tokens/s, because a step that is fast but wrong is worthless",
     ),
     HourStep(
         name="correctness-resume",

@@ -1,10 +1,10 @@
-"""Error rates of CORE: intervals of tasks that are nearly always hit or missed, of means, and of differences.
+"""Error rates of CORE: for tasks that are nearly always hit or missed, for means over tasks, and for differences.
 
     python benchmarks/hit_errors.py [--families 2400]
 
-Whether an item is hit is random and independent of other items. In the last rows of the first table, five items share a
-passage, and with it half of the difficulty. CORE treats items as independent, so these rows show the error rate if that
-assumption is wrong.
+Whether an item is hit is random and independent of other items. In the last rows of the first table, groups of five
+items share a passage, which determines half of the variance in their difficulty. CORE treats items as independent, so
+these rows show the error rate if that assumption is wrong.
 """
 
 import itertools

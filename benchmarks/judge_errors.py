@@ -3,7 +3,7 @@
     python benchmarks/judge_errors.py [--families 2400]
 
 A score is the sum of the question's level (deviation 20 points), the model's deviation on that question (12), the
-deviation of the fine-tuning seed, and noise of the single answer (15). Seeds deviate by 1.7, 6 or 10 points for all
+deviation of the fine-tuning seed, and the noise of the single answer (15). Seeds deviate by 1.7, 6 or 10 points for all
 models, or by 15 points for the first model and 2 points for the rest.
 """
 
@@ -74,7 +74,7 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def draw(random: np.random.Generator, seed_deviations: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return scores (models, seeds, questions) of equally good models. `seed_deviations` has one for each model."""
+    """Return scores (models, seeds, questions) of equally good models. `seed_deviations` has a value per model."""
     models, seeds, questions = shape
     return (
         LEVEL

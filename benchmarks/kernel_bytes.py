@@ -3,8 +3,9 @@
 tests/fakegpu/run python benchmarks/kernel_bytes.py [--sizes 124M 1.5B] [--microbatch 16] [--world-size 8 --elastic]
 
 Emulated GPUs (tests/fakegpu/README.md) give the same counts as real ones, because counting bytes needs no computation.
-A step has one micro-batch, on a single rank or on rank 0 of --world-size. training/planning/throughput.py uses these
-counts. The table does not include collectives, or matrix products and attention, whose time depends on their FLOPs.
+A step has one micro-batch, on a single rank or on rank 0 of --world-size ranks. training/planning/throughput.py uses
+these counts. The table leaves out collectives. It also leaves out matrix products and attention, because their time
+depends on their FLOPs.
 """
 
 import os

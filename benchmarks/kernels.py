@@ -2,8 +2,8 @@
 
 python benchmarks/kernels.py RUN [KEY=VALUE ...]
 
-RUN is a run directory; its tokens are not read. KEY is a key of its train.json. This works with torchrun. The roofline
-is that of training/planning/throughput.py.
+RUN is a run directory; its tokens are not read. KEY is a key of its train.json. The script also works under torchrun.
+The roofline comes from training/planning/throughput.py.
 """
 
 import re
@@ -25,8 +25,8 @@ from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import FITS, seconds_per_token
 
 # Patterns for the name of the CUDA kernel, or of the ATen operation on a CPU. The first match counts. Attention comes
-# before matmul, because its kernels have both in their names. Compiled kernels (triton_...) are elementwise or the
-# loss, although their names also contain neighbouring operations.
+# before matmul, because the names of attention kernels match both patterns. Compiled kernels (triton_...) are
+# elementwise or the loss, although their names also contain the names of neighboring operations.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -76,7 +76,7 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
 def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> str:
     """Return a table with milliseconds per step, shares, and the roofline's shares if the GPU is known."""
     if not seconds:
-        return "kernels: none were recorded; the profiler (CUPTI) may not have the permission on this machine"
+        return "kernels: none were recorded; the profiler (CUPTI) may not have permission on this machine"
     ideal = {} if gpu is None else seconds_per_token(config, gpu, FITS[gpu.similar_to])
     rows = []
     for kind in sorted({*seconds, *ideal}, key=lambda kind: -seconds.get(kind, 0.0)):

@@ -2,9 +2,9 @@
 
 python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 
-Each micro-batch is tried in the same way as by find_batch_size.py: compiled steps with accumulation and AdamW, in a
-separate process that may run out of memory. A smaller card is imitated by giving less of this GPU's memory to torch's
-allocator.
+Each micro-batch is tried in the same way as in find_batch_size.py: a separate process, which may run out of memory,
+takes compiled steps with accumulation and AdamW. A smaller card is imitated by giving less of this GPU's memory to
+torch's allocator.
 """
 
 import json
@@ -31,10 +31,10 @@ from training.planning.batch_probe import Prober
 from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
-CARD_SECONDS = 20.0  # time limit for one size on one card; after it, the result is only a lower bound
+CARD_SECONDS = 20.0  # time limit for one size on one card; if it is reached, the result is only a lower bound
 OVERRIDE = "global_batch_size=null"  # so that any micro-batch is possible
-CARD_VARIABLE = "CARD_BYTES"  # environment variable of a probe: memory of the card that this GPU imitates
-SHARES = (0.25, 0.5, 0.75)  # micro-batches to measure, as shares of the predicted largest one
+CARD_VARIABLE = "CARD_BYTES"  # environment variable that tells a probe the memory of the imitated card
+SHARES = (0.25, 0.5, 0.75)  # micro-batches to measure, as shares of the predicted largest micro-batch
 
 
 def main(
@@ -44,7 +44,7 @@ def main(
 ) -> None:
     """Print the tables."""
     if unknown := [card for card in cards if card not in known_gpus()]:
-        raise BadInput(f"--cards: got {unknown[0]}, expected some of {', '.join(known_gpus())}")
+        raise BadInput(f"--cards: got {unknown[0]}, expected one or more of {', '.join(known_gpus())}")
     if not torch.cuda.is_available():
         raise BadInput("this machine has no GPU, which this benchmark needs")
     name, total = _gpu()
@@ -74,7 +74,7 @@ def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
 
 
 def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
-    """Print the largest micro-batch that fits on a card, which this GPU imitates, and the predicted one."""
+    """Print the predicted and the measured largest micro-batch for a card that this GPU imitates."""
     gpu = known_gpus()[card]
     card_bytes = int(gpu.memory_gib * GIB)
     if 0.98 * card_bytes > gpu_memory:  # a GPU of the same kind may have slightly less memory
@@ -114,7 +114,7 @@ def _prober(run: Run, card_bytes: int | None) -> Prober:
 def _gpu() -> tuple[str, int]:
     """Return the name and the memory of the GPU in bytes.
 
-    Another process asks for them, because a process that asks keeps some of the GPU's memory until it ends.
+    A separate process reads both values, because a process that does so keeps some of the GPU's memory until it ends.
     """
     program = "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps([p.name, p.total_memory]))"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)

@@ -1,13 +1,14 @@
-"""Search of a token stream for 13-grams: a plain numpy pass compared with tokens/search on one core and on two.
+"""Searching a token stream for 13-grams: a plain numpy pass compared with tokens/search on one core and on two cores.
 
     python benchmarks/ngram_search.py --stream token_files/fineweb --items hellaswag_val.jsonl --tokens 100000000
 
 The stream is the train split of --stream, repeated up to --tokens, with 200 random 13-grams written into it and into
-the items. All methods must find these, and the same further matches as the plain pass. The methods take turns.
+the items. All methods must find the planted 13-grams and, in addition, the same matches as the plain pass. The methods
+take turns.
 
-The plain pass is one thread over blocks of 2^17 tokens. It computes uint64 hashes of 1, 2, 4, 8, 12 and 13 tokens at
-each token, each with one multiplication from shorter hashes. Then follow the bit filter of tokens/search, a binary
-search for the hashes that pass, and an exact comparison.
+The plain pass runs in one thread over blocks of 2^17 tokens. It computes uint64 hashes of the next 1, 2, 4, 8, 12 and
+13 tokens at each position. Each longer hash is computed from shorter hashes with one multiplication. The plain pass
+then uses the bit filter of tokens/search, a binary search for the hashes that pass the filter, and an exact comparison.
 """
 
 import os
@@ -32,7 +33,7 @@ from tokens.stats.contamination import read_items
 from tokens.tokenizer.loading import load_tokenizer, recorded_tokenizer
 
 PLANTED = 200
-BLOCK = 1 << 17  # tokens; the fastest size of 2^14 to 2^19 on our machine
+BLOCK = 1 << 17  # tokens; on our machine, the fastest of the sizes from 2^14 to 2^19
 BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -63,7 +64,7 @@ def main(
             matches = {name: time_search(method, seconds[name]) for name, method in methods.items()}
             for name, match_positions in matches.items():
                 if not np.array_equal(match_positions, matches["plain numpy"]):
-                    raise BadInput(f"{name}: its {len(match_positions):,} matches differ from those of the plain pass")
+                    raise BadInput(f"{name}: its {len(match_positions):,} matches differ from the plain pass's matches")
     assert np.isin(positions, matches["plain numpy"]).all(), "a planted n-gram is missing"
     hits = len(matches["plain numpy"])
     print(f"{tokens:,} tokens, {ngrams.count:,} n-grams; found all {PLANTED} planted ones and {hits - PLANTED:,} more")
@@ -84,7 +85,7 @@ def time_search(method: Callable[[], np.ndarray], seconds: list[float]) -> np.nd
 
 
 def search(finder: NgramFinder, stream: TokenStream, cores: int) -> np.ndarray:
-    """Return the positions of all n-grams in a stream, found by tokens/search on a number of cores."""
+    """Return the positions of all n-grams in a stream, as found by tokens/search on the given number of cores."""
     available = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(available)[:cores])  # applies to threads that start now
     try:
@@ -94,7 +95,7 @@ def search(finder: NgramFinder, stream: TokenStream, cores: int) -> np.ndarray:
 
 
 class PlainPass:
-    """The plain search, by the hashes of all sequences of 13 tokens."""
+    """The plain search, which uses the hashes of all sequences of 13 tokens."""
 
     def __init__(self, ngrams: Ngrams):
         grams = ngrams.tokens[ngrams.firsts[:, None] + np.arange(GRAM)]

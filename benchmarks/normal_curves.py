@@ -1,10 +1,10 @@
-"""Alarms of a reference's band: for normal runs, which are resampled, and for short runs with a planted fault.
+"""Alarms of a reference's band for normal runs, which are resampled, and for short runs with a planted fault.
 
-    python benchmarks/normal_curves.py                              # needs only runs/quickstart/reference.json: seconds
-    python benchmarks/normal_curves.py --tokens token_files/quickstart  # trains three faulty runs to 20 %: minutes
+    python benchmarks/normal_curves.py  # seconds; needs only runs/quickstart/reference.json
+    python benchmarks/normal_curves.py --tokens token_files/quickstart  # minutes; trains three faulty runs to 20 %
 
-A normal run is composed of pieces of runs that are left out of the reference. A faulty run has the recipe of the
-directory except for its fault. It must leave the band within a tenth of the run after the warm-up.
+A normal run is composed of pieces of runs that are left out of the reference. A faulty run follows the recipe of the
+run directory, except for its fault, and must leave the band within a tenth of the run after the warm-up.
 """
 
 import shutil
@@ -27,8 +27,8 @@ from training.reference import MARKS, TENTH, Reference, tenths
 from training.telemetry.curves import run_curves
 from training.telemetry.metrics_log import REFERENCE, Metric, read_metrics
 
-LEFT_OUT = 3  # number of runs of which a normal run is composed
-# By name: factors for keys of train.json, and code that changes the targets of a step.
+LEFT_OUT = 3  # number of runs from which a normal run is composed
+# For each fault: factors for keys of train.json, and code that changes the targets of a step.
 FAULTS: dict[str, tuple[dict[str, float], str]] = {
     "none": ({}, "pass"),
     "learning rate x 4": ({"learning_rate": 4}, "pass"),
@@ -60,11 +60,11 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
     if tokens is not None:
         print()
         rows = [[name, *planted(run, reference, tokens, *fault)] for name, fault in FAULTS.items()]
-        print(bench.table(["planted", "a tenth after the warm-up", "named at"], rows))
+        print(bench.table(["planted", "a tenth after the warm-up", "noticed at"], rows))
 
 
 def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -> int:
-    """Return the number of normal runs, of `runs`, that leave the band of other runs at any mark."""
+    """Resample `runs` normal runs, and return how many of them leave the band of the other runs at any mark."""
     losses, alarms = np.array(reference.losses), 0
     for _ in range(runs):
         order = random.permutation(len(losses))
@@ -78,9 +78,9 @@ def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -
 
 
 def planted(run: Path, reference: Reference, tokens: Path, factors: dict[str, float], change: str) -> list[str]:
-    """Train a run with a fault until a tenth of the run after its warm-up.
+    """Train a run with a fault through its warm-up and the next tenth of the run.
 
-    Return its verdict, and when it left the band.
+    Return the verdict at the end, and when the run left the band.
     """
     read = load_run(run, [])
     keys = read.train.flat()

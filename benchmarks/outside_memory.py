@@ -1,11 +1,11 @@
-"""Memory outside torch's allocator: CUDA's context, loaded libraries, NCCL's buffers.
+"""Memory outside torch's allocator: CUDA's context, loaded libraries and NCCL's buffers.
 
 python benchmarks/outside_memory.py [RUN] [--ranks 8]
 
-It trains RUN, without reading its tokens, for a few steps on one rank and on all ranks. It prints the memory that the
-driver reports minus the memory that torch's allocator reserves, for the GPU with the largest difference. Memory of
-other processes is included. The value for one rank updates CONTEXT_BYTES in training/planning/memory_model.py; the
-largest other value minus that one updates NCCL_BYTES.
+The benchmark trains RUN, without reading its tokens, for a few steps on one rank and on all ranks. It prints the memory
+that the driver reports minus the memory that torch's allocator reserves, for the GPU with the largest difference. This
+includes the memory of other processes. In training/planning/memory_model.py, CONTEXT_BYTES is the value for one rank,
+and NCCL_BYTES is the largest other value minus the value for one rank.
 """
 
 import json
@@ -20,7 +20,7 @@ from training.parallel.process_group import gather, start, stop
 from training.planning.batch_probe import take_steps
 from training.planning.memory_model import GIB, outside_bytes
 
-STEPS = 3  # training steps: libraries are loaded, and NCCL connects, when they are first used
+STEPS = 3  # training steps, because libraries are loaded and NCCL connects only when they are used
 LAYOUTS = (("ddp", "off"), ("fsdp", "elastic"))  # the second layout uses all kinds of collectives
 COLUMNS = ["GiB outside the allocator", "at the start", f"after {STEPS} steps", "predicted"]
 

@@ -3,7 +3,8 @@
 
     python benchmarks/own_tokenizers.py --gpt2 gpt2.tiktoken Python=stdlib English=FOLDER German=FOLDER
 
-Of each text, every tenth file in the order of names is held out for the measurement, and the rest is for training.
+Every tenth file of each text, in the order of the file names, is held out for the measurement. The other files are used
+for training.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def bytes_per_token(name: str, texts: list[str]) -> str:
-    """Return the bytes per token of texts with a tokenizer, given by its name or file."""
+    """Return the bytes per token if texts are encoded with the tokenizer of this name or file."""
     tokenizer = load_tokenizer(name)
     return f"{sum(len(text.encode()) for text in texts) / sum(len(tokenizer.encode(text)) for text in texts):.2f}"
 

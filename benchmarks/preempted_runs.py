@@ -29,7 +29,7 @@ def waiting_run(setting: Preemptions, generator: np.random.Generator) -> float:
 
 
 def continuing_run(setting: Preemptions, generator: np.random.Generator) -> float:
-    """Return the seconds of one run whose checkpoints are written while it trains. It waits only for the last one."""
+    """Return the seconds of one run that trains during each save, and waits only for the last checkpoint."""
     return _run(setting, generator, WORK / setting.segments, setting.checkpoint_seconds)
 
 
@@ -70,7 +70,7 @@ def main(*, runs: int = 1000) -> None:
         extra_time = attrs.evolve(unsaved, segments=WORK / young).seconds(START_UP, WORK) / costs[best] - 1
         intervals.append([rate, save, f"{WORK / best:.0f}", f"{young:.0f}", f"{extra_time:+.2%}"])
     print(tabulate(expected, HEADS), "\n")
-    print(tabulate(intervals, ["per hour", "save, s", "best interval, s", "Young's, s", "hours"]))
+    print(tabulate(intervals, ["per hour", "save, s", "best interval, s", "Young's, s", "extra time"]))
 
 
 if __name__ == "__main__":

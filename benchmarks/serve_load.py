@@ -1,9 +1,10 @@
-"""`evaluate.py serve` under load on loopback, with many clients and with one: lost answers, tokens/s, fairness, memory.
+"""`evaluate.py serve` under load, with many clients or one client: lost answers, tokens/s, fairness and memory.
 
 python benchmarks/serve_load.py [--clients 32] [--run runs/quickstart]
 
-Without --run, a network with the shape of the quickstart is trained for a few steps. Each client is a thread with
-OpenAI's client that streams greedy continuations, one after another, for --seconds.
+All clients use the loopback interface. Without --run, a network with the shape of the quickstart is trained for a few
+steps. Each client is a thread that uses OpenAI's client to stream greedy continuations, one after another, for
+--seconds.
 """
 
 import re
@@ -33,7 +34,7 @@ class Client(threading.Thread):
         self.api = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
         self.model, self.tokens, self.end = model, tokens, end
         self.received = self.answers = 0
-        self.rate = 0.0  # tokens/s, including the time of waiting
+        self.rate = 0.0  # tokens/s, including the time that the client waits
         self.failures: list[str] = []
 
     def run(self) -> None:
@@ -50,7 +51,7 @@ class Client(threading.Thread):
                     if choice.logprobs is not None:
                         self.received += len(choice.logprobs.tokens or [])
                 if finish is None:
-                    raise ValueError("the stream ended without a reason")
+                    raise ValueError("the stream ended without a finish reason")
                 self.answers += 1
             except Exception as error:  # noqa: BLE001  # every failure is counted
                 self.failures.append(repr(error))
@@ -81,7 +82,7 @@ def main(*, clients: int = 32, seconds: float = 30.0, tokens: int = 32, run: Pat
 
 
 def measure(url: str, pid: int, crowds: list[int], seconds: float, tokens: int) -> None:
-    """Print a row for each crowd of clients. Its rate is compared with that of the first crowd, a single client."""
+    """Print a row for each crowd of clients, with its rate relative to the first crowd, which is a single client."""
     model = openai.OpenAI(base_url=url, api_key="none").models.list().data[0].id
     rows, single_rate = [], 0.0
     for count in crowds:

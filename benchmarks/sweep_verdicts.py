@@ -1,4 +1,4 @@
-"""Verdicts of sweeps on simulated losses: sweeps with a false difference, and planted differences that are found."""
+"""Verdicts of sweeps on simulated losses: how often differences are false, and how often planted ones are found."""
 
 import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
@@ -19,7 +19,7 @@ def main(*, sweeps: int = 100_000) -> None:
     for name, levers, seeds, kind in nulls():
         share = false_share(kind, levers, seeds, sweeps, random)
         rows.append([name, str(levers), str(seeds), percent(share, sweeps)])
-    print(bench.table(["no differences", "levers", "seeds", "sweeps with a false one"], rows))
+    print(bench.table(["no differences", "levers", "seeds", "sweeps with a false difference"], rows))
     rows = []
     for levers in (1, 2, 3, 5):
         for seeds in sorted({3, 5, default_seeds(levers)}):
@@ -35,13 +35,13 @@ def nulls() -> list[tuple[str, int, int, str]]:
     kinds = {
         "normal": "equal variances",
         "heavy": "Student's t, 3 degrees of freedom",
-        "lever x3": "one lever of 3 deviations",
-        "lever x10": "one lever of 10 deviations",
-        "base x3": "the base of 3 deviations",
-        "base x10": "the base of 10 deviations",
+        "lever x3": "one lever with 3 times the noise",
+        "lever x10": "one lever with 10 times the noise",
+        "base x3": "the base with 3 times the noise",
+        "base x10": "the base with 10 times the noise",
         "rare": "all worse by 3 deviations in 1 run of 10",
-        "rare lever": "one lever worse by 9 in 1 of 10, else better by 1",
-        "halved": "equal variances, halving by a loss of correlation 0.7",
+        "rare lever": "one lever worse by 9 in 1 run of 10, otherwise better by 1",
+        "halved": "equal variances, halving by a loss with correlation 0.7",
     }
     return [(kinds[kind], levers, seeds, kind) for kind in kinds for levers in (1, 2, 5) for seeds in (3, 5)]
 
@@ -78,7 +78,7 @@ def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.rand
 
 
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the losses of the base and of those levers, one half, that are best at the rung."""
+    """Return the losses of the base and of the better half of the levers, ranked by their losses at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
     losers = Halving(factor=2, rungs=(0.5,)).losers(means)
     return sweep[[index for index in range(len(sweep)) if str(index) not in losers]]

@@ -3,9 +3,9 @@
 python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--namespaces]
 python benchmarks/tensor_parallel.py --bytes | --cost | --dtensor
 
-It trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py: tensor ranks x 1, 2 or 3
-data-parallel ranks x DDP and FSDP, and HSDP with 2 and 4 data-parallel ranks on two simulated nodes. The exit status is
-1 if a state hash differs.
+The benchmark trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py. The layouts
+combine each number of tensor ranks with 1, 2 or 3 data-parallel ranks and with DDP or FSDP. There are also layouts with
+HSDP, which have 2 or 4 data-parallel ranks on two simulated nodes. The exit status is 1 if a state hash differs.
 """
 
 import os
@@ -61,8 +61,8 @@ def main(  # noqa: PLR0913  # each is an option
     """Print a table.
 
     Args:
-        bytes: print the bytes that a rank receives from its tensor ranks in a micro-batch, counted and by the formula.
-        cost: print the time of a micro-batch in shards on one process, compared with the plain network.
+        bytes: print the bytes that a rank receives from other tensor ranks in a micro-batch: count and formula.
+        cost: print the time of a micro-batch with all shards in one process, compared with the plain network.
         dtensor: compare an MLP layer on two ranks with torch's DTensor, forward and backward: bits and minimum time.
         namespaces: train only HSDP layouts, in two network namespaces; needs root.
         tensor: numbers of tensor-parallel ranks.
@@ -70,13 +70,13 @@ def main(  # noqa: PLR0913  # each is an option
     if dtensor:
         print(compare_layers() if "RANK" in os.environ else bench.output_of(2, __file__, "--dtensor"))
     elif cost:
-        print(bench.table(["shards on one process", "ms", "ratio"], compare_cost()))
+        print(bench.table(["shards in one process", "ms", "ratio"], compare_cost()))
     elif bytes:
         rows = [count_bytes(network, ranks) for network in networks for ranks in tensor if ranks > 1]
         print(bench.table(["network", "ranks", "counted bytes", "formula"], rows))
     else:
         layouts = [*product(tensor, (2, 4), ("hsdp",))]
-        if not namespaces:  # one data-parallel rank is not wrapped
+        if not namespaces:  # with one data-parallel rank, the network is not wrapped
             layouts = [*product(tensor, (1,), ("ddp",)), *product(tensor, (2, 3), ("ddp", "fsdp")), *layouts]
         cases = product(networks, precision)
         rows = [compare_hashes(*case, layouts, namespaces=namespaces) for case in cases]
@@ -142,7 +142,7 @@ def count_bytes(network: str, ranks: int) -> list[str]:
 
 
 def compare_cost() -> list[list[str]]:
-    """Return rows with the minimum milliseconds of a forward and backward pass by number of shards.
+    """Return rows with the minimum milliseconds of a forward and backward pass for each number of shards.
 
     One shard is the plain network.
     """
@@ -173,7 +173,7 @@ def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
 def compare_layers() -> str:
     """Return a table of norm and MLP on two ranks, for DTensor and for our layer.
 
-    It has milliseconds, and whether a single process gives the same bits as this rank.
+    The table has milliseconds, and says whether a single process gives the same bits as this rank.
     """
     ranks, rows, mesh = start("cpu", bench.GROUP_SECONDS, 2), [], init_device_mesh("cpu", (2,))
     for sequences, tokens, width in SHAPES:

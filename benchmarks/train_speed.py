@@ -1,11 +1,11 @@
-"""Training speed in tokens per second, as a share of the hardware's peak and of a measured matrix product.
+"""Training speed in tokens per second, and as a share of the hardware's peak and of a measured matrix product's speed.
 
 python benchmarks/train_speed.py [--sizes 124M 350M] [--beside-nanogpt PATH]
 
-It runs train.py on random tokens, with everything that a step includes: feed, compiled blocks, accumulation, clipping,
-AdamW and a logged line. Results are medians over the steps. By default it trains 124M in steps of half a million tokens
-on a GPU, or a small network on a CPU. Runs are killed after their last step, but train.py still needs room for a
-checkpoint in the temporary directory: 12 bytes per parameter.
+The benchmark runs train.py on random tokens, with everything that a step includes: loading the batch, compiled blocks,
+accumulation, clipping, AdamW and a logged line. Results are medians over the steps. By default, the benchmark trains
+124M in steps of half a million tokens on a GPU, or a small network on a CPU. Runs are killed after their last step, but
+train.py still needs room for a checkpoint (12 bytes per parameter) in the temporary directory.
 """
 
 import json
@@ -31,7 +31,7 @@ from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
 from training.telemetry.metrics_log import Metric
 
-LARGEST_MICROBATCH = 64  # larger ones are not faster
+LARGEST_MICROBATCH = 64  # larger micro-batches are not faster
 HEADROOM = 0.05  # share of a GPU's memory that is not used
 MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
 MATMUL_SECONDS = 2.0  # long enough for a GPU to reach its sustained clock
@@ -43,24 +43,24 @@ class SpeedBenchmark:
     """Command-line options. None means the default for a GPU or a CPU."""
 
     sizes: tuple[Size, ...] = ()
-    """network sizes; default: 124M, on a CPU small"""
+    """network sizes; default: 124M on a GPU, small on a CPU"""
     steps: int | None = None
-    """number of measured steps, after 3 warm-up steps; default: 50, on a CPU 10"""
+    """number of measured steps, after 3 warm-up steps; default: 50 on a GPU, 10 on a CPU"""
     ranks: int = 1
     parallel: tuple[Literal["ddp", "fsdp"], ...] = ("ddp",)
     """wrappers to measure, one after another, and to compare"""
     microbatch: int | None = None
-    """sequences in a micro-batch; default: predicted, at most 64, on a CPU 4"""
+    """sequences in a micro-batch; default: on a GPU, the predicted largest, up to 64; on a CPU, 4"""
     step_tokens: int | None = None
-    """tokens in a step; default: 524,288, on a CPU 2,048"""
+    """tokens in a step; default: 524,288 on a GPU, 2,048 on a CPU"""
     threads: int = 1
     """threads of each rank on a CPU"""
     beside_nanogpt: Path | None = None
     """compare with this clone of nanoGPT, on a CPU"""
     not_compiled: bool = False
-    """with --beside-nanogpt: only without torch.compile"""
+    """with --beside-nanogpt: measure only without torch.compile"""
     minutes: float = 5.0
-    """with --beside-nanogpt: time limit of each table; a slow CPU, such as one without fast bf16, runs fewer steps"""
+    """with --beside-nanogpt: time limit of each table; a slow CPU, such as one without fast bf16, does fewer steps"""
     set: tuple[str, ...] = ()
     """KEY=VALUE of train.json; may be repeated"""
 
@@ -93,7 +93,7 @@ def main(options: SpeedBenchmark = SpeedBenchmark()) -> None:
         speeds = {kind: _report(size, layout, kind, options) for kind in options.parallel}
         first, *other_kinds = speeds
         for kind in other_kinds:
-            print(f"{kind} / {first}: {speeds[kind] / speeds[first]:.3f} of its tokens/s\n", flush=True)
+            print(f"{kind}: {speeds[kind] / speeds[first]:.3f} x the tokens/s of {first}\n", flush=True)
 
 
 def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
@@ -166,7 +166,7 @@ def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBench
     """Print the FLOP/s of a rank as shares of the published peak and of a measured matrix product."""
     peak = next((gpu.peak_flops for gpu in named_gpus(record["environment"]["device"])), None)
     matmul = matmul_flops("cuda" if options.cuda else "cpu", record["numerics"]["precision"], options.threads)
-    _print_row("MFU", "unknown: no published peak of this hardware" if peak is None else f"{flops / peak:.1%}")
+    _print_row("MFU", "unknown: no published peak for this hardware" if peak is None else f"{flops / peak:.1%}")
     _print_row("of a matmul", f"{flops / matmul:.1%} of the measured {matmul / 1e12:,.2f} TFLOP/s")
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/trial_loops.py [--families 2400]
 
-The first two tables have changes that do nothing: single trials, and loops of 50 changes. The last two have a gain of
-three seed deviations. Differences are drawn at random, without training. `MANY`, `LOW` and `wide` mark cells outside
-the limits of error_grid.py.
+The first table has single trials, of changes that do nothing and of changes with a gain of three seed deviations. The
+second table has loops of 50 changes that do nothing. The third table has loops in which one change has a gain of three
+seed deviations. Differences are drawn at random, without training. `MANY`, `LOW` and `wide` mark cells outside the
+limits of error_grid.py.
 """
 
 import bench  # imported first, because it makes the repository's modules importable
@@ -21,14 +22,14 @@ KINDS = {
     "t": "Student's t, 2 degrees of freedom",
     "exponential": "exponential",
     "lognormal": "lognormal",
-    "rare": "worse by 0.9 in 1 of 10, else better by 0.1, noise 0.05",
+    "rare": "worse by 0.9 in 1 pair of 10, otherwise better by 0.1; noise 0.05",
     "t3": "Student's t, 3 degrees of freedom",
 }
 DEVIATIONS = {"exponential": 1.0, "lognormal": np.sqrt((np.e - 1) * np.e), "rare": np.hypot(0.3, 0.05)}
 
 
 def main(*, families: int = FAMILIES) -> None:
-    """Print the four tables."""
+    """Print the three tables."""
     rows = []
     for cell, (kind, name) in enumerate(KINDS.items()):
         rows.append([name, *single(kind, families, generator("trial", cell))])
@@ -44,7 +45,7 @@ def main(*, families: int = FAMILIES) -> None:
         rows.append(
             [name, false_text(false, families), percent(false / families), f"{pairs:.1f}", percent(lower.mean())]
         )
-    columns = ["false keep in", "share", "pairs of a change", f"one pair better by {GAIN:g}"]
+    columns = ["false keep in", "share", "pairs per change", f"one pair better by {GAIN:g}"]
     print("\n" + bench.table([f"loops of {CHANGES} null changes", *columns], rows), flush=True)
     rows = []
     for change in (1, 5, 20, CHANGES):
@@ -82,7 +83,7 @@ def trial(rule: TrialRule, differences: list[float]) -> tuple[TrialVerdict, int]
 
 
 def loop(random: np.random.Generator, kind: str, planted: int | None) -> tuple[list[int], int]:
-    """Return the numbers, from 1, of the changes in a loop that are kept, and the number of pairs trained.
+    """Return the numbers of the changes that a loop keeps, counted from 1, and the number of trained pairs.
 
     `planted` is the number of the change that has a gain.
     """

@@ -1,4 +1,4 @@
-"""Command lines parsed into typed classes by cyclopts: checked option values, plain help, and one-line usage errors."""
+"""Parse command lines into typed classes with cyclopts: option values are checked, and usage errors are one line."""
 
 import difflib
 import functools
@@ -30,7 +30,7 @@ from common.errors import EXIT_DONE, UsageError
 from common.option_rules import OptionRules, given_options, repeated_problem, without_false_flags
 from common.text import either, printable, quoted
 
-WIDTH = 80  # of the help, in columns
+WIDTH = 80  # width of the help, in columns
 NAME_WIDTH = 22  # of the left column of the help, which holds the names
 HELP_WORDS = ("--help", "-h")
 
@@ -75,11 +75,11 @@ def option(
 
     Arguments:
         help_text: what the option does
-        metavar: the word for its value in the help
-        name: its name if that is not derived from the field's; the help shows the first of several names. For a
+        metavar: the word that stands for its value in the help
+        name: its name or names, if they are not derived from the field's name. The help shows the first one. For a
             positional argument, this is its metavar.
         required: whether it must be given; by default, this is true if the field has no default
-        check: the check of its value, or a function that converts its text to the value and may raise ValueError
+        check: a check of its value, or a function that converts its text to the value and may raise ValueError
     """
 
     def convert(_: Any, tokens: Sequence[Token]) -> Any:
@@ -118,12 +118,14 @@ def parse(
     texts: ScriptTexts = NO_TEXTS,
     key_rows: Callable[[], KeyRows] = dict,
 ) -> Any:
-    """Parse a command line into an instance of its class, or of the class of the command named by its first word.
+    """Parse a command line into an instance of the class that describes its options.
 
-    The help shows a class's docstring. The class may have `help_groups`, which maps titles to names of options, and
-    `option_rules`, which state which options can be combined. If the first word names no command, the command named ""
-    is used, if there is one. `key_rows` returns the rows of the keys of run directories by file, because an error about
-    an unknown option may suggest a key. Exits after --help. Raises UsageError for a wrong command line.
+    `commands` is this class or, for a script with commands, a mapping from the names of the commands to their classes.
+    The first word of the command line then selects the command; if it names no command, the command named "" is used,
+    if there is one. The help shows the class's docstring. The class may have `help_groups`, which maps titles to names
+    of options, and `option_rules`, which state which options can be combined. `key_rows` returns the rows of all keys
+    of run directories, because an error about an unknown option may suggest a key. Exits after --help. Raises
+    UsageError for a wrong command line.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):
@@ -136,7 +138,8 @@ def parse(
             raise usage_error(f"COMMAND is missing; known: {', '.join(commands)}")
         if words[0] not in commands and words[0] not in HELP_WORDS:
             raise usage_error(_unknown_command(script, words[0], commands))
-        for name in [words[0]] if words[0] in commands else commands:  # assembling one command takes milliseconds
+        # Assembling a command takes milliseconds, so only the selected one is assembled.
+        for name in [words[0]] if words[0] in commands else commands:
             app.command(_app(name, commands[name].__doc__ or "", {}), name=name)
             app[name].default(commands[name])
     try:
@@ -161,16 +164,16 @@ def parse(
 
 @attrs.frozen
 class CommandLine:
-    """A wrong command line. `problem` describes what is wrong in our own words, from the fields of cyclopts' errors."""
+    """An invalid command line. `problem` says in our own words what is wrong, using the fields of cyclopts' error."""
 
     script: str
     command: str  # "" for a script without commands
     words: Sequence[str]
     options: Any  # class or function of the command
-    key_rows: Callable[[], KeyRows]  # loads the tables, and is therefore called only for an unknown option
+    key_rows: Callable[[], KeyRows]  # called only for an unknown option, because it loads the tables
 
     def problem(self, error: CycloptsError, siblings: Mapping[str, Any]) -> str:
-        """Return a usage error as one line. It may name options of `siblings`, which are all commands of the script."""
+        """Return a usage error as one line. It may suggest one of `siblings`, which are all commands of the script."""
         if isinstance(error, UnknownOptionError):
             return self._unknown_option(error.token.keyword or error.token.value, siblings)
         if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
@@ -288,7 +291,7 @@ def _accepted_values(argument: Argument) -> str:
 
 
 def _unknown_command(script: str, word: str, commands: Mapping[str, Any]) -> str:
-    choices = f"; known: {', '.join(commands)}"  # not shortened, because the intended command could be hidden
+    choices = f"; known: {', '.join(commands)}"  # not shortened, because that could hide the intended command
     if not word.startswith("-"):
         close = difflib.get_close_matches(word.lower(), commands, n=1, cutoff=0.6)
         suggestion = f"; did you mean {quoted(close[0])}?" if close else ""

@@ -1,4 +1,4 @@
-"""Objects under a prefix of S3, Google Cloud Storage or Azure, and files on the web, all accessed through obstore.
+"""Access to objects under a prefix in S3, Google Cloud Storage or Azure, and to files on the web, through obstore.
 
 Only `store_of` decides which protocol and which credentials are used for a URL. It looks at the scheme, never at the
 host: an http or https URL is fetched by plain HTTP without any credentials, even if its host belongs to Amazon, Google
@@ -26,28 +26,30 @@ from common.text import in_brackets
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
 
-RETRY_SECONDS = 60.0  # a failed request is repeated for at most this time
-REQUEST_SECONDS = 60.0  # time limit of one request, which transfers one piece at most
-PIECE_BYTES = 1 << 24  # size of the parts of an upload, and of the ranges of a download
+RETRY_SECONDS = 60.0  # a failed request is retried for up to this long
+REQUEST_SECONDS = 60.0  # time limit for one request, which transfers at most one piece
+PIECE_BYTES = 1 << 24  # size of each part of an upload, and of each range of a download
 SMALL_BYTES = 1 << 26  # the largest object that is read in one request
-PIECES_AT_ONCE = 8  # number of pieces in memory
+PIECES_AT_ONCE = 8  # number of pieces that are transferred, and kept in memory, at the same time
 MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
-ATTEMPTS = 4  # attempts to read a range, if the connection breaks during the answer
-UPLOADS = 3  # attempts to upload a file, if it arrives damaged
-# AWS's profile files, by the variable that may name another path. The second file takes precedence over the first.
+ATTEMPTS = 4  # attempts to read a range if the connection breaks before the answer is complete
+UPLOADS = 3  # attempts to upload a file that arrives damaged
+# Environment variable that overrides the path of a file with AWS profiles -> its default path. The second file takes
+# precedence over the first.
 PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
 }
-PROFILE_KEYS = {  # option of obstore -> key of a profile, and the variables that take precedence over that key
+PROFILE_KEYS = {  # option of obstore -> key in a profile, and environment variables that take precedence over it
     "access_key_id": ("aws_access_key_id", ["AWS_ACCESS_KEY_ID"]),
     "secret_access_key": ("aws_secret_access_key", ["AWS_ACCESS_KEY_ID"]),
     "session_token": ("aws_session_token", ["AWS_ACCESS_KEY_ID"]),
     "region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"]),
     "endpoint": ("endpoint_url", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"]),
 }
-METADATA_SERVICE, METADATA_SECONDS = ("169.254.169.254", 80), 1.0  # the same for Amazon, Google and Microsoft
-CREDENTIALS = {  # scheme of a bucket -> variables that contain its credentials
+# Amazon, Google and Microsoft use the same address.
+METADATA_SERVICE, METADATA_SECONDS = ("169.254.169.254", 80), 1.0
+CREDENTIALS = {  # scheme of a bucket -> environment variables that can contain its credentials
     "s3": re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|TOKEN|WEB_IDENTITY.*|CONTAINER.*)"),
     "gs": re.compile("GOOGLE_(SERVICE_ACCOUNT.*|APPLICATION_CREDENTIALS|BEARER_TOKEN)"),
     "az": re.compile("(AZURE|MSI|IDENTITY)_.*(KEY|SECRET|TOKEN|CLI|ENDPOINT|CLIENT_ID|EMULATOR).*"),
@@ -82,7 +84,7 @@ class VersionConflict(BadInput):
 class Bucket:
     """The objects under SCHEME://BUCKET/PREFIX. Its methods raise BadInput if a request fails.
 
-    The URL of a file on the web is treated as a bucket with a single object, whose name is "".
+    A file on the web is treated as a bucket with a single object, whose name is "".
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None):
@@ -96,7 +98,7 @@ class Bucket:
         self._store = self._ask("", "opened", lambda: store_of(self.url, headers or {}))
 
     def objects(self, prefix: str = "") -> dict[str, StoredObject]:
-        """Return all objects below a prefix, by name. The prefix consists of complete folder names."""
+        """Map the names of all objects below a prefix to the objects. The prefix consists of complete folder names."""
 
         def find() -> dict[str, StoredObject]:
             pages = self._client.list(self._store, prefix.rstrip("/") or None)
@@ -110,7 +112,7 @@ class Bucket:
         except BadInput as error:
             if not self.url.startswith("http") or isinstance(error.__cause__, FileNotFoundError):
                 raise
-            # A signed URL allows only reading, so the file's properties are taken from a read of its first byte.
+            # A signed URL may allow only reads, so the file's properties are taken from a read of its first byte.
             first: GetOptions = {"range": (0, 1)}
             return self._ask(name, "read", lambda: _as_stored(self._client.get(self._store, name, options=first).meta))
 
@@ -132,9 +134,10 @@ class Bucket:
         self._ask(name, "written", lambda: self._client.put(self._store, name, content, use_multipart=False))
 
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
-        """Write a small object if its present version is `before` (None: it does not exist); return the new version.
+        """Write a small object only if its current version is `before`, and return the new version.
 
-        Raises VersionConflict if the present version is a different one.
+        If `before` is None, the object must not exist yet. Raises VersionConflict if the current version is another
+        one.
         """
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
@@ -145,7 +148,7 @@ class Bucket:
             if not isinstance(error.__cause__, (AlreadyExistsError, PreconditionError, NotFoundError)):
                 raise
             present = self.read(name)
-            # If the content is the same, this process wrote it: the answer was lost, and the request was repeated.
+            # If the content is the same, this process wrote it: the answer was lost, and the request was retried.
             if present is None or present.content != content:
                 raise VersionConflict(f"{self.url}/{name}: another process has written it") from error
             return present
@@ -154,13 +157,13 @@ class Bucket:
     def upload(self, name: str, file: BinaryIO) -> str | None:
         """Write an object of any size from a file, in parts, and return its tag.
 
-        The object appears when all parts have arrived.
+        The object appears only after all parts have arrived.
         """
         put = functools.partial(self._client.put, chunk_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE)
         return self._ask(name, "written", lambda: put(self._store, name, file))["e_tag"]
 
     def upload_verified(self, path: Path, sha256: str) -> None:
-        """Write a file under its own name, and verify it.
+        """Upload a file under its own name, and verify that it arrived undamaged.
 
         If the server's tag is not the checksum of the file, the object is read back and its sha256 is compared.
         """
@@ -239,10 +242,10 @@ class Bucket:
 def store_of(url: str, headers: Mapping[str, str]) -> Any:
     """Return obstore's client for a URL: plain HTTP for the web, and the provider's own protocol for a bucket.
 
-    `headers` are sent with each request to a web server; a redirect to another host removes headers with a token.
-    Credentials from the environment and from profiles are used only for s3://, gs:// and az://. If this machine has no
-    credentials at all, requests are not signed, so that public buckets can be read. Raises BadInput for an unknown
-    scheme.
+    `headers` are sent with each request to a web server. If the server redirects to another host, headers that contain
+    a token are not sent to that host. Credentials from the environment and from profiles are used only for s3://, gs://
+    and az://. If this machine has no credentials at all, requests are not signed, so that public buckets can be read.
+    Raises BadInput for an unknown scheme.
     """
     from obstore.store import HTTPStore, from_url
 
@@ -267,9 +270,9 @@ def store_of(url: str, headers: Mapping[str, str]) -> Any:
 
 
 def _has_credentials(scheme: str, profile: Mapping[str, str]) -> bool:
-    """Return whether there are credentials to sign requests to a bucket.
+    """Return whether this machine has credentials to sign requests to a bucket.
 
-    This is also true on a cloud's virtual machine, because the account of the machine itself may have access.
+    A cloud's virtual machine counts as having credentials, because the machine's own account may have access.
     """
     has_variable = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
     has_file = scheme == "gs" and GOOGLE_FILE.expanduser().exists()
@@ -291,12 +294,12 @@ def _as_stored(entry: Mapping[str, Any]) -> StoredObject:
 
 
 def _tag(entry: Mapping[str, Any]) -> "UpdateVersion":
-    """Return the tags by which a store distinguishes versions, without empty ones, because obstore refuses None."""
+    """Return the tags that identify an object's version. Tags that are None are omitted: obstore refuses them."""
     return {key: entry[key] for key in ("e_tag", "version") if entry[key] is not None}  # type: ignore[return-value]
 
 
 def _checksum_tag(path: Path) -> str:
-    """Return the ETag that S3 gives a file: its md5 or, if it is sent in parts, the md5 of the md5s of the parts."""
+    """Return the ETag that S3 gives a file: its md5 or, if it is uploaded in parts, the md5 of the parts' md5s."""
     digests = []
     with path.open("rb") as file:
         while data := file.read(PIECE_BYTES):
@@ -307,7 +310,7 @@ def _checksum_tag(path: Path) -> str:
 
 
 def _was_cut_off(error: BaseException | None) -> bool:
-    """Return whether an answer was cut off. obstore's errors have no field for this, so their text is searched."""
+    """Return whether an answer was cut off. Errors of obstore show this only in their text, not in a field."""
     from obstore.exceptions import GenericError
 
     return isinstance(error, GenericError) and "body error" in str(error)
@@ -316,7 +319,7 @@ def _was_cut_off(error: BaseException | None) -> bool:
 def _reason(error: Exception) -> str:
     """Return why a request failed, as a message for people. If the server answered, this is the server's message.
 
-    obstore's errors contain their kind, the status and the server's answer only as text, not as fields.
+    The kind of an error, its status and the server's answer are only in the text of obstore's errors, not in fields.
     """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)(</Message>|$)", text)
@@ -338,9 +341,9 @@ def _reason(error: Exception) -> str:
 
 
 def _aws_profile() -> dict[str, str]:
-    """Return the options of the AWS profile that the environment does not set.
+    """Return obstore's options from the AWS profile, without those that environment variables already set.
 
-    AWS_PROFILE names the profile; without it, the profile is "default".
+    AWS_PROFILE names the profile. If it is not set, the profile is "default".
     """
     name = os.environ.get("AWS_PROFILE", "default")
     profile: dict[str, str] = {}
@@ -348,7 +351,7 @@ def _aws_profile() -> dict[str, str]:
         path, parser = Path(os.environ.get(variable, default_path)).expanduser(), configparser.RawConfigParser()
         try:
             parser.read(path)
-        except (OSError, ValueError, configparser.Error):  # not shown, because its text may quote a key
+        except (OSError, ValueError, configparser.Error):  # the error is not shown, because its text may quote a key
             raise BadInput(f"{path}: cannot be read as a file of AWS profiles; fix it or move it away") from None
         for section in {name, name if name == "default" else f"profile {name}"} & {*parser.sections()}:
             profile |= parser[section]

@@ -1,4 +1,4 @@
-"""Configuration keys: their rows and validators, checks of option texts, and JSON converted to typed attrs classes."""
+"""Configuration keys with their rows and validators, checks of option values, and JSON converted to attrs classes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ _SCALARS = {bool: "true or false", int: "an integer of 64 bits", float: "a numbe
 _KINDS: dict[type, str] = {**_SCALARS, dict: "an object", list: "an array"}
 
 
-KEY = "key"  # in a field's metadata: the field's key in a file, if that is not a valid name in Python
+KEY = "key"  # entry of a field's metadata: the key in a file, if it is not a valid name in Python
 
 
 def key_of(field: "attrs.Attribute[Any]") -> str:
@@ -34,8 +34,8 @@ def key_of(field: "attrs.Attribute[Any]") -> str:
 class ValueCheck:
     """A condition that a value must meet.
 
-    Used as the validator of an attrs field, it raises InvalidValue: "KEY: got ..., wanted ...", where KEY is the name
-    that users write for the field.
+    As the validator of an attrs field, it raises InvalidValue with the message "KEY: got ..., wanted ...", where KEY is
+    the name that users write for the field.
     """
 
     holds: Callable[[Any], bool]
@@ -65,8 +65,8 @@ class ValueCheck:
 class OlderSpelling:
     """An earlier name of a key, which existing files may still use.
 
-    `convert` takes the value under the earlier name and the other keys of the file. It returns the value for the
-    present key, or raises ValueError: "got ..., wanted ...".
+    `convert` takes two arguments: the value of the earlier key, and a mapping with the file's other keys. It returns
+    the value for the current key, or raises ValueError with the message "got ..., wanted ...".
     """
 
     name: str
@@ -85,11 +85,11 @@ class KeyRow:
     accepted_values: str  # in the words of the key's check
     recommended: Any = None  # the value in the recommended recipe if it is not the default; None: use the default
     # True: the key does not change the trained weights, except by rounding. Runs that differ only in such keys and the
-    # seed count as one recipe, so evaluate.py compare treats their difference as noise.
+    # seed count as the same recipe, so `evaluate.py compare` treats the difference between them as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # Similar settings of other programs. A key describes the difference, such as another unit. Its value has the names
-    # of the settings that differ in this way, separated by spaces.
+    # Similar settings of other programs: how their values differ, such as "in steps" -> the names of the settings
+    # that differ in this way, separated by spaces.
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 
@@ -120,7 +120,7 @@ def key_field(
     return attrs.field(default=default, validator=check, converter=converter, metadata=rows)
 
 
-KeyRows = Mapping[str, Mapping[str, KeyRow]]  # by file, "model" or "train", and key
+KeyRows = Mapping[str, Mapping[str, KeyRow]]  # file, "model" or "train" -> key -> row
 _NO_ROW = KeyRow(meaning="its field has no row that states its meaning", accepted_values="any value")
 
 
@@ -131,10 +131,10 @@ def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
 
 
 def set_one_form(config: Any, **null_values: Any) -> None:
-    """Convert values that mean the same to one form, in place, after the checks.
+    """Give values that mean the same a single form. `config` is changed in place, after its checks.
 
-    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` has values by field name; a field with that
-    value becomes null.
+    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` names, for some fields, the value that means
+    the same as null; a field with that value becomes null.
     """
     for field in attrs.fields(type(config)):
         value = getattr(config, field.name)
@@ -195,12 +195,12 @@ def boolean(*strings: str) -> ValueCheck:
 
 
 def optional(check: ValueCheck) -> ValueCheck:
-    """Accept None as well."""
+    """Accept None, and everything that `check` accepts."""
     return attrs.evolve(check, holds=lambda value: value is None or check.holds(value))
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
-    """Convert a JSON value to `kind`, an attrs class. Raises InvalidValue for the first part that does not fit.
+    """Convert a JSON value to `kind`, an attrs class. Raises InvalidValue for the first part that does not match.
 
     With `unknown_keys`, keys that the class does not have are ignored; otherwise they are errors.
     """
@@ -231,7 +231,7 @@ def checked(kind: type[Structured], values: Any, **other_fields: Any) -> Structu
 
 
 def unknown_key(key: str, existing_keys: Iterable[str], where: object = "") -> Problem:
-    """Return a problem that says that a key does not exist, and that suggests the most similar existing key."""
+    """Return a Problem which says that a key does not exist. It suggests the most similar existing key."""
     return Problem(where=str(where), key=key, text=f"unknown key {quoted(key)}", advice=nearest(key, existing_keys))
 
 

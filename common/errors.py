@@ -14,10 +14,10 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
 EXIT_INTERRUPTED = 130  # Ctrl-C in a command without checkpoints; shells use the same number for Ctrl-C
-EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL in sysexits.h)
+EXIT_STOPPED = 75  # stopped early with a checkpoint; to continue, rerun the same command (EX_TEMPFAIL in sysexits.h)
 
 
-# Why a command ended, for programs: this is `reason` in exit.json. docs/checkpoints.md explains each reason.
+# Why a command ended, in a form for programs: "reason" in exit.json. docs/checkpoints.md explains each reason.
 Reason = Literal[
     "finished",
     "stopped",
@@ -137,7 +137,7 @@ def joined(errors: Iterable[BadInput], *, alone: bool = False) -> BadInput:
 
 
 def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list[Value], list[Problem]]:
-    """Apply `work` to each item of a user's list; return what it returned, and the problems of the bad items.
+    """Apply `work` to each item of a user's list. Return the results, and the problems of the bad items.
 
     An item is bad if `work` raises BadInput for it. A bad item does not stop the rest: the caller continues with the
     good ones and raises BadInput when it has finished them.
@@ -158,7 +158,7 @@ def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
     """Convert an error of one of these kinds, raised in the block, to BadInput.
 
-    Its message has the place `where`, the text of the error, and the advice.
+    The message consists of the place, `where`, the text of the error, and `advice`.
     """
     try:
         yield
@@ -184,5 +184,5 @@ def problem_of(error: BaseException, where: object = "") -> Problem:
 
 
 def reason_of_system_error(error: OSError) -> Reason:
-    """Return the reason, for exit.json, of an error that a file could not be read or written."""
+    """Return the reason for exit.json if a command ended because a file could not be read or written."""
     return "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "user-error"

@@ -1,8 +1,8 @@
-"""Atomic and durable writes of files and folders, file locks, file hashes, free disk space, and errors of writes.
+"""Atomic and durable writes of files and folders, file locks, file hashes, free disk space, and write errors.
 
-Locks use flock, because the system releases such a lock however the process ends. Torch's filelock is not used: it
-accepts a pipe at the path, refuses a symbolic link, and does not distinguish a file system without locks from a file
-that cannot be opened.
+Locks use flock, because the system releases such a lock however the process ends. The package filelock, which torch
+installs, is not used: it accepts a pipe at the path, refuses a symbolic link, and does not distinguish a file system
+without locks from a file that cannot be opened.
 """
 
 import errno
@@ -56,9 +56,9 @@ def by_number(name: str) -> tuple[str, str]:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the name of the file that the block writes to any OSError that names no file.
+    """If an OSError of the block names no file, add `path` to it as the name of the file.
 
-    When a disk is full, for example, the system names no file.
+    When a disk is full, for example, the system's error does not say which file was being written.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
     `durable` syncs the new file to the disk. With `keep_existing`, an existing file is not replaced.
 
     If two processes or threads replace the same file, the second one waits. If the path is a symbolic link, the link
-    itself is replaced. If a link has the partial file's name, nothing is written through it.
+    itself is replaced. If the partial file's name is a link, nothing is written through the link.
     """
     if path.name in ("", ".."):  # such a path is always a folder: ".", ".." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -110,13 +110,13 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 def check_replaceable(
     path: Path, sign: bytes | Callable[[bytes], bool], description: str, option: str | None = None
 ) -> int | None:
-    """Raise BadInput unless a path is free, an empty file, or a file that this program wrote and may replace.
+    """Raise BadInput if the file at a path is neither empty nor one that this program wrote.
 
     Return the size in bytes of the file that would be replaced, or None if there is no file.
 
     Arguments:
         sign: bytes that each of our files contains, or a function that recognizes their content
-        description: the name of our files in the message, such as "a chart of train.py"
+        description: what our files are called in the message, such as "a chart of train.py"
         option: the option with which the user can choose another path; None if there is no such option
     """
     try:
@@ -125,7 +125,7 @@ def check_replaceable(
         return None
     except OSError as error:
         if option is None and is_folder(path):
-            return None  # the later write fails, with a message of its own
+            return None  # the later write will fail with a message of its own
         advice = "move it away" if option is None else f"pass the name of a file as {option}"
         raise BadInput(f"{path}: {error.strerror or error}; {advice}") from error
     if content and not (sign(content) if callable(sign) else sign in content):
@@ -148,7 +148,7 @@ def locked_partial(partial: Path) -> Iterator[BinaryIO]:
         with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
             with suppress(OSError):  # the file system may have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file.fileno(), partial):  # otherwise the process that had the lock has renamed the file
+            if _is_at(file.fileno(), partial):  # otherwise the previous holder of the lock has renamed the file
                 file.truncate()
                 yield file
                 return
@@ -161,7 +161,7 @@ def partial_of(path: Path) -> Path:
 
 @contextmanager
 def partial_directory(directory: Path, contention: str, *, wait_seconds: float = 0.0) -> Iterator[Path]:
-    """Yield an empty hidden folder. Fill it and call `publish_folder`; if it was not published, it is removed.
+    """Yield an empty hidden folder. Fill it and call `publish_folder`; a folder that is not published is removed.
 
     Only one process at a time can have the folder, and files that a killed process has left in it are removed first.
     Raises Locked with the message `contention` if another process still has the folder after `wait_seconds`, and
@@ -187,12 +187,12 @@ def publish_folder(
     aside: Path | None = None,
     rename: Callable[[Path, Path], object] = Path.rename,
 ) -> None:
-    """Sync a folder that was written under a hidden name to the disk, and give it its final name in one step.
+    """Sync a hidden folder to the disk, then give it its final name in one step.
 
-    After a kill, a full disk or a power cut, the final name is either free or names the complete folder. An older
-    folder of that name is first renamed to `aside`, by `rename`, and the caller has to remove it. Without `aside`, an
-    older folder causes an OSError unless it is empty. If the new name cannot be synced to the disk, both folders get
-    their previous names again before the OSError is raised.
+    After a kill, a full disk or a power cut, the final name is either free or names the complete folder. If an older
+    folder has that name, `rename` first moves it to `aside`, and the caller has to remove it. Without `aside`, an older
+    folder causes an OSError unless it is empty. If the new name cannot be synced to the disk, both folders get their
+    previous names back before the OSError is raised.
     """
     _sync_tree(partial)
     older = aside if folder.exists() else None
@@ -230,13 +230,13 @@ def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> Te
 
 
 def is_held(path: Path, *, absent: bool | None = None) -> bool | None:
-    """Return whether a process holds the lock of a file.
+    """Return whether a process holds the lock on a file.
 
     Return None if that cannot be determined, and `absent` if the file does not exist.
     """
     try:
         with open_regular(path) as file:
-            # This lock is released immediately. A job that is starting just now tries its own lock several times.
+            # This lock is released immediately. It does not stop a job that is just starting: jobs try several times.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
@@ -283,13 +283,13 @@ def is_folder(path: Path) -> bool:
 
 
 def free_disk(directory: Path) -> tuple[Path, int]:
-    """Return the nearest existing folder of a directory that may not exist yet, and the free bytes on its disk."""
+    """Return a directory or, if it does not exist yet, its nearest existing parent, and the free bytes on its disk."""
     existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
     return existing, shutil.disk_usage(existing).free
 
 
 def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type and the source of an absolute path's file system; "" if the system does not report them."""
+    """Return the type and source of the file system that contains an absolute path; "" if they are not reported."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -307,7 +307,7 @@ def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
 def seconds_since_written(path: Path) -> float:
     """Return the seconds since a file was written. Raises BadInput if no file can be written next to it.
 
-    The present time is taken from a new file on the same disk, because a network file system uses its server's clock:
+    The current time is taken from a new file on the same disk, because a network file system uses its server's clock:
     `time.time()` minus the file's time would compare two clocks.
     """
     probe = path.with_name(f".now-{uuid4().hex}")
@@ -327,7 +327,7 @@ def system_error(error: OSError) -> str:
 
 @contextmanager
 def writing(path: Path | str, *, names_file: bool = False) -> Iterator[None]:
-    """Convert an OSError of the block, which writes `path`, to BadInput.
+    """Convert an OSError that is raised in the block, which writes `path`, to BadInput.
 
     The message names `path`. With `names_file`, it names the file that the OSError names, if there is one.
     """
@@ -353,7 +353,7 @@ def _open_locked_folder(folder: Path, contention: str, deadline: float) -> int:
     renamed folder, so a new folder is created and locked if the deadline allows.
     """
     while True:
-        if folder.is_symlink():  # nothing must be written through a link of that name
+        if folder.is_symlink():  # nothing may be written through a link
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # another process has just renamed the folder

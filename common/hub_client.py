@@ -26,9 +26,9 @@ REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # name of a model; old models have no owner
 OUR_FOLDERS = ("runs/", "token_files/")
 OUR_TAG = "lockstep"  # in the card of every model that `evaluate.py export` writes
-CARD_BYTES = 1 << 14  # size of the first part of a card, which contains its metadata
+CARD_BYTES = 1 << 14  # how much of a card is read; its metadata is at the beginning
 CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
-LONGEST_CHAIN = 20  # largest number of steps from an error to its first cause that are followed
+LONGEST_CHAIN = 20  # how many exceptions are followed from an error to its first cause
 DETAIL_CHARACTERS = 500  # maximum length of a list from the hub in an error
 
 
@@ -36,13 +36,13 @@ def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Calla
     """Return the hub name of a model or dataset that is not a local folder.
 
     The name is OWNER/NAME; a model may also have a NAME without an owner. A reference that starts with hf: is always a
-    name on the hub. Without hf:, a name that is similar to that of a local folder is refused, and the error suggests
-    the folder, so that a misspelling does not start a download.
+    name on the hub. Without hf:, a name that is similar to the name of a local folder is refused, and the error
+    suggests the folder, so that a misspelling does not start a download.
 
     Arguments:
         reference: the name as written on the command line or in a file
         kind: DATASET or MODEL
-        folders: where local datasets or models are
+        folders: the folders that contain local datasets or models
         is_valid: returns whether a folder is a dataset or a model
 
     Raises BadInput for a name that the hub would not accept, and for a name that seems to mean a local folder.
@@ -64,7 +64,7 @@ def hub_name(reference: str, kind: str, folders: Iterable[Path], is_valid: Calla
 
 @functools.cache
 def note_local(reference: str, kind: str, advice: str = "") -> None:
-    """Print a note, once, that a local path is read although its name could also be a repository on the hub.
+    """Print a note, once, that a local path is read although it could also be the name of a repository on the hub.
 
     The hub is not asked whether it has a repository of that name, because that would need the network. `advice` states
     how to use the repository instead. No note is printed for names in the folders where our commands put runs and
@@ -79,7 +79,7 @@ def note_local(reference: str, kind: str, advice: str = "") -> None:
 
 
 def is_own_export(directory: Path) -> bool:
-    """Return whether `evaluate.py export` has written a model directory; the tags in its card show this."""
+    """Return whether a model directory was written by `evaluate.py export`, which the tags in its model card show."""
     try:
         with (directory / CARD).open("rb") as file:
             head = file.read(CARD_BYTES)
@@ -184,7 +184,7 @@ def hub_errors(problem: str, permission: str = "write to", advice: str = "") -> 
 
 @functools.cache
 def _bound_requests() -> None:
-    """Give the hub's client the limits of `common.transports`, because it has no timeouts. Only the first call acts."""
+    """Apply the limits of `common.transports` to the hub's client, which has no timeouts. Later calls do nothing."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
@@ -194,8 +194,8 @@ def _bound_requests() -> None:
 def explained(error: BaseException, permission: str = "write to", advice: str = "") -> str:
     """Return one line that explains an error of the hub client and what to do next, followed by `advice`.
 
-    `permission` is what the access token must allow. The message of the client or the hub follows in brackets if it is
-    one short line.
+    `permission` is what the access token must allow. The message of the client or the hub follows in parentheses if
+    it is one short line.
     """
     from huggingface_hub import constants
 

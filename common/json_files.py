@@ -1,4 +1,4 @@
-"""Parse untrusted JSON and JSON Lines, with limits on size and depth; append-only logs; timestamps of records."""
+"""Parse untrusted JSON and JSON Lines with limits on size and depth, append to logs, and write timestamps."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from common.text import quoted
 
 DEPTH = 100  # maximum number of levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
-PENDING_BYTES = 1 << 24  # most bytes of unwritten lines that are kept in memory
+PENDING_BYTES = 1 << 24  # maximum size of the unwritten lines that are kept in memory
 LEAST, LARGEST = 1e-45, 1e39  # smallest and largest magnitude of a float other than 0; they enclose fp32's range
 SIZES = f"0, or a number of magnitude {LEAST:g} to {LARGEST:g}"
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
 def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = True) -> Any:
-    """Parse a JSON text whose top level must be a `kind`, which is dict or list; None accepts any value.
+    """Parse JSON whose top level must be a `kind`, which is dict or list; None accepts any value.
 
     Raises ValueError for bytes that are not UTF-8, a value of another kind, a value nested deeper than DEPTH, and a key
-    that occurs twice in an object. If `unique` is False, a repeated key is no error, and its last value is used.
+    that occurs twice in an object. If `unique` is False, a repeated key is allowed, and its last value is used.
     """
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise BadInput if UTF-8 cannot encode a text. JSON and command lines can contain half a surrogate pair."""
+    """Raise BadInput if a text cannot be encoded as UTF-8. JSON and command lines can contain half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -53,12 +53,12 @@ def check_text(text: str, where: str) -> None:
 
 
 def utc_now() -> str:
-    """Return the present date and time in UTC, in ISO 8601, to the second."""
+    """Return the current date and time in UTC, in ISO 8601, to the second."""
     return utc_time(None)
 
 
 def utc_time(seconds: float | None) -> str:
-    """Return a time in seconds since the epoch in UTC, in ISO 8601, to the second. None means now."""
+    """Format a time, given in seconds since the epoch, as ISO 8601 in UTC, to the second. None means now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
@@ -77,7 +77,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_descriptor(path: Path, flags: int) -> int:
-    """Open a regular file as os.open does. Raises OSError for any other kind, as `open_regular` does."""
+    """Open a regular file as os.open does. Raises OSError for other kinds of files, as `open_regular` does."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -89,7 +89,7 @@ def open_descriptor(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
-    """Return the content of a regular file. Raises OSError for any other kind and for more than `most_bytes`."""
+    """Return the content of a regular file. Raises OSError for other kinds of files, or for more than `most_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -101,12 +101,12 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
 
 
 class JsonLines(NamedTuple):
-    """The records of a JSON Lines file, and the lines that were skipped because a kill cut them off or damaged them."""
+    """The records of a JSON Lines file, and the lines that were skipped because they are damaged or incomplete."""
 
     path: Path
     records: list[Any]  # as returned by the parser
     damaged: list[int]  # numbers of the skipped lines; the first line is 1
-    ends_torn: bool  # the last line is damaged and has no newline: it may be in the middle of being written
+    ends_torn: bool  # the last line is damaged and has no newline: another process may still be writing it
     ends_damaged: bool = False  # the last line is damaged
 
     def notes(self, *, growing: bool = False) -> list[Notice]:
@@ -115,8 +115,8 @@ class JsonLines(NamedTuple):
         With `growing`, another process may be writing the file, so an unfinished last line is not mentioned.
         """
         damaged = self.damaged[:-1] if growing and self.ends_torn else self.damaged
-        count = "1 damaged line" if len(damaged) == 1 else f"{len(damaged):,} damaged lines"
-        return [note(f"{self.path}: skipped {count}, from line {damaged[0]:,} on")] if damaged else []
+        count = "1 damaged line, at" if len(damaged) == 1 else f"{len(damaged):,} damaged lines, starting at"
+        return [note(f"{self.path}: skipped {count} line {damaged[0]:,}")] if damaged else []
 
     def noted(self) -> list[Any]:
         """Print the notes about skipped lines on stderr, and return the records."""
@@ -126,11 +126,11 @@ class JsonLines(NamedTuple):
 
 
 def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Any] = dict, *, containing: bytes = b"") -> JsonLines:
-    """Read an append-only JSON Lines file; each record is what `parse` returns for the object of a line.
+    """Read an append-only JSON Lines file; each record is what `parse` returns for the object on a line.
 
     Damaged lines are skipped; a line for which `parse` returns None or raises ValueError counts as damaged. A file that
-    does not exist has no records. `containing` reads only the lines that contain these bytes, which is faster. Raises
-    BadInput if the file cannot be read at all.
+    does not exist has no records. With `containing`, only the lines that contain these bytes are parsed, which is
+    faster. Raises BadInput if the file cannot be read at all.
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix it") if exists else b""
@@ -184,7 +184,7 @@ def read_every_line(path: Path, *, advice: str = "") -> list[dict[str, Any]]:
 
 
 class JsonLog:
-    """An append-only JSON Lines file. If a kill has cut off the last line, the next record starts on a new line."""
+    """An append-only JSON Lines file. If a kill has left half a line at its end, the next record starts a new line."""
 
     def __init__(self, path: Path):
         """Open or create the file. Raises OSError if that fails or if the path is not a regular file."""
@@ -198,8 +198,8 @@ class JsonLog:
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
         """Append one object. `durable` also syncs it to the disk.
 
-        Raises OSError if the line cannot be written. The line is then kept, and the next call writes it again; at most
-        PENDING_BYTES are kept.
+        Raises OSError if the line cannot be written. The line is then kept, and the next call tries again to write it;
+        at most PENDING_BYTES are kept.
         """
         line = json.dumps(record).encode() + b"\n"
         if len(self._pending) + len(line) > PENDING_BYTES:

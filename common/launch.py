@@ -15,19 +15,19 @@ from common.json_files import parse_json
 from common.redaction import redacted
 from common.text import integer_range, quoted
 
-# The number of nodes of a job, in the variables of Slurm (for a step, and for the complete job), SkyPilot, and the
-# training operators of Kubernetes (meant for torchrun, and possibly a range: "1:4").
+# Variables that contain the number of nodes of a job. They are set by Slurm (for a step, and for the complete job), by
+# SkyPilot, and by the training operators of Kubernetes (for torchrun; the value may be a range, such as "1:4").
 NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
-# The number of tasks that a launcher starts for one command: Slurm, Open MPI, MPICH and Intel MPI (in total, and on
-# this node), MVAPICH, Flux, and LSF's jsrun.
+# Variables that contain the number of tasks that a launcher starts for one command. They are set by Slurm, Open MPI,
+# MPICH and Intel MPI (for all nodes, and for this node), MVAPICH, Flux, and LSF's jsrun.
 TASK_COUNTS = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
     *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
 )
-OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # a rank ended because another rank failed
+OF_ANOTHER_RANK: tuple[Reason, ...] = ("lost-rank", "failed-rank")  # why a rank ended after another rank failed
 JOB_VARIABLE = "LOCKSTEP_JOB"  # identity of a job, chosen by the command that has started it
-# Variable that tells where the user sets the keys of this job: in an experiment's file if it has the value below,
-# otherwise on the command line
+# This variable shows where the user sets the keys of this job: in an experiment's file if the variable has the value
+# SETTINGS_OF_EXPERIMENT, otherwise on the command line.
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
 SETTINGS_OF_EXPERIMENT = "experiment"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -55,16 +55,16 @@ def check_environment() -> None:
 
 
 def without_launcher() -> dict[str, str]:
-    """Return the environment without the variables of a rank, to start an independent job or process."""
+    """Return this process's environment without the variables of a rank, to start an independent job or process."""
     names = {*NUMBERS, "MASTER_ADDR", "GROUP_RANK", JOB_VARIABLE, SETTINGS_VARIABLE}
     prefixes = ("TORCHELASTIC_", "ROLE_")
     return {name: text for name, text in os.environ.items() if name not in names and not name.startswith(prefixes)}
 
 
 def setting(**keys: Any) -> str:
-    """Return keys of train.json in the form in which the user of this job would set them.
+    """Return what the user of this job would write to set keys of train.json.
 
-    This is `--set KEY=VALUE`, or an entry of an experiment's file if an experiment has started the job.
+    This is `--set KEY=VALUE` or, if an experiment has started the job, an entry of the experiment's file.
     """
     if os.environ.get(SETTINGS_VARIABLE) == SETTINGS_OF_EXPERIMENT:
         return f'"set": {json.dumps({f"train.{key}": value for key, value in keys.items()})}'
@@ -92,7 +92,7 @@ def environment_local_world_size() -> int:
 def environment_nodes() -> int:
     """Return the number of nodes that have joined the job, as torchrun counts them.
 
-    Two torchruns on one machine are two nodes.
+    Two torchruns on the same machine count as two nodes.
     """
     if "RANK" not in os.environ:
         return 1
@@ -181,7 +181,7 @@ def failure_of_another() -> Failure | None:
 
     torchrun gives each rank of a group a folder for its report, and these folders are next to each other. A rank writes
     its report before it ends, so the report exists before torchrun asks the other ranks to stop. If several ranks have
-    failed, a failure that no other rank has caused is preferred.
+    failed, a failure that was not caused by another rank is preferred.
     """
     path, failures = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull), list[Failure]()
     for file in sorted(path.parent.parent.glob(f"*/{path.name}")):
@@ -222,8 +222,8 @@ def machine_identity() -> str:
 def job_identity() -> str:
     """Return the identity of this process's job, unique across machines and over time.
 
-    If the launcher has chosen an identity, that one is returned; otherwise the identity of torchrun or, without
-    torchrun, of this process. It stays the same when torchrun restarts the ranks.
+    If the launcher has not chosen an identity, the identity of torchrun is returned or, without torchrun, the identity
+    of this process. The job's identity stays the same when torchrun restarts the ranks.
     """
     if identity := os.environ.get(JOB_VARIABLE):
         return identity
@@ -255,7 +255,7 @@ def _started_ticks(process: int) -> int:
 
 
 def _contradiction(values: dict[str, int]) -> str | None:
-    """Return a message that a variable of a rank is missing or contradicts another one; None if all of them fit."""
+    """Return a message about a rank's variable that is missing or contradicts another variable; None if all is well."""
     if "RANK" not in values:
         defaults = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         settings = [
@@ -268,5 +268,5 @@ def _contradiction(values: dict[str, int]) -> str | None:
         return f"RANK is {values['RANK']}, but {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
     for name, limit in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if values.get(name, 0) >= values.get(limit, SIZES.stop):
-            return f"{name} is {values[name]}, wanted less than {limit}, {values[limit]}"
+            return f"{name} is {values[name]}, wanted less than {limit}, which is {values[limit]}"
     return None

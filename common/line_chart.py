@@ -1,4 +1,4 @@
-"""Line charts: one description, drawn as SVG with HTML labels for a page of any width, or as a PNG by matplotlib."""
+"""Line charts. A chart can be drawn as SVG with HTML labels, for a page of any width, or as a PNG by matplotlib."""
 
 import importlib.util
 import io
@@ -15,23 +15,24 @@ from typing import Any
 import attrs
 import numpy as np
 
-# Colours on a white background, for the CSS classes s0 to s7. page.css has the colours on a black background.
+# Colors on a white background, for the CSS classes s0 to s7. page.css has the colors for a black background.
 PALETTE = ("#0b62c4", "#c2410c", "#0f7b54", "#8e3bb8", "#8a6d00", "#c0266d", "#007c91", "#6b5b4b")
 SIZE = 10_000  # width and height of the drawing, in its own units
-FARTHEST = 100_000 * SIZE  # values outside the frame are drawn at most at this distance from it
-MARGIN = 0.04  # above and below the values, as a share of their range
-SIDE_MARGIN = 0.01  # on both sides, as a share of the x axis, so that no dot or event is on the edge
-LAST_SHARE = 0.96  # beyond this share of the x axis, a label ends at its position, so that it does not stick out
+FARTHEST = 100_000 * SIZE  # values outside the frame are drawn no farther away from it than this
+MARGIN = 0.04  # space above and below the values, as a share of their range
+SIDE_MARGIN = 0.01  # space on both sides, as a share of the x axis, so that no dot or mark is on the edge
+# A tick label beyond this share of the x axis is right-aligned to its tick, so that it stays inside the chart.
+LAST_SHARE = 0.96
 MOST_DOTS = 40  # a line with more points has no dots, because they would hide the lines below
-# Two dots of a line are not joined if their distance is more than this share of the line's range, because the join
-# would look like values between them.
+# Two neighboring dots of a line are not joined if their values differ by more than this share of the line's range,
+# because the join would look like values between them.
 LONGEST_JOIN = 0.7
 TICKS = 5
-MOST_POWERS = 8  # maximum number of powers of ten that a logarithmic axis labels
-SOURCE = "Lockstep"  # in the text chunk "Source" of our PNG files, which may be replaced
-WIDTH, HEIGHTS = 9, (5, 8)  # of a PNG in inches: the width, and the heights with one chart and with several
+MOST_POWERS = 8  # maximum number of powers of ten that are labeled on a logarithmic axis
+SOURCE = "Lockstep"  # in the text chunk "Source" of our PNG files, which shows that they may be replaced
+WIDTH, HEIGHTS = 9, (5, 8)  # in inches: the width of a PNG, and its height with one chart and with several
 DOTS_PER_INCH = 110
-EARLIER_SIZES = ((990, 550), (990, 880))  # sizes in pixels of pictures by earlier versions, which had no SOURCE
+EARLIER_SIZES = ((990, 550), (990, 880))  # in pixels, of pictures by earlier versions, which did not write SOURCE
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,8 +44,8 @@ class Line:
     y: np.ndarray  # NaN: a gap
     colour: int  # index in PALETTE
     weight: str = ""  # CSS class: "raw" is thin, "bold" is thick
-    dotted: bool = False  # if it has few points, they are marked by dots and joined by dashes
-    filled: bool = False  # the area down to 0 is filled, only in a PNG
+    dotted: bool = False  # mark the points with dots and join them with dashes, if there are few
+    filled: bool = False  # fill the area between the line and 0; only in a PNG
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +64,7 @@ class LineChart:
     title: str
     axis: str  # name of the x axis, with its unit
     lines: Sequence[Line]
-    columns: int = SIZE  # a line is reduced to its extremes in each of this many columns of pixels
+    columns: int = SIZE  # number of columns of pixels; in each of them, a line is reduced to its extremes
     marks: Sequence[VerticalMark] = ()
     logarithmic: bool = False
     logarithmic_x: bool = False
@@ -72,7 +73,7 @@ class LineChart:
     def svg(self) -> str:
         """Return the chart as HTML.
 
-        The ranges in `data-` attributes, together with the viewBox, allow a script to zoom.
+        A script can zoom with the help of the viewBox and the ranges of the axes, which are in `data-` attributes.
         """
         x = self._x_scale()
         y = self._y_scale()
@@ -117,7 +118,7 @@ class LineChart:
         return attrs.evolve(scale, low=0.0) if any(line.filled for line in self.lines) else scale
 
     def _described_title(self) -> str:
-        """Return the title. It mentions a logarithmic axis, and values that are too large to be shown."""
+        """Return the title, which mentions a logarithmic axis and values that are too large to be shown."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
         values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}
         highest, top = max(float(line.max(initial=-math.inf)) for line in values.values()), self._shown_top
@@ -128,7 +129,7 @@ class LineChart:
 
 @attrs.frozen
 class Scale:
-    """The scale of an axis: its two ends, and round values in between that are labelled."""
+    """The scale of an axis: its two ends, and the round values in between, which are labeled."""
 
     low: float
     high: float
@@ -147,7 +148,7 @@ class Scale:
         return [(value, short(value)) for value in powers] if len(powers) > 1 else self._multiples()
 
     def labels(self, side: str) -> str:
-        """Return the labels of the axis as HTML. The axis starts at its `side`, which is left or bottom."""
+        """Return the labels of the axis as HTML. The axis starts at `side`, which is "left" or "bottom"."""
         positions = [(float(self.share(value)), text) for value, text in self.ticks()]
         return "".join(
             f'<span{" class=last" if side == "left" and share > LAST_SHARE else ""} style="{side}:{100 * share:.2f}%">'
@@ -172,9 +173,9 @@ class Scale:
 
 
 def png(charts: Sequence[LineChart], title: str, heights: Sequence[float] = (1,)) -> bytes:
-    """Return a PNG of charts below each other, which share an x axis.
+    """Return a PNG of several charts, one below the other, with a common x axis.
 
-    Every machine draws them with Agg and in the default style.
+    It is drawn with Agg and matplotlib's default style on every machine.
     """
     with _default_settings():
         return _png(charts, title, heights)
@@ -187,7 +188,7 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
     height = HEIGHTS[len(charts) > 1]
     figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
-    # The margins are fixed, because a layout that computes them takes as long as the drawing.
+    # The margins are fixed, because computing them would take as long as the drawing itself.
     figure.subplots_adjust(left=0.11, right=0.96, top=1 - 0.4 / height, bottom=0.5 / height, hspace=0.08)
     rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for chart, axes in zip(charts, rows, strict=True):
@@ -196,14 +197,17 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
         for mark in chart.marks:
             axes.axvline(mark.x, color="gray", linestyle=":", linewidth=1)
         y = chart._y_scale()
-        axes.set(yscale="log" if y.logarithmic else "linear", ylim=(y.low, y.high), ylabel=chart.title)
+        axes.set(yscale="log" if y.logarithmic else "linear", ylim=(y.low, y.high))
+        # A low chart has no room for a long title in one line; at a comma, it continues in the next line.
+        axes.set_ylabel(chart.title.replace(", ", ",\n"))
         axes.set_yticks(*zip(*y.ticks(), strict=True))
         axes.minorticks_off()
-        axes.yaxis.set_label_coords(-0.1, 0.5)
+        axes.yaxis.set_label_coords(-0.075, 0.5)
         axes.grid(alpha=0.25)
         if len(chart.lines) > 1:
             axes.legend(loc="upper right")
-    for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():  # only the first mark with each text
+    # Of several marks with the same text, only the first is labeled.
+    for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():
         style = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 8, "color": "gray"}
         rows[0].text(mark.x, 0.97, mark.text, style, transform=rows[0].get_xaxis_transform())
     rows[0].set_title(title, parse_math=False)  # a dollar sign does not start a formula
@@ -219,7 +223,7 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
 def is_own_png(content: bytes) -> bool:
     """Return whether a file is a picture that `png` has drawn.
 
-    Pictures of earlier versions do not name their source. They are recognized by matplotlib's name and their sizes.
+    Pictures of earlier versions do not contain SOURCE. They are recognized by their sizes and by matplotlib's name.
     """
     if f"Source\0{SOURCE}".encode() in content:
         return True
@@ -280,9 +284,9 @@ def short(value: float, step: float | None = None) -> str:
 
 
 def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce the points of a line to those that are visible in this many columns of pixels.
+    """Reduce the points of a line to those that are visible if the chart is `columns` pixels wide.
 
-    From each column, the lowest and the highest point and one gap (NaN) are kept, in their order.
+    From each column of pixels, the lowest point, the highest point and one gap (NaN) are kept, in their original order.
     """
     if len(x) <= 2 * columns:
         return x, y
@@ -303,7 +307,7 @@ def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np
 def _path(line: Line, x: Scale, y: Scale, columns: int) -> str:
     """Return a line as SVG.
 
-    A dotted line, and points without neighbors, have dots; a dot is a stroke of length zero.
+    The points of a dotted line, and points without neighbors, are drawn as dots. A dot is a stroke of length zero.
     """
     dotted, line_x, line_y = _joined(line)
     line_x, line_y = extremes(line_x, line_y, columns)
@@ -352,9 +356,9 @@ def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:
 
 
 def _powers_of(values: Sequence[np.ndarray], margin: float) -> Scale:
-    """Return a logarithmic scale for the positive values among these.
+    """Return a logarithmic scale that covers the positive values.
 
-    The margin is a factor by which the scale is extended at both ends.
+    `margin` is the factor by which the scale is extended at both ends.
     """
     positive = np.concatenate([np.zeros(0), *(array[array > 0] for array in values)])
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)

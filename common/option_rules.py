@@ -7,8 +7,8 @@ from cyclopts.argument import Argument
 
 from common.text import either, quoted
 
-OptionValues = Mapping[str, Sequence[str]]  # option, by its first name -> its values on a command line
-FALSE = ("false", "f", "no", "n", "0")  # --follow=false means the same as no --follow
+OptionValues = Mapping[str, Sequence[str]]  # first name of an option -> its values on a command line
+FALSE = ("false", "f", "no", "n", "0")  # values that turn a flag off, as in "--follow=false"
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +28,7 @@ class OptionRules:
     modes: Mapping[str, str] = attrs.field(factory=dict)  # mode -> the options that it uses
     needs: Mapping[str, str] = attrs.field(factory=dict)  # option -> options of which it needs at least one
     excludes: Mapping[str, str] = attrs.field(factory=dict)  # option -> options that make it ineffective
-    # Why an option is refused, if its name does not show it: one table for each kind of rule
+    # Why an option is refused, if its name does not show the reason. There is one table for each kind of rule.
     reasons_unused: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)  # mode, or `work` -> option -> reason
     reasons_needed: Mapping[str, str] = attrs.field(factory=dict)
     reasons_excluded: Mapping[str, str] = attrs.field(factory=dict)
@@ -45,7 +45,7 @@ class OptionRules:
         return "; ".join(problems) or None
 
     def _unused(self, option_values: OptionValues, mode: str | None) -> dict[str, str]:
-        """Return a sentence for each option that the mode does not use, by the option's name."""
+        """Map each option that the mode does not use to a sentence that explains the problem."""
         if not self.modes:
             return {}
         used = self.uses.split() if mode is None else self.modes[mode].split()
@@ -61,7 +61,7 @@ class OptionRules:
         return problems
 
     def _missing(self, used: OptionValues, option_values: OptionValues) -> Iterable[str]:
-        """Yield a sentence for each used option that needs another option, which is not on the command line."""
+        """Yield a sentence for each used option if none of the options that it needs is on the command line."""
         for name, needs in self.needs.items():
             if name in used and not any(_is_met(need, option_values) for need in needs.split()):
                 reason = _after_colon(self.reasons_needed, name)
@@ -90,7 +90,7 @@ def _shown(condition: str) -> str:
 
 
 def given_options(arguments: Iterable[Argument], words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each option on a command line, by the option's first name, in the order of the words.
+    """Map the first name of each option on a command line to its values. The options are in the order of the words.
 
     The value of a flag is "". A word that starts with a hyphen is never the value of the option before it, and words
     after -- are not options.
@@ -120,7 +120,7 @@ def without_false_flags(arguments: Iterable[Argument], option_values: OptionValu
 
 
 def repeated_problem(arguments: Iterable[Argument], option_values: OptionValues) -> str | None:
-    """Return one line about options that accept one value but were given several; None if there is no such option.
+    """Return one line about options that accept only one value but were given several; None if there are none.
 
     A flag may be repeated, because it means the same each time.
     """

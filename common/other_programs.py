@@ -1,7 +1,8 @@
 """A table of other programs' options with their counterparts in Lockstep. Usage errors quote it.
 
 The programs are gpjt/ddp-base-model-from-scratch, nanoGPT, nanochat, Levanter, and Hugging Face's Trainer with its
-example scripts. Their names for our keys are in the rows of the keys. docs/other-programs.md shows everything.
+example scripts. The names that they use for our keys are in the rows of the keys. docs/other-programs.md shows both
+tables.
 """
 
 import json
@@ -23,7 +24,7 @@ class Meaning(NamedTuple):
 TRAINING = ("train.py", "find_batch_size.py")
 EVALUATION, PREPARATION = ("evaluate.py",), ("prepare_data.py",)
 GENERATION = ("evaluate.py sample", "evaluate.py chat")
-# For an option, the first row is used that has the option's name and applies to the script.
+# For an option, the first row that has the option's name and applies to the script is used.
 OPTIONS = (
     # Generation: nanoGPT's sample.py, nanochat's chat_cli, Hugging Face's run_generation.
     Meaning("start p", "python evaluate.py sample MODEL --prompt TEXT", scripts=("evaluate.py sample",)),
@@ -66,14 +67,14 @@ OPTIONS = (
         "wandb wandb_log wandb_project wandb_run_name report_to run_name run trainer.tracker trainer.tracker.project "
         "trainer.wandb.project",
         "python report.py RUN --to wandb --watch",
-        "start it next to the run to send metrics as they arrive, or later to send those of a finished run",
+        "start it during the run to send metrics as they arrive, or later to send the metrics of a finished run",
     ),
     Meaning("tensorboard logging_dir", "python report.py RUN --to tensorboard --watch"),
     # Runs.
     Meaning(
         "config config_path config_file config_name",
         "python train.py RUN --like runs/quickstart",
-        "the configuration is the folder RUN, with model.json and train.json; this command writes a new one",
+        "the configuration is the folder RUN, with model.json and train.json; this command writes a new folder",
     ),
     Meaning(
         "out_dir output_dir trainer.checkpointer.base_path",
@@ -115,8 +116,7 @@ OPTIONS = (
     Meaning("sample_every", "python evaluate.py sample RUN", "report.py shows samples of the checkpoints"),
 )
 
-# Keys of other programs that have no counterpart among our keys. Each text says what to do instead of the keys that
-# follow it, which are separated by spaces.
+# Keys of other programs that have no counterpart among our keys: what to do instead -> the keys, separated by spaces.
 KEYLESS = {
     "the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
     "the option --device of train.py chooses the device": "device",
@@ -132,11 +132,11 @@ class ForeignKey(NamedTuple):
 
 
 def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
-    """Return a table of other programs' keys: the keys that the rows of our keys name, and keys without counterpart."""
+    """Return a table of other programs' keys: those that the rows of our keys name, and those without a counterpart."""
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():
-            # A name may also be our own name of the key.
+            # Another program may use our own name for a key. Such a name needs no entry.
             names = {name: note for name, note in row.foreign_names.items() if name != key}
             table |= {name: ForeignKey(f"{section}.{key}", note) for name, note in names.items()}
     return table | {name: ForeignKey("", note) for note, names in KEYLESS.items() for name in names.split()}

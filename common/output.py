@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from common.redaction import redacted
 from common.text import printable
 
-READER_SECONDS = 5.0  # how long to wait for a log's reader that has stopped, such as a paused terminal
+READER_SECONDS = 5.0  # how long to wait if a log's reader, such as a paused terminal, has stopped reading
 
 _dropped: dict[str, str | None] = {}  # kind of work -> its first problem; None if that has already been reported
 
@@ -69,7 +69,8 @@ def show(*lines: str | Notice, once: bool = False) -> None:
     characters, which file names may contain, are escaped. A progress bar stays below the lines. Output that cannot be
     written raises no error.
 
-    With `once`, every rank of a job calls this, or only rank 0 does, and rank 0 prints. Otherwise this process prints.
+    With `once`, only rank 0 of a job prints, whether or not the other ranks call this too. Without it, this process
+    prints.
     """
     if once and not is_rank_0():
         return
@@ -106,7 +107,7 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
         yield
     except fatal:
         raise
-    except Exception as error:  # noqa: BLE001  # training continues although a format, a number or a chart is wrong
+    except Exception as error:  # noqa: BLE001  # training continues even if a format, a number or a chart is wrong
         line = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
         if drop(name, problem):
@@ -132,7 +133,7 @@ def newly_dropped() -> Iterator[tuple[str, str]]:
 
 
 class Output(io.FileIO):
-    """The bytes of stdout or stderr. Writing never raises an error; instead, the first loss of bytes is recorded."""
+    """The bytes of stdout or stderr. Writing never raises an error; instead, the first problem is recorded."""
 
     def __init__(self, name: str, number: int):
         super().__init__(number, "w", closefd=False)
@@ -142,7 +143,7 @@ class Output(io.FileIO):
         self._waits = True
 
     def write(self, data: Any) -> int:
-        """Write the bytes. Those that cannot be written are dropped."""
+        """Write the bytes. Bytes that cannot be written are dropped."""
         rest = memoryview(data).cast("B")
         try:
             while rest:
@@ -156,7 +157,7 @@ class Output(io.FileIO):
     def _wait_for_room(self) -> None:
         """Wait until a pipe or terminal has room for PIPE_BUF bytes.
 
-        If its reader has stopped, raise OSError when the patience is over. Later calls do not wait for this reader.
+        If its reader has stopped, raise OSError after `patience_seconds`. Later calls do not wait until it reads again.
         """
         # If other code has closed our descriptor, its number may now belong to another file, such as a checkpoint.
         if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
@@ -188,9 +189,9 @@ class GuardedStream(io.TextIOWrapper):
 
 
 def guard_outputs() -> None:
-    """Replace stdout and stderr by streams that drop output that cannot be written. A second call changes nothing.
+    """Replace stdout and stderr with streams that drop output that cannot be written. A second call changes nothing.
 
-    A standard stream that is closed is replaced by /dev/null.
+    A standard stream that is closed is replaced with /dev/null.
     """
     for number in range(3):
         try:
@@ -201,9 +202,9 @@ def guard_outputs() -> None:
 
 
 def keep_logs_only() -> None:
-    """Declare that this command's product is files, and that its output is only a log.
+    """Declare that this command produces files, and that what it prints is only a log.
 
-    Lost output is then no error, and the command does not wait long for a reader that has stopped.
+    Lost output is then not an error, and the command does not wait long for a reader that has stopped.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, GuardedStream):
@@ -211,7 +212,7 @@ def keep_logs_only() -> None:
 
 
 def _guarded(name: str, stream: Any, number: int) -> Any:
-    """Return a guarded stream for this process's own stdout or stderr. Any other stream is returned, as in tests."""
+    """Return a guarded stream for this process's own stdout or stderr. Other streams, as in tests, are not replaced."""
     if isinstance(stream, GuardedStream):
         return stream
     with suppress(OSError, ValueError):  # the stream may have no descriptor, or be closed

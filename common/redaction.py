@@ -3,8 +3,8 @@
 It is called before a value is recorded: the command line of a run, the name of a source, the text of an error, or a
 server's message. It looks for the values of secret variables in the environment, for the usual forms of keys, and for
 the places where people put keys: the user, password and query of a URL, headers, and options and settings whose names
-show that they are secret. Any other key cannot be recognized. Therefore the command of --then, which may contain
-anything, is not recorded.
+show that they are secret. A key in any other place cannot be recognized. Therefore the command of --then, which may
+contain anything, is not recorded.
 """
 
 import base64
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HIDDEN = "[secret]"
-SHORTEST_KEY = 8  # characters; a shorter one may be a placeholder, such as EMPTY, and occur as a word in any text
+SHORTEST_KEY = 8  # in characters; a shorter value may be a placeholder, such as EMPTY, that is a common word
 WORDS = frozenset(  # if a name ends with one of these words, its value is a secret
     (
         *("key", "token", "secret", "password", "passwd", "passphrase", "pwd", "pass", "credential", "credentials"),
@@ -30,7 +30,7 @@ OF_TEXT = frozenset(
         *("first", "last", "next", "per", "text", "image", "stop"),
     )
 )
-ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # secret wherever the word is in a name
+ALWAYS = frozenset(("secret", "password", "passwd", "passphrase"))  # any name that contains such a word is secret
 HARMLESS = re.compile(r"[-+]?[\d_.,]{1,19}(e[-+]?\d+)?|true|false|null|none|yes|no|value|\[secret\]", re.IGNORECASE)
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s&;,'"<>#]+""")
 _NAME = re.compile(r"""(?<![\w-])-{0,2}([A-Za-z][\w.-]*)(["']?\s*[=:]\s*)|(?<!\S)--?([A-Za-z][\w-]*)\s+""")
@@ -72,7 +72,7 @@ def redacted(text: str) -> str:
 def redacted_name(name: str) -> str:
     """Return the name of a source without secrets.
 
-    Only a URL is changed. A path on this machine is not, because it is needed to find the file again.
+    Only a URL is changed. A path on this machine stays the same, because it is needed to find the file again.
     """
     return redacted(name) if "://" in name else name
 
@@ -120,7 +120,7 @@ def hidden_in(value: Any, key: str) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an option, a setting, a variable or a parameter of a query is secret, judging by its name."""
+    """Return whether the name of an option, setting, variable or query parameter shows that its value is secret."""
     parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
     if parts[-1:] == ["token"] and not OF_TEXT.isdisjoint(parts[-2:-1]):
         return False
@@ -171,8 +171,8 @@ def _hidden_values(text: str, values: tuple[str, ...]) -> str:
 def _spellings(value: str) -> re.Pattern[str]:
     r"""Return a regular expression that matches a value in the spellings of JSON, URLs, HTML, base64 and hex.
 
-    JSON may write "/" as `\/` and "+" as `\u002B`. If a string contains a JSON text, the backslashes in it are doubled;
-    the expression also matches this.
+    JSON may write "/" as `\/` and "+" as `\u002B`. If a JSON string contains JSON, the backslashes of the inner JSON
+    are doubled; the expression also matches this.
     """
     backslashes = r"(?:\\(?:u005[cC])?)*"
     characters = []

@@ -1,4 +1,4 @@
-"""Remote files: objects in a bucket, and files on the web and on the Hugging Face hub. Every failure is one line."""
+"""Remote files: objects in a bucket, and files on the web and on the Hugging Face hub. Errors are one line each."""
 
 import base64
 import glob
@@ -21,14 +21,14 @@ from common.hub_client import hub_errors
 REMOTE = "://"
 HTTP = ("http://", "https://")
 HUB_FILES = "hf://"
-READ_AHEAD_BYTES = 1 << 22  # for comparison, a unit of documents is about 16 MB
+READ_AHEAD_BYTES = 1 << 22  # small compared with a unit of documents, which is about 16 MB
 MOST_LINKS = 100_000  # most files and folders in the listing of a web server
-THREADS = 16  # simultaneous requests, which mostly wait
+THREADS = 16  # for simultaneous requests; the threads mostly wait
 
 
 @attrs.frozen
 class RemoteFile:
-    """A file on a server, in the version that a lookup found."""
+    """A file on a server, in the version that it had when it was looked up."""
 
     url: str
     size_bytes: int
@@ -44,7 +44,7 @@ class RemoteFile:
 
 
 def find_remote(name: str) -> dict[str, RemoteFile]:
-    """Return the files that a URL names, by their URLs. Raises BadInput if they cannot be found.
+    """Find the files that a URL names, and map the URL of each file to the file. Raises BadInput if none are found.
 
     The URL names a single file, a glob, or a folder. On the web, a folder ends with "/", and its page lists the files.
     """
@@ -52,7 +52,7 @@ def find_remote(name: str) -> dict[str, RemoteFile]:
         return _find_on_hub(name)
     bucket, inner = _locate(name)
     web = name.startswith(HTTP)
-    magic = glob.has_magic(name.replace("?", "") if web else inner)  # a URL's ? begins its query
+    magic = glob.has_magic(name.replace("?", "") if web else inner)  # in a URL on the web, "?" begins the query
     if magic and not _is_there(bucket, inner):
         folder, pattern = re.split(r"[^/]*[*?[]", name, maxsplit=1)[0], re.compile(_expression(name))
     elif magic or (web and not name.endswith("/")):
@@ -71,7 +71,7 @@ def find_remote(name: str) -> dict[str, RemoteFile]:
 
 
 def look_up_remote(url: str) -> RemoteFile:
-    """Return the present state of a file. Raises BadInput if it cannot be read."""
+    """Return the current state of a file. Raises BadInput if it cannot be read."""
     if url.startswith(HUB_FILES):
         with hub_errors(f"{url}: cannot be read", "read"):
             return _hub_file(url, _hub().info(url))
@@ -144,7 +144,7 @@ def _is_there(bucket: Bucket, name: str) -> bool:
 def _remote_file(url: str, entry: StoredObject) -> RemoteFile:
     """Return a file with its stamp.
 
-    The stamp has the form that fsspec's clients use, because earlier versions used them, and existing plans contain
+    The stamp has the form that fsspec's clients use. Earlier versions used these clients, so existing plans contain
     such stamps.
     """
     if url.startswith("gs://") and entry.version is not None:

@@ -16,22 +16,22 @@ from common.output import GuardedStream, Notice, Severity, guard_outputs, show
 
 # The packages that training imports.
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
-# The names of one setting: the first since torch 2.9, the others before.
+# Three names of the same setting. Torch 2.9 and newer use the first name, older versions the other two.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a write that the user has to solve
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # write errors that the user has to solve
 
 
 class Script:
     """One run of a script, as a context manager. Whatever ends the script is handled here.
 
-    The block parses the command line and carries it out. It may raise BadInput, UsageError and, after --help,
-    SystemExit. It sets `status`, the exit status, which is final when the context has ended, and `interrupted`, which
-    describes what is left behind after Ctrl-C.
+    The block parses the command line and runs the command. It may raise BadInput, UsageError and, after --help,
+    SystemExit. It sets two attributes: `status`, the exit status, which is final when the context has ended, and
+    `interrupted`, which describes what is left behind after Ctrl-C.
 
     Arguments:
         name: the name of the script in messages
-        report: prints an error that ends the script and returns the exit status. It returns None for an error that is
-            a bug, which is then raised. By default, this is `report_error`.
+        report: a function that prints an error that ends the script, and returns the exit status. If the error is a
+            bug, it returns None, and the error is raised. The default is `report_error`.
         has_ranks: whether all ranks of a job run the script, so that rank 0 prints the errors that all of them raise
     """
 
@@ -40,7 +40,7 @@ class Script:
         self.interrupted: str | Callable[[], str] = ""  # the message's text after the word "interrupted"
         self._name = name
         self._report = report or partial(report_error, name, has_ranks=has_ranks)
-        self._interrupts: list[int] = []  # recorded, because a library may convert Ctrl-C to an error of its own
+        self._interrupts: list[int] = []  # signals; recorded because a library may convert Ctrl-C to its own error
         self._catches_interrupts = False
 
     def __enter__(self) -> "Script":
@@ -120,16 +120,16 @@ def check_packages() -> None:
 def use_expandable_segments() -> None:
     """Enable expandable segments in torch's CUDA allocator, unless the user has configured it.
 
-    They need 3 to 20 % less memory.
+    With them, runs need 3 to 20 % less memory.
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
 
 
 def checked_status(status: int) -> int:
-    """Return a command's exit status: an error if its product was its output and some of the output was lost.
+    """Return a command's exit status, which is an error if the command's product was its output and some was lost.
 
-    The loss is then reported on stderr.
+    In that case, the lost output is also reported on stderr.
     """
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.redaction import redacted
 
-LARGEST_INTEGER = 1 << 53  # limit of options and keys, because every JSON parser is exact up to it
+LARGEST_INTEGER = 1 << 53  # limit for options and keys, because every JSON parser is exact up to this integer
 QUOTED_CHARACTERS = 100  # maximum length of a value in an error
 BRACKET_CHARACTERS = 120  # maximum length of a library's message in an error
 DECIMAL, BINARY = ("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -21,7 +21,7 @@ SMALLEST = 0.005  # smallest number that does not become zero when it is rounded
 
 
 def printable(text: str) -> str:
-    """Return untrusted text as one line. Line ends, control characters, invisible ones and surrogates are escaped."""
+    """Return untrusted text as one line. Line ends, surrogates, and control or invisible characters are escaped."""
     if text.isprintable():
         return text
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
@@ -37,10 +37,10 @@ def quoted(value: Any) -> str:
 
 
 def in_brackets(words: object) -> str:
-    """Return the message of a library or a server as " (...)", to be appended to an error of ours.
+    """Return a message from a library or a server as " (...)", to be appended to our own error.
 
-    Return "" unless the message is one short line without secrets. Our own part of the error already states what is
-    wrong and what to do.
+    Return "" unless the message is one short line without secrets. Our own error already states what is wrong and
+    what to do.
     """
     text = str(words).strip().rstrip(".")
     is_fit = 0 < len(text) <= BRACKET_CHARACTERS and "\n" not in text and redacted(text) == text

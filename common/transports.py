@@ -1,8 +1,9 @@
 """Time limits for an httpx client, which stop transfers that are too slow.
 
-httpx's own timeouts apply only to a single read, so that a server which sends a few bytes at a time can go on forever.
-Therefore the client's transports, including those for proxies, and their connections are wrapped: all bytes of a
-server's bodies, headers and chunk frames pass through them. Importing this module needs no httpx.
+httpx's own timeouts apply only to single reads, so a server that sends a few bytes at a time could keep a transfer
+running forever. Therefore the client's transports, including those for proxies, and their connections are wrapped: all
+bytes of a server's bodies, headers and chunk frames pass through the wrappers. This module can be imported without
+httpx.
 """
 
 import threading
@@ -11,17 +12,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-# Longest time without a byte, and longest time until all headers have arrived. After this time, the speed of a transfer
-# is checked.
+# Longest time without a byte, and longest time until all headers have arrived. The speed of a transfer is checked only
+# after this time.
 READ_SECONDS = 120.0
-SLOWEST_BYTES = 1000  # bytes per second, on average over a reply
+SLOWEST_BYTES = 1000  # minimum speed in bytes per second, averaged over a reply
 WRITTEN_BYTES = 1 << 16  # most bytes in a single write
-UNSIZED_BYTES = 1 << 26  # largest reply if its length is not announced, or if it is read completely as JSON
-MOST_PACKED = 64  # divides that limit if the reply is gzipped, because gzip may shrink a reply to a thousandth
+UNSIZED_BYTES = 1 << 26  # largest reply if its length is not announced, or if it is JSON, which is read completely
+MOST_PACKED = 64  # UNSIZED_BYTES is divided by this for a compressed reply, which gzip may shrink to a thousandth
 
 
 def wrap_transports(client: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replace each transport of an httpx client, in place, by what `wrap` returns for it."""
+    """Replace each transport of an httpx client, in place, with what `wrap` returns for it."""
     client._transport = wrap(client._transport)
     client._mounts = {
         pattern: None if transport is None else wrap(transport) for pattern, transport in client._mounts.items()
@@ -29,7 +30,7 @@ def wrap_transports(client: Any, wrap: Callable[[Any], Any]) -> None:
 
 
 def bounded(client: Any) -> Any:
-    """Limit an httpx client: it may transfer files of any size, but stops a reply that is too slow or endless."""
+    """Limit an httpx client: it can transfer files of any size, but it stops a reply that is too slow or endless."""
     import httpx2
 
     waiting = threading.local()  # its attribute `headers` is true while this thread waits for a reply's headers

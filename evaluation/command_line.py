@@ -18,7 +18,7 @@ Checkpoint = Annotated[
 Tokenizer = Annotated[
     str | None,
     option(
-        "use this tokenizer (FILE: .tiktoken, meta.pkl or .json); default: the tokenizer of the model or its tokens",
+        "use this tokenizer (FILE: .tiktoken, meta.pkl or .json); default: the tokenizer of the model or of its tokens",
         "gpt2|bytes|FILE",
     ),
 ]
@@ -44,13 +44,13 @@ class MeasureOptions:
 
 @attrs.frozen(kw_only=True)
 class SmokeCommand(MeasureOptions):
-    """Generate continuations of fixed prompts or of your own, and detect degenerate output."""
+    """Generate continuations of fixed prompts or of your own prompts, and detect degenerate output."""
 
     prompt: Annotated[
         tuple[str, ...], option("use this prompt instead of the fixed ones; may be repeated", "TEXT")
     ] = ()
     tokens: Annotated[
-        int | None, option("tokens per continuation; default: 40, or half of a short context", "N", check=COUNT)
+        int | None, option("tokens per continuation; default: 40, or half the context if less", "N", check=COUNT)
     ] = None
     temperature: Annotated[float, option("sampling temperature; 0: only greedy", "T", check=TEMPERATURE)] = 1.0
     top_k: Annotated[int, option("sample from the K likeliest tokens", "K", check=COUNT)] = 25
@@ -72,7 +72,7 @@ class GenerationOptions(ModelOptions):
     """Options of a command that generates text with a single model."""
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
-    tokens: Annotated[int, option("tokens per text, or largest number per answer", "N", check=COUNT)] = 500
+    tokens: Annotated[int, option("tokens per text, or at most this number per answer", "N", check=COUNT)] = 500
     temperature: Annotated[
         float, option("sampling temperature; 0: always the likeliest token", "T", check=TEMPERATURE)
     ] = 0.8
@@ -150,14 +150,14 @@ class LossCommand(MeasureOptions):
     start: Annotated[
         int | None,
         option(
-            "first token; default: 50,000,000, or the first one after the validation tokens of a shorter split",
+            "first token; default: 50,000,000, or in a shorter split, the first token that the models have not seen",
             "N",
             name="--from",
             check=integer(0),
         ),
     ] = None
     count: Annotated[
-        int | None, option("number of tokens to predict; default: 19,660,800, or all if fewer", "N", check=COUNT)
+        int | None, option("number of tokens to predict; default: 19,660,800, or all there are", "N", check=COUNT)
     ] = None
 
 
@@ -172,7 +172,7 @@ class CoreCommand(MeasureOptions):
     count: Annotated[int | None, option("largest number of items per task; default: all", "N", check=COUNT)] = None
     against: Annotated[
         Path | None,
-        option("training data; also measure without the items that share 13 tokens in a row with it", "DIR"),
+        option("training data; also compute scores without the items that share 13 tokens in a row with it", "DIR"),
     ] = None
 
 
@@ -180,7 +180,7 @@ class CoreCommand(MeasureOptions):
 class FineTuneSettings:
     """Hyperparameters of fine-tuning. The defaults are from Raschka's book; gpjt's comparisons use them, too."""
 
-    seed: Annotated[int, option("first seed; it determines the order and dropout", "N", check=integer(0))] = 0
+    seed: Annotated[int, option("first seed; it determines the records' order and dropout", "N", check=integer(0))] = 0
     epochs: Annotated[int, option("largest number of epochs", "N", check=COUNT)] = 20
     batch_size: Annotated[
         int, option("approximate number of records per update (a row holds several)", "N", check=COUNT)
@@ -220,13 +220,13 @@ class JudgeCommand:
         option("file of answers, or MODEL for all answers of a model", name="ANSWERS...", required=True),
     ] = attrs.field(kw_only=False)
     model: Annotated[
-        str | None, option("the judge; default: none, print only the scores that need no judge", "NAME")
+        str | None, option("the judge; default: none, and only the scores that need no judge are printed", "NAME")
     ] = None
     base_url: Annotated[
         str | None, option("an API compatible with OpenAI's; default: $OPENAI_BASE_URL, else OpenAI", "URL")
     ] = None
     effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
-    orders: Annotated[int, option("prompts per question, each with the answers reordered", "K", check=COUNT)] = 3
+    orders: Annotated[int, option("prompts per question, each with the answers in another order", "K", check=COUNT)] = 3
     seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("largest number of simultaneous requests", "N", check=COUNT)] = 8
@@ -237,7 +237,7 @@ class JudgeCommand:
     prices: Annotated[Path | None, option("price table; default: evaluation/judging/prices.json", "FILE")] = None
     retry_wrong: Annotated[bool, option("retry prompts that got only invalid replies")] = False
     allow_left_out: Annotated[
-        float, option("largest share of prompts without a verdict", "PERCENT", check=number(0, 100))
+        float, option("largest permitted share of prompts without a verdict", "PERCENT", check=number(0, 100))
     ] = 10.0
     verdicts: Annotated[Path | None, option("store of verdicts; default: runs/verdicts.jsonl", "FILE")] = None
 

@@ -3,7 +3,7 @@
     python examples/toy_dialogue.py toy  # writes stories.jsonl, conversations.jsonl, questions.jsonl
     python examples/toy_dialogue.py toy --model runs/toy-talk  # prints the share of questions that the model answers
 
-Each animal of a toy world has a colour, a home, a food and a job. The stories mention all four facts about each animal.
+Each animal of a toy world has a color, a home, a food and a job. The stories mention all four facts about each animal.
 The conversations ask for three of the four, and the held-out questions for the fourth. A right answer therefore states
 something that the model learned only from the stories, in a form that it learned from conversations about other facts.
 One answer in eleven would be right by chance.
@@ -124,7 +124,7 @@ def write(directory: Path, seed: int) -> None:
 
 
 def ask(model: str, questions: Path) -> None:
-    """Print the share of questions that a model answers right, with greedy answers in separate conversations."""
+    """Print the share of questions that a model answers correctly, with greedy answers in separate conversations."""
     from evaluation.generation.chat import Conversation
     from evaluation.shared.load import load
     from evaluation.shared.model_location import locate

@@ -1,4 +1,4 @@
-"""experiment.py: the options of the commands sweep, ladder and trial, and how they train their runs."""
+"""The commands of experiment.py, which are sweep, ladder and trial: their options, and how they train their runs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +27,7 @@ REASONS_NEEDED = {"--max-usd": "the price of the machine"}
 
 
 def _rules(more: str) -> OptionRules:
-    """Return the option rules of an experiment that also has the options in `more`. All options work with --dry-run."""
+    """Return the rules of an experiment with the options in POOL and `more`. All these options work with --dry-run."""
     used = f"{POOL} {more}".rstrip()
     return OptionRules(
         work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons_needed=REASONS_NEEDED
@@ -36,7 +36,7 @@ def _rules(more: str) -> OptionRules:
 
 @attrs.frozen(kw_only=True)
 class ExperimentCommand:
-    """The options of all commands."""
+    """The options that all commands have."""
 
     pool: PoolOptions = attrs.field(factory=PoolOptions)
     dry_run: Annotated[bool, option("print the runs, their tokens and cost; do not train")] = False
@@ -54,7 +54,7 @@ class FileCommand(ExperimentCommand):
 
 @attrs.frozen(kw_only=True)
 class SweepCommand(FileCommand):
-    """Train variants of a run over seeds, and separate differences from luck."""
+    """Train variants of a run with several seeds, and separate real differences from luck."""
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="training",
@@ -93,7 +93,7 @@ REVISION = "a git revision, or . for the working tree"
 
 @attrs.frozen(kw_only=True)
 class TrialCommand(ExperimentCommand):
-    """Train a run with the code of two commits over seeds, and judge the change."""
+    """Train a run with the code of two commits and several seeds, and judge the change."""
 
     option_rules: ClassVar[OptionRules] = _rules("--pairs")
     base: Annotated[str, option(f"what to compare with: {REVISION}", name="BASE")] = attrs.field(kw_only=False)
@@ -165,7 +165,7 @@ def run_ladder(command: LadderCommand) -> int | None:
     missing = missing_tokens(command.file, ladder.target.train)
     check_results(ladder.output, LADDER)
     check_forecast(ladder.target.directory)
-    plan = describe_plan(ladder, command.pool.price_per_hour)  # raises an error if any run could not be trained
+    plan = describe_plan(ladder, command.pool.price_per_hour)  # raises an error if any run cannot be trained
     if command.best_for is not None:
         plan.append(f"then the best size for {dollars(command.best_for)} on each machine")
     try:
@@ -180,7 +180,7 @@ def run_ladder(command: LadderCommand) -> int | None:
 
 
 def run_trial(command: TrialCommand) -> int | None:
-    """Train pairs of runs until the rule ends the trial, print the verdict, and return its exit status."""
+    """Train pairs of runs until the rule ends the trial, print the verdict, and return the verdict's exit status."""
     from experiments.shared.experiment_files import check_results
     from experiments.trial.checkout import Snapshots
     from experiments.trial.trial import Trial
@@ -202,7 +202,7 @@ def execute(
     missing: str | None,
     train: "Callable[[RunPool], Callable[[], int | None]]",
 ) -> int | None:
-    """Train the runs and show the results, or print the plan with --dry-run. Return the exit status.
+    """Train the runs and show the results; with --dry-run, only print the plan. Return the exit status.
 
     `missing` is a line about a dataset that cannot be found, or None.
     """

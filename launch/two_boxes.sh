@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Train on nodes that are reachable by ssh. If one is lost, start again with those that still respond:
+# Train on nodes that are reachable by ssh. If a node is lost, this script starts again on those that still respond:
 #   launch/two_boxes.sh runs/8xa100 10.0.0.1 10.0.0.2 [-- options of train.py]
-# The nodes must reach each other by these addresses, ssh must reach them from here with a key, and each needs a clone
-# at the path of this one (or at CLONE=path). Ctrl-C saves and stops all nodes. If the connection is lost or the terminal
-# is closed, the nodes continue; the same command shows the output again. RANKS=8 sets the ranks per node; the default is
-# one per GPU.
+# The nodes must reach each other at these addresses, and ssh must reach them from here with a key. Each node needs a
+# clone at the same path as this one (or at CLONE=path). Ctrl-C makes all nodes save and stop. If the connection is lost
+# or the terminal is closed, the nodes continue; run the same command to see the output again. RANKS=8 sets the number
+# of ranks per node; the default is one per GPU.
 # shellcheck disable=SC2016  # the nodes expand the variables
 set -uo pipefail
 trap '' PIPE # continue if the reader of the output ends
@@ -24,7 +24,8 @@ quote() { # WORD...: quote the words for any shell
   for word in "$@"; do printf "'%s' " "${word//\'/$escaped_quote}"; done
 }
 options=$(quote "$run" "${@:2}")
-# NODE COMMAND: run it in the node's clone. The status is 255 without a response, 78 without a clone or run directory.
+# run_on NODE COMMAND: run a command in the node's clone. The status is 255 if the node does not respond, and 78 if the
+# clone or the run directory is missing.
 run_on() {
   local job
   job=$(quote "$run/.node-${1#*@}")
@@ -35,14 +36,15 @@ run_on() {
     $2"
 }
 is_running='grep -qs node.sh /proc/$(cat "$job.pid")/cmdline'
-start() { # NODE RANK: start the node in the background, so that it continues if this connection ends
+# start NODE RANK: start the node in the background, so that it continues if this connection ends.
+start() {
   run_on "$1" "rm -f \"\$job.status\"
     export PET_NNODES=${#active[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=$(quote "${active[0]#*@}") PET_MASTER_PORT=29500
     export PET_NPROC_PER_NODE=$(quote "${RANKS:-gpu}")
     { launch/node.sh $options & echo \$! > \"\$job.pid\"; wait \$!; echo \$? > \"\$job.status\"; } > \"\$job.log\" 2>&1 &"
 }
-# NODE: print "running", the exit status of its last attempt, "killed", "unreachable", or "absent" if the clone or the run
-# directory is missing.
+# state NODE: print "running", the exit status of the node's last attempt, "killed", "unreachable", or "absent" if the
+# clone or the run directory is missing.
 state() {
   run_on "$1" "if $is_running; then echo running; else cat \"\$job.status\" || echo killed; fi"
   case $? in 0) ;; 78) echo absent ;; *) echo unreachable ;; esac
@@ -56,9 +58,10 @@ follow() { # show the output of the first node and wait until no node runs
     states=$(for node in "${active[@]}"; do state "$node"; done)
     case $states in
       *running*) if [[ ${states//running/} =~ [0-9]|killed ]]; then ((seconds += 5)); else seconds=0; fi ;;
-      *[0-9]* | *killed*) return ;; # if all nodes are unreachable, this machine's connection is lost: wait
+      *[0-9]* | *killed*) return ;;
+      # Nothing matches if all nodes are unreachable: this machine has lost its connection, and waits.
     esac
-    if [ $seconds = 120 ]; then stop; fi # a node still waits for another one that has ended
+    if [ $seconds = 120 ]; then stop; fi # some nodes are still waiting for a node that has ended
   done
 }
 

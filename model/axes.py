@@ -1,9 +1,9 @@
 """Named axes of the network's parameters: the names state what the rows and columns of each parameter stand for.
 
 The rows of a linear layer's weight are its outputs, and the columns are its inputs; in an embedding, the rows are the
-inputs and the columns are the outputs. The names of the axes determine padded rows, initial weights, weight decay,
-learning rates by group, and which matrices Muon trains. Tensor shards divide some axes (TENSOR_AXES, docs/parallel.md).
-FSDP shards the rows of every parameter, regardless of their axes.
+inputs and the columns are the outputs. The names of the axes determine which rows are padding, initial weights, weight
+decay, learning rates by group, and which matrices Muon trains. Tensor shards divide some axes (TENSOR_AXES,
+docs/parallel.md). FSDP shards the rows of every parameter, regardless of their axes.
 """
 
 import functools
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
-# For the last word of a layer's name: the axes of the rows, then the axis of the columns. `heads` are the heads of
-# queries, `kv_heads` are the heads of keys or values, and `head` is the width of a head.
+# The axes of each layer, by the last word of the layer's name: the axes of the rows, then the axis of the columns.
+# `heads` are the heads of queries, `kv_heads` are the heads of keys or values, and `head` is the width of a head.
 LAYERS = {
     "token_embedding": ("vocab", "embed"),
     "position_embedding": ("position", "embed"),
@@ -30,8 +30,8 @@ LAYERS = {
     **dict.fromkeys(("embedding_norm", "attention_norm", "mlp_norm", "final_norm"), ("embed",)),
 }
 EMBEDDINGS = ("token_embedding", "position_embedding")
-SHARDS = "shards."  # the name of a shard's parameter: this prefix, the shard's index in the process, the plain name
-# Tensor shards divide these axes. Every shard has a full copy of a parameter that has none of them.
+SHARDS = "shards."  # a shard's parameter is named by this prefix, the shard's index in the process, and the plain name
+# Tensor shards divide these axes. A parameter without any of these axes is copied to every shard.
 TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")
 
 
@@ -62,7 +62,7 @@ class Axes:
 
 
 def axes_of(name: str, config: ModelConfig) -> Axes:
-    """Return the axes of the parameter with this name. Raises KeyError if its layer is missing in LAYERS."""
+    """Return the axes of the parameter with this name. Raises KeyError if its layer is missing from LAYERS."""
     path, _, kind = name.rpartition(".")
     layer = path.rpartition(".")[2]
     rows, *columns = LAYERS[layer]

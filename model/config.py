@@ -3,9 +3,9 @@
 C embedding width, H heads, K key-value heads, D head width (C = H * D), L layers, M MLP width, T context length,
 V vocabulary size. By default, every option has GPT-2's value; docs/architecture.md has the sources of all other values.
 
-An option is one field of ModelConfig. Its row has its default and check, its meaning, its names in other programs, its
-keys in the stock classes of Hugging Face transformers, and its text for the model card. The network itself is in
-gpt.py. Parameters, bytes and all FLOPs except the FLOPs of attention are counted from the network.
+Each option is one field of ModelConfig. The field's row has the option's default and check, its meaning, its names in
+other programs, its keys in the stock classes of Hugging Face transformers, and its text for the model card. The network
+itself is in gpt.py. Parameters, bytes and all FLOPs except those of attention are counted on the network itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ BIASES = {
     (True, True): "all",
     (True, False): "of queries, keys and values",
     (False, True): "all except those of queries, keys and values, which are zeros here",
-    (False, False): "none; those that the class has are zeros here",
+    (False, False): "none; the biases of this class are zeros here",
 }
 
 
@@ -59,7 +59,7 @@ class ArchitectureOption:
 
     # Stock class -> values that it supports; None means all values. A class that is missing supports only the default.
     stock: Mapping[str, tuple[Any, ...] | None] = attrs.field(factory=dict)
-    # Stock class or other program -> this option's keys in the config.json or model file there
+    # Stock class or other program -> this option's keys in that class's config.json or that program's model file
     keys: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     # (config, stock class) -> value of these keys, or attrs.NOTHING to leave them out. None means the field's value.
     stock_value: Callable[[Any, str], Any] | None = None
@@ -83,9 +83,9 @@ def option(
 ) -> Any:
     """Return a field of ModelConfig with its two rows: a KeyRow, and an ArchitectureOption with the arguments `row`.
 
-    If a user writes an unknown key, the error recognizes it as this option by the option's keys in other programs'
-    model files and by `names`, which are names that only command lines use. If the values in those model files differ
-    from ours, `keys_note` explains the difference.
+    If a user writes a key that another program uses for this option, the error names this option. It recognizes the
+    option's keys in other programs' model files, and `names`, which are names that are used only on command lines. If
+    the values in those model files differ from ours, `keys_note` explains the difference.
     """
     architecture = ArchitectureOption(**row)
     file_keys = " ".join(architecture.file_keys)
@@ -113,8 +113,8 @@ def keys_by_program(gpt2: str, rotary: str, **programs: str) -> dict[str, tuple[
     """Return an option's keys in model files, by stock class or program. Each argument has keys separated by spaces.
 
     `rotary` has the keys of all classes with RoPE. The names of `programs` may be `nanogpt` (for its checkpoints),
-    `openai` (hparams.json) and `meta` (params.json). If GPT2's config.json has a key, too, it need not be repeated
-    there.
+    `openai` (hparams.json) and `meta` (params.json). A program's key need not be repeated if GPT2's config.json also
+    has it.
     """
     keys = {GPT2: gpt2, **dict.fromkeys(ROTARY, rotary), **programs}
     return {program: tuple(names.split()) for program, names in keys.items()}
@@ -253,7 +253,7 @@ class ModelConfig:
     rope_base: float = option(
         checks.number(1.0, above=True),
         10_000.0,
-        meaning="base of RoPE's rotation frequencies; long contexts need a larger one",
+        meaning="base of RoPE's rotation frequencies; long contexts need a larger base",
         stock=ALL_CLASSES,
         keys=keys_by_program("", "rope_theta"),
     )
@@ -285,7 +285,7 @@ class ModelConfig:
         stock_value=lambda config, _: config.scale_attention_by_inverse_layer or attrs.NOTHING,
         card=lambda config, _: (
             config.scale_attention_by_inverse_layer
-            and ("attention scores", "divided by the number of the layer, from 1")
+            and ("attention scores", "divided by the layer's number, counted from 1")
         ),
     )
     embedding_norm: bool = option(  # the export folds it into the embedding table for classes without it
@@ -352,7 +352,7 @@ class ModelConfig:
         return self.mlp_width or 4 * self.emb_dim
 
     def folds_embedding_norm(self, stock: str) -> bool:
-        """Return whether the export must fold the norm of the token embedding into its table.
+        """Return whether the export must fold the norm after the token embedding into the embedding table.
 
         It must do so if the network has this norm but the stock class does not.
         """

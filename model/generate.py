@@ -30,8 +30,8 @@ def lay_out_for_generation(model: GPT) -> None:
     """Store the wide matrices of a model on a CPU in column-major order, in place.
 
     Names, shapes and values do not change. Generating one token multiplies matrices by a vector, which is limited by
-    memory reads. With this layout, it is 1.3 times as fast (GPT-2 124M, one core of an AMD EPYC). Use the layout only
-    for inference, because it changes the order of additions.
+    memory reads. This layout makes generation 1.3 times as fast (GPT-2 124M, one core of an AMD EPYC). Use the layout
+    only for inference, because it changes the order of additions.
     """
     if model.token_embedding.weight.device.type != "cpu":
         return
@@ -42,9 +42,9 @@ def lay_out_for_generation(model: GPT) -> None:
 
 
 class Prefix:
-    """The tokens of one text with their keys and values. It can be reused for several calls of `draw`.
+    """The tokens of one text, with their keys and values. A prefix can be used for several calls of `draw`.
 
-    It stays valid if a call is interrupted.
+    The prefix stays valid if a call is interrupted.
     """
 
     def __init__(self, model: GPT):
@@ -72,7 +72,7 @@ class DrawnToken(NamedTuple):
 
     token: int
     logits: Float[Tensor, "V"]  # fp32, before temperature, top-k and top-p; on the model's device
-    # The reason why the text ends here; None if it does not end. With "stop", the token is not part of the text.
+    # The reason why the text ends here; None if the text continues. With "stop", the token is not part of the text.
     finish: Finish | None
 
 
@@ -136,7 +136,7 @@ def advance(
 def draw(
     prefix: Prefix, prompt: list[int], count: int, sampling: Sampling, stop: Collection[int] = ()
 ) -> Iterator[DrawnToken]:
-    """Yield the new tokens of one text, including a token of `stop` that ends it. `Drawing` explains the arguments.
+    """Yield the new tokens of one text, including the token in `stop` that ends it. `Drawing` explains the arguments.
 
     Raises ValueError if the prompt is empty or a logit is not finite.
     """

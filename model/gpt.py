@@ -8,7 +8,7 @@ run the same two functions on layers that exchange their results. For this reaso
 call layers, and add or multiply the results.
 
 B micro-batch, T tokens, C embedding width, H heads, K key-value heads, D head width (C = H * D), V vocabulary, S tokens
-of the text up to and including the new ones.
+of the text up to and including the new tokens.
 """
 
 import math
@@ -97,7 +97,7 @@ class KeyValueCache:
 
 
 class CacheGroup:
-    """The caches of T texts, each of batch size 1. Each text gets one new token; the new tokens form one row."""
+    """The caches of T texts, each with batch size 1. Each text gets one new token; these T tokens form a single row."""
 
     def __init__(self, caches: list[KeyValueCache]):
         self.caches = caches
@@ -177,7 +177,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward layer: linear, activation, linear. With a gate, the activated gate multiplies the first product."""
+    """Feed-forward layer: linear, activation, linear. With a gate, `up(x)` is multiplied by the activated gate."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -204,7 +204,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then MLP. Both have a norm in front, and their outputs are added to the stream."""
+    """Transformer block: attention, then MLP. Each is preceded by a norm, and each output is added to the stream."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -344,8 +344,8 @@ def initialize(model: GPT, seed: int) -> None:
 def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the complete initial value of each parameter, one at a time, on the CPU.
 
-    Weights are initialized as in GPT-2: they are normally distributed, residual projections are scaled by 1/sqrt(2 L),
-    and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
+    Weights are initialized as in GPT-2: matrices are normally distributed, residual projections are scaled by 1/sqrt(2
+    L), and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
 
     Only the shapes of the model's parameters are used. A separate generator draws all values in this order, so they are
     the same on every machine and rank.

@@ -37,8 +37,8 @@ class NextTokenLoss(nn.Module):
     def compile_head(self, **options: Any) -> None:
         """Compile the output head and the loss as one graph. Like nn.Module.compile, this changes the object in place.
 
-        The compiled graph never stores fp32 logits. It stores their gradient only once, not with the vocabulary's
-        padding and again without it.
+        The compiled graph never stores fp32 logits. It stores the gradient of the logits only once, instead of twice,
+        with and without the vocabulary's padding.
         """
         self._head_loss = torch.compile(self._head_loss, **options)
         self._sequence_losses = torch.compile(self._sequence_losses, **options)
@@ -121,10 +121,10 @@ def sequence_losses(
 def token_losses(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], reduction: str = "none"
 ) -> Float[Tensor, "*N"]:
-    """Return the loss of each target, or their mean or sum, given a row of logits for each. Losses are nats in fp32.
+    """Return the loss of each target, or the mean or sum of these losses, from one row of logits per target.
 
-    Training and every measurement of a model's loss use this function. `reduction` has the same meaning as in torch's
-    cross_entropy.
+    Losses are in nats and in fp32. Training and every measurement of a model's loss use this function. `reduction` has
+    the same meaning as in torch's cross_entropy.
     """
     return F.cross_entropy(logits.float(), targets, reduction=reduction)
 

@@ -1,8 +1,8 @@
-"""Convert GPT-2 state dicts of other programs to plain state dicts, and load plain state dicts into a network.
+"""Convert GPT-2 state dicts from other programs to plain state dicts, and load plain state dicts into a network.
 
 A plain state dict uses our names. The names of Hugging Face, nanoGPT, OpenAI's released code and
-gpjt/ddp-base-model-from-scratch (which are from Raschka's book) are recognized, even with a prefix that a wrapper has
-added (DDP, torch.compile, a model class).
+gpjt/ddp-base-model-from-scratch (whose names come from Raschka's book) are recognized, even with a prefix that a
+wrapper has added (DDP, torch.compile, a model class).
 
 C embedding width, L layers, T context length, V vocabulary size.
 """
@@ -50,9 +50,9 @@ def is_nanogpt(state: dict[str, Tensor]) -> bool:
 def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tensor]:
     """Convert a state dict with the names of any of these programs to a plain state dict in fp32.
 
-    The output head is dropped if it is `tied` or equal to the token embedding. nanoGPT always ties them and stores only
-    the head; in this case, the head becomes the embedding. Raises ValueError if a parameter is unknown or missing, or
-    if a `tied` head differs from the embedding.
+    The output head is dropped if it is `tied` or equal to the token embedding. nanoGPT always ties these two weights
+    and stores only the head; in this case, the head becomes the embedding. Raises ValueError if a parameter is unknown
+    or missing, or if a `tied` head differs from the embedding.
     """
     plain: dict[str, Tensor] = {}
     for name, value in state.items():

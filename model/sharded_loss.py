@@ -17,7 +17,7 @@ from model.gpt import HeadOptions, Pieces, output_logits
 from model.loss import NextTokenLoss
 from model.shards import ShardedGPT, ShardExchange, ordered_sum
 
-# The logit of padding rows. It gives them probability 0, and causes no NaN even if a shard has only padding.
+# The logit of padding rows. It gives these rows probability 0, without causing NaN if a shard has only padding.
 PADDING_LOGIT = -1e30
 IGNORED = -100  # this id replaces a target whose row belongs to another shard
 SHARDED_HEAD_OPTIONS = ("vocabulary_size", "softcap")  # the HeadOptions that shard_losses supports
@@ -81,8 +81,8 @@ def shard_losses(
 ) -> Float[Tensor, "2 N"]:
     """Return two rows: the log-sum-exp of a shard's logits for each token, and the logit of each token's target.
 
-    If another shard has the target's row, its logit is 0 here. Targets are relative to the first row of the shard, and
-    `options.vocabulary_size` is the number of the shard's rows that are not padding.
+    If another shard has the target's row, the target's logit is 0 here. Targets are relative to the first row of the
+    shard, and `options.vocabulary_size` is the number of the shard's rows that are not padding.
     """
     rows = len(weight)
     logits = output_logits(hidden, weight, options._replace(vocabulary_size=rows)).float()

@@ -1,9 +1,9 @@
 """Tensor parallelism: a network in shards. Each shard has a part of the heads, the MLP columns and the vocabulary.
 
 Each shard computes attention and MLP for all tokens, with its part of the weights. Between attention and MLP, each
-shard computes only a piece of the sequence (Korthikanti et al., arXiv 2205.05198). Sums over shards are added in order,
-in fp32, so the bits depend only on the number of shards, not on the processes that have them. If several shards need
-the same parameter, each has its own copy, and the gradients of the copies are added
+shard computes only a piece of the sequence (Korthikanti et al., arXiv 2205.05198). Sums over shards are computed in
+order, in fp32, so the bits depend only on the number of shards, not on how the shards are divided among processes. If
+several shards need the same parameter, each shard has its own copy, and the gradients of the copies are added up
 (training/parallel/tensor_shards.py).
 
 B micro-batch, T tokens, S shards, t = T / S, C width, P processes, L = S / P shards per process, N tokens of a chunk,
@@ -93,7 +93,7 @@ class PartialLinear(nn.Linear):
 
 
 class LayerOfShards(nn.Module):
-    """The same layer of each shard of this process, as one module that takes and returns pieces."""
+    """The same layer in every shard of this process, joined into one module that takes and returns pieces."""
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange):
         super().__init__()
@@ -102,7 +102,7 @@ class LayerOfShards(nn.Module):
 
 
 class PieceLayer(LayerOfShards):
-    """A layer that treats every token separately, such as a norm. Each shard applies its copy to its piece."""
+    """A layer that treats every token separately, such as a norm. Each shard applies its own copy to its own piece."""
 
     def forward(self, pieces: Pieces) -> Pieces:
         layers = zip(self.shards, pieces.tensors, strict=True)
@@ -121,8 +121,8 @@ class SummedLayer(LayerOfShards):
     """A layer whose heads or columns are divided over the shards.
 
     It takes complete sequences and returns pieces of the sum over shards. The last matrix of each shard is a
-    PartialLinear; its bias is added only once, to the sum. `place` is the place of the dropout inside the layer, such
-    as the dropout of attention.
+    PartialLinear; its bias is added only once, to the sum. `place` is the number of the dropout inside the layer, such
+    as the dropout of attention (ShardedBlock).
     """
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float, place: int):
@@ -133,7 +133,7 @@ class SummedLayer(LayerOfShards):
         self._biased = [part for [part] in last]
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the computation of a shard between exchanges, so that a shard has the same graph on every process."""
+        """Compile each shard's computation between exchanges, so that a shard has the same graph on every process."""
         for layer in self.shards:
             layer.compile(*args, **options)
 
@@ -214,8 +214,8 @@ class ShardedBlock(Block):
     def __init__(self, blocks: Sequence[Block], exchange: ShardExchange, config: ModelConfig, layer: int):
         nn.Module.__init__(self)
         layers = ShardedParts(blocks, f"blocks.{layer}", exchange)
-        # Every place of a dropout has a number. Number 0 is after the embedding. Places inside MLPs have the last
-        # numbers; MLPs have no dropout yet.
+        # Every place with a dropout has a number. Number 0 is the place after the embedding. The last numbers are
+        # reserved for places inside MLPs, which have no dropout yet.
         rate, place, place_in_mlp = config.drop_rate, 3 * layer + 1, 3 * config.n_layers + 1 + layer
         self.attention_norm = GatheredLayer(layers.take("attention_norm"), exchange)
         self.attention = SummedLayer(layers.take("attention"), exchange, rate, place)
@@ -235,7 +235,7 @@ class ShardedGPT(GPT):
     """The shards of a network that belong to one process: `GPT.hidden` with layers that exchange their results.
 
     A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The weight of the
-    output head exists only in `shards`; each of these modules has some of its rows (ShardedLoss).
+    output head exists only in `shards`; each of these modules has some rows of the weight (ShardedLoss).
     """
 
     token_embedding: Any
@@ -269,7 +269,7 @@ class ShardedGPT(GPT):
 
 
 class ShardedParts:
-    """The same plain module of each shard of this process.
+    """The same unsharded module from every shard of this process.
 
     The caller takes the layers one by one, and `finish` checks that all of them were taken.
     """
@@ -289,10 +289,10 @@ class ShardedParts:
         return rate
 
     def finish(self, sharded: nn.Module) -> None:
-        """Copy the remaining attributes of the plain module, such as flags that its `forward` reads, to `sharded`.
+        """Copy the remaining attributes of the unsharded module, such as flags that its `forward` reads, to `sharded`.
 
-        Raises BadInput if the plain module has a layer, a parameter or a buffer that was not taken. The forward pass
-        would use it, but this file does not define how shards compute it.
+        Raises BadInput if the unsharded module has a layer, a parameter or a buffer that was not taken. The forward
+        pass would use it, but this file does not define how shards compute it.
         """
         plain = vars(self._modules[0])
         for name, value in (plain["_modules"] | plain["_parameters"] | plain["_buffers"]).items():

@@ -32,7 +32,7 @@ CLASSES = {
     QWEN3: "Qwen3ForCausalLM",
     NANOCHAT: "NanoChatForCausalLM",
 }
-# The epsilon of the norms if config.json has none
+# The epsilon of the norms if config.json does not state it
 DEFAULT_EPS = {LLAMA: 1e-6, QWEN3: 1e-6, NANOCHAT: 1e-6, ARCEE: 1e-5}
 
 
@@ -59,7 +59,7 @@ def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
         value = getattr(config, name) if row.stock_value is None else row.stock_value(config, kind)
         values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)
     if kind in ROTARY:
-        # The base is written here and, for transformers before version 5, also under its own key.
+        # RoPE's base belongs here; transformers before version 5 reads it from a separate key, which is written, too.
         rope = {"rope_type": "default", stock_keys(kind)["rope_base"]: config.rope_base}
         values |= {"head_dim": config.head_width, "rope_parameters": rope}
     return StockClass(kind, values | {"initializer_range": INITIAL_STD, "torch_dtype": "float32", "use_cache": True})
@@ -74,7 +74,7 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
             "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
     defaults = attrs.fields_dict(type(config))
-    computed = {  # the values of each option that a class supports; None means all values
+    computed = {  # for each class, the values of each option that it supports; None means all values
         kind: {field: row.stock.get(kind, (defaults[field].default,)) for field, row in table.items()}
         for kind in CLASSES
     }

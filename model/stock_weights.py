@@ -55,7 +55,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
     """Convert a state dict of a class with RoPE to a plain state dict in fp32.
 
     Biases that the class does not have are set to zero. Raises ValueError if a parameter is unknown, if a tied head
-    differs from the embedding, or if the attention output has a nonzero bias that does not exist in our network.
+    differs from the embedding, or if the attention's output layer has a nonzero bias, but our network has no such bias.
     """
     modules = {stock_name: module for module, stock_name in _rotary_names(kind).items()}
     plain: dict[str, Tensor] = {}
@@ -89,8 +89,8 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> di
 def swap_halves(rows: Tensor, heads: int) -> Tensor:
     """Return the rows of queries or keys with the halves of each head exchanged.
 
-    NanoChat rotates by the negative angle. If the two elements of each pair are exchanged, this is exactly our
-    rotation. The order of the elements does not affect a norm without gain, or the product of queries and keys.
+    NanoChat rotates by the negative angle. Exchanging the two elements of each pair makes NanoChat's rotation exactly
+    ours. The order of the elements does not affect a norm without gain, or the product of queries and keys.
     """
     first, second = rows.unflatten(0, (heads, 2, -1)).unbind(1)
     return torch.stack((second, first), dim=1).flatten(0, 2)
@@ -101,7 +101,7 @@ def _rotary_names(kind: str) -> dict[str, str]:
 
 
 def _with_normalized_table(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights with a normalized table of the token embedding, for classes without a norm after the embedding.
+    """Return weights with a token-embedding table that is already normalized, for classes without an embedding norm.
 
     A tied output head becomes a separate parameter with the original table.
     """
@@ -148,7 +148,7 @@ def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped:
 
 
 def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Tensor]:
-    """If `plain` has no biases of the attention, or none of the MLP, return zeros for them.
+    """Return zeros for the biases of attention or MLP if `plain` does not have these biases.
 
     In our networks, either both have biases or neither has; in the stock classes, these are two separate options.
     """

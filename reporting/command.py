@@ -23,8 +23,10 @@ from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT
 PROJECT = "lockstep"
 MOST_SAMPLED = 8  # a page about more runs than this has no samples
 NICENESS = 10  # yields to a training run on the same machine
-LOOK_SECONDS = 10.0  # default time between two looks with --watch
-IDLE_LOOKS = 2  # --watch ends after this number of looks in a row without a job: torchrun may be restarting one
+LOOK_SECONDS = 10.0  # default time between two checks with --watch
+# --watch ends after this number of checks in a row without a running job. A single check may find torchrun restarting a
+# job.
+IDLE_LOOKS = 2
 SECONDS = number(0, 1e6, above=True, example="30")
 
 
@@ -43,7 +45,7 @@ class ReportCommand:
     )
     output: Annotated[
         Path | None,
-        option("the page; default: report.html in the run directory, or here if there are several runs", "FILE"),
+        option("the page; default: report.html in the run directory, or here for several runs", "FILE"),
     ] = None
     no_samples: Annotated[
         bool, option("do not load checkpoints to sample from them; show only samples recorded earlier")
@@ -165,7 +167,7 @@ def _write(command: ReportCommand) -> None:
 
 
 def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
-    """Return the runs that can be read, and the problems of the rest. Raise BadInput if no run can be read."""
+    """Return the runs that can be read, and the problems of the others. Raise BadInput if no run can be read."""
     from reporting.run_history import read_history
 
     runs: list[Path] = []
@@ -185,7 +187,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs of an experiment or archive that have begun.
 
-    A trial that ended before its first pair of runs has only its probes.
+    A trial that ended before its first pair of runs has only probe runs.
     """
     logs = sorted(folder.glob(f"*/{METRICS}")) or sorted(folder.glob(f"probes/*/{METRICS}"))
     return [log.parent for log in logs]
@@ -194,8 +196,8 @@ def runs_in(folder: Path) -> list[Path]:
 def watch(look: Callable[[], Sequence[Path]], write: Callable[[], None], every_seconds: float) -> None:
     """Call `write` now and whenever the runs that `look` returns have changed, until no job trains any of them.
 
-    If no run has any measurements yet, wait for them while a job is running. Without a job, the NotBegun that `write`
-    raised is raised.
+    If no run has any measurements yet, wait for them while a job is running. If no job is running, the NotBegun error
+    of `write` is raised.
     """
     from reporting.run_history import NotBegun
 

@@ -24,9 +24,9 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
 
     An earlier reference is replaced, and a line says so. Any other file with that name is an error.
 
-    Raise BadInput if there are fewer than FEWEST runs with different seeds or tokens, if a run is not finished or has
-    changed its settings, or if its recipe, or the sources or tokenizer of its tokens, differ from those of the first
-    run.
+    Raise BadInput if there are fewer than FEWEST runs with different seeds or tokens, or if a run is not finished or
+    has changed its settings. All runs must also have the same recipe, and their tokens must have the same sources and
+    tokenizer.
     """
     path = directory / REFERENCE
     size = check_replaceable(path, b'"losses": ', "a reference of report.py", "--reference")
@@ -43,11 +43,11 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
             )
         recipes.append((recipe_of(record), prepared or content))
         if recipes[-1] != recipes[0]:
-            raise BadInput(f"{run}: was trained with another recipe or on other tokens than {runs[0]}")
+            raise BadInput(f"{run}: its recipe or its tokens differ from those of {runs[0]}")
         rows.append((record.train.random_seed, content, history.used.devices or (UNRECORDED,), run_losses))
     if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
         raise BadInput(
-            f"--reference: needs at least {FEWEST} runs, each with another seed or other tokens; got {len(runs)} runs"
+            f"--reference: needs at least {FEWEST} runs, each with a different seed or tokens; got {len(runs)} runs"
         )
     seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))
     losses = np.round(measured, DIGITS)  # (R, M)

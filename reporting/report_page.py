@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file about runs that opens anywhere, without a network, a server or a script."""
+"""The page of a report: one HTML file about runs. It can be opened anywhere, without a network, server or script."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ SIGN = b"Lockstep's <code>report.py</code>"  # marks every page of a report
 RESULT_COLUMNS = ("variant", "loss", "difference from the base, with its interval")
 # Errors that a damaged record can cause.
 NOT_A_RESULT = (OSError, ValueError, TypeError, LookupError, AttributeError, UndefinedError)
-FLOPS = 6  # per token and weight of a matrix product, forward and backward pass together
+FLOPS = 6  # per token and per weight of a matrix product, for the forward and backward pass together
 
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
     """Return the page about runs as HTML.
 
-    `histories` are those of `runs`, in the same order. `sections` has more sections by title; "Results", a list, comes
-    first on the page.
+    `histories` are those of `runs`, in the same order. `sections` maps titles to additional sections; the one called
+    "Results", a list, comes first on the page.
     """
     compared, advice = _evaluations(runs, histories) if runs else (None, "No run has begun.")
     groups = grouped(histories)
@@ -119,7 +119,7 @@ def facts(history: RunHistory) -> Iterator[Fact]:
 
 
 def recipe(history: RunHistory) -> Iterator[Fact]:
-    """Yield the settings of model.json and train.json that differ from their defaults, without plumbing."""
+    """Yield the settings of model.json and train.json that differ from their defaults, except plumbing."""
     for name, value in _settings(history).items():
         section, _, key = name.partition(".")
         if key not in PLUMBING_KEYS and value != KEYS[section][key].default:
@@ -129,8 +129,8 @@ def recipe(history: RunHistory) -> Iterator[Fact]:
 def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:
     """Return what differs between runs: settings of their files, token files, machine and software.
 
-    Each row has the name, whether it is plumbing, which changes results by no more than rounding, and the value in each
-    run.
+    Each row has the setting's name, whether it is plumbing, and its value in each run. Plumbing changes results by no
+    more than rounding.
     """
     settings_by_run = [_settings(history) | _resolved(history) for history in histories]
     rows = []
@@ -142,7 +142,7 @@ def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool,
 
 
 def shown(value: Any) -> str:
-    """Return a setting almost as JSON writes it, with short floats and with commas in large integers."""
+    """Return a setting as in JSON, but with short floats and with commas in large integers."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
@@ -166,7 +166,7 @@ def experiment_results(directory: Path) -> str | None:
                 chart = law_chart(record).svg() if name == LADDER else None
                 return render(template, **{"columns": RESULT_COLUMNS} | record | {"chart": chart, "text": text})
     text = (
-        "No table yet: experiment.py writes it at the end. To see a sweep's finished runs now: "
+        "No table yet: experiment.py writes it at the end. To see a sweep's finished runs now, run "
         "experiment.py sweep FILE --collect"
     )
     return render(template, chart=None, variants=None, text=text) if (directory / ACCOUNT).exists() else None
@@ -175,7 +175,7 @@ def experiment_results(directory: Path) -> str | None:
 def law_chart(record: dict[str, Any]) -> LineChart:
     """Return the chart of ladder.json: loss over compute.
 
-    For each size it shows the measured points and the fitted law, and it shows the forecast with its interval.
+    It shows the measured points and the fitted law of each size, and the forecast with its interval.
     """
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in record["points"]:
@@ -194,12 +194,12 @@ def law_chart(record: dict[str, Any]) -> LineChart:
             fitted = law["floor"] + size_term + law["token_factor"] / law_tokens ** law["beta"]
             x = FLOPS * size[0] * law_tokens
             lines.append(attrs.evolve(line, name=f"law, {name}", x=x, y=fitted, dotted=False))
-    title = f"validation loss of {', '.join(series)}, from the left; solid: law"
+    title = f"validation loss, from left to right: {', '.join(series)}; solid: fitted law"
     return LineChart(title=title, axis="FLOPs, 6 N D", lines=lines, logarithmic=True, logarithmic_x=True)
 
 
 def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple[Markup | None, str | None]:
-    """Return the comparison of the runs that have evaluations as HTML, and advice on the runs that have none.
+    """Return, as HTML, the comparison of the runs that have evaluations, and advice on the runs that have none.
 
     Runs with different tokenizers cannot be measured on the same range of tokens, so the advice has a separate command
     for each tokenizer.
@@ -217,7 +217,7 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
         return None, f"No evaluations yet. {advice}"
     rows: list[Row] = []
     problems: list[str] = []
-    for run in measured:  # a run whose results cannot be read is named, and the rest are compared
+    for run in measured:  # a run whose results cannot be read is named, and the other runs are compared
         try:
             rows += read_rows([str(run)])
         except BadInput as error:

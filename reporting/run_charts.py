@@ -18,7 +18,7 @@ MARK_COLUMNS = 100  # the width of a chart in columns; each column shows at most
 MOST_RAW = 2  # with at most this number of runs, losses are drawn as logged and as a moving average
 LOGARITHMIC_FACTOR = 10.0  # if the largest values of two runs differ by more, the axis is logarithmic
 WEIGHTS = "thick: moving average; thin: as logged"
-PANEL_COLOUR = 2  # colour of the curves of a single run, except for its losses
+PANEL_COLOUR = 2  # color of the curves of a single run, except for its losses
 NOISY = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU)  # drawn as moving averages
 
 # Which values a linear chart shows: see `common_top`.
@@ -45,7 +45,7 @@ def charted_axes(histories: Sequence[RunHistory]) -> "list[ChartedAxis]":
 def legend(histories: Sequence[RunHistory]) -> list[tuple[str, str]]:
     """Return the entries of the legend as (CSS class, meaning).
 
-    Colours stand for runs, or for the losses of a single run. One more entry explains thick and thin lines.
+    Colors stand for runs, or for the losses of a single run. One more entry explains thick and thin lines.
     """
     names = list(losses(histories[0].curves)) if len(histories) == 1 else [name for name, _ in grouped(histories)]
     entries = [(f"s{number % len(PALETTE)}", name) for number, name in enumerate(names)]
@@ -53,10 +53,11 @@ def legend(histories: Sequence[RunHistory]) -> list[tuple[str, str]]:
 
 
 def grouped(histories: Sequence[RunHistory]) -> list[tuple[str, list[int]]]:
-    """Return a name and the numbers of the runs for each group of runs that share a colour.
+    """Return the groups of runs that share a color: for each group, a name and the numbers of its runs.
 
-    Up to eight runs have a colour each. With more runs, the runs of one recipe, which differ only in their seeds, share
-    one. With more than eight recipes, the seven with the lowest loss have a colour each, and the rest share the eighth.
+    Up to eight runs have a color each. With more runs, the runs of the same recipe, which differ only in their seeds,
+    share a color. With more than eight recipes, the seven with the lowest loss have a color each, and all remaining
+    runs share the eighth color.
     """
     if len(histories) <= len(PALETTE):
         return [(history.name, [at]) for at, history in enumerate(histories)]
@@ -99,7 +100,7 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
         hidden = [at for at, value in enumerate(lowest) if value > limit]
         if not hidden:
             break
-        # Raise the limit to show all ordinary values of a hidden run; of a run that diverged, those before it did.
+        # Raise the limit to show all ordinary values of a hidden run, or its values before it diverged.
         for at in hidden:
             diverged = tops[at] > OUTLYING_FACTOR * lowest[at] > 0
             limit = max(limit, lowest[at] if diverged else tops[at])
@@ -124,7 +125,10 @@ class ChartedAxis:
         return [chart.svg() for chart in self._charts() if chart.lines]
 
     def _charts(self) -> Iterator[LineChart]:
-        """Yield the charts of the losses, then all others. A chart without lines has a curve that no run recorded."""
+        """Yield the charts of the losses, then all other charts.
+
+        A metric that no run recorded has a chart without lines.
+        """
         if len(self.histories) == 1:
             loss_curves = losses(self.histories[0].curves)
             lines = []
@@ -200,7 +204,7 @@ class ChartedAxis:
         return len(self.histories) <= (MOST_RAW if key in LOSSES else 1)
 
     def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
-        """Return the lines of a run's curve: as logged, or for a noisy metric its moving average, or both."""
+        """Return the lines of a run's curve: the logged values, or the moving average of a noisy metric, or both."""
         x = self.histories[number].along(self.name, curve.steps) * self.factor
         line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == Metric.VALIDATION_LOSS)
         if key not in NOISY:

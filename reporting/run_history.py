@@ -75,7 +75,7 @@ class Mark:
 
 @attrs.frozen(kw_only=True, eq=False)
 class RunHistory:
-    """What the files of a run directory say about a run, up to the moment they were read."""
+    """What the files of a run directory say about a run, up to the moment when the files were read."""
 
     name: str
     # The configuration that the run was trained with; before the first job, the one in its files.
@@ -116,7 +116,7 @@ def check_begun(directory: Path) -> None:
 
 
 def read_history(directory: Path) -> RunHistory:
-    """Read a run directory. Raise BadInput if it is not one, and NotBegun if it has no measurements yet."""
+    """Read a run directory. Raise BadInput for any other directory, and NotBegun if there are no measurements yet."""
     archived = directory.absolute().parent.name == ARCHIVE
     run = load_run(directory.parents[1] if archived else directory, ())
     check_begun(directory)
@@ -176,7 +176,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, JobRecord, list[No
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
-    """Return the names of runs for people: the last folder of each path, or the whole path if names are repeated."""
+    """Return the names of runs for people: the last folder of each path, or the whole path if it is not unique."""
     paths = [directory.resolve().parts for directory in directories]
     names = ["/".join(parts[-3 if parts[-2:-1] == (ARCHIVE,) else -1 :]) for parts in paths]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
@@ -210,7 +210,7 @@ def _axes(
 
 
 def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
-    """Yield the marks of a run's records. `lines` are those of all jobs; the start of the first is not a restart."""
+    """Yield the marks of a run's records. `lines`: the lines of all jobs. The first start is not a restart."""
     first = next((record for record in lines if event_of(record) == RunEvent.START), None)
     for record in records:
         event = event_of(record)
@@ -244,8 +244,8 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
 def _bits_per_nat(directories: Sequence[Path], record: RunRecord | None) -> float | None:
     """Return the bits per byte of text that equal one nat per token.
 
-    Return None if the number of bytes is unknown, for example because the directory now holds other tokens than those
-    that the run read, or if some of the tokens do not add to the loss.
+    Return None if the number of bytes is unknown, for example because the directory no longer contains the tokens that
+    the run read, or if some of the tokens do not add to the loss.
     """
     if record is None or len(directories) != 1:
         return None

@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, SeaweedFS, behind a proxy that can delay, refuse, damage or drop requests."""
+"""SeaweedFS, a real S3 server, on loopback behind a proxy that can delay, refuse, damage or drop requests."""
 
 import http.client
 import json
@@ -35,11 +35,11 @@ class BucketServer:
     s3_port: int  # port of SeaweedFS
     address: str = ""  # address of the proxy
     requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
-    refusal: Callable[[str], int | None] = lambda _: None  # status of a request that is not passed on to SeaweedFS
+    refusal: Callable[[str], int | None] = lambda _: None  # the status of a refused request; None passes it on
     before: Callable[[int], object] = lambda _: None  # called with each request's number, counted from 1
-    after: Callable[[int], object] = lambda _: None  # the same, after SeaweedFS has responded and before the client
-    drop_every: int = 0  # break off every N-th response with a range after half of it; 0: never
-    spoil: int = 0  # number of next uploads in which one bit is changed
+    after: Callable[[int], object] = lambda _: None  # the same, before the client gets SeaweedFS's response
+    drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never
+    spoil: int = 0  # in this many of the next uploads, one bit is changed
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a user sets for a server that is not Amazon's."""
@@ -51,7 +51,7 @@ class BucketServer:
         }
 
     def serve(self, listener: socket.socket) -> LoopbackServer:
-        """Serve the bucket also at another socket."""
+        """Serve the bucket at another socket as well."""
         proxy = LoopbackServer(listener.getsockname(), _handler(self), bind_and_activate=False)
         proxy.socket.close()
         proxy.socket = listener
@@ -59,7 +59,7 @@ class BucketServer:
         return proxy
 
     def calm(self) -> None:
-        """Forget all requests, and pass on all further ones unchanged."""
+        """Forget all requests, and pass on all later requests unchanged."""
         self.requests = []
         self.refusal, self.before, self.after = lambda _: None, lambda _: None, lambda _: None
         self.drop_every = self.spoil = 0

@@ -5,8 +5,9 @@ While these tests run, the shapes annotated in `model/` are checked, so that an 
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same, so that one process computes like two
-# `make test` sets these variables. Without them, make in a test prints "make: " and uses only its own flags.
+os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same value, so one process computes like two
+# `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its own
+# flags.
 for name in ("MAKELEVEL", "MAKEFLAGS"):
     os.environ.pop(name, None)
 
@@ -46,7 +47,7 @@ hypothesis.settings.register_profile("house", deadline=None)  # the time of an e
 hypothesis.settings.load_profile("house")
 
 MakeRun = Callable[..., Path]  # the fixture `make_run`
-KILLED = ROOT / "tests" / "killed_rename.py"  # a script that runs another script
+KILLED = ROOT / "tests" / "killed_rename.py"  # runs another script and kills it at a rename
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 TINY_MODEL: dict[str, Any] = {
@@ -99,7 +100,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """Fail a test that leaves a process group, instead of a later test that tries to start one."""
+    """Fail the test that leaves a process group behind, instead of a later test that tries to start a new group."""
     yield
     assert not torch.distributed.is_initialized()
 
@@ -119,7 +120,7 @@ def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketS
 
 @pytest.fixture
 def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Serve the bucket `runs`, and set the environment variables that a user would set. Each test has its prefix."""
+    """Serve the bucket `runs`, and set the variables that a user would set. Each test should use its own prefix."""
     _served_bucket.calm()
     for name, value in _served_bucket.environment().items():
         monkeypatch.setenv(name, value)
@@ -151,7 +152,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
-    """Two machines that are emulated on this one; the test is skipped if that is impossible."""
+    """Two machines that are emulated on this machine. If that is impossible, the test is skipped."""
     with two_machines(tmp_path) as pair:
         yield pair
 
@@ -193,7 +194,7 @@ def write_run(directory: Path, token_files: Path, model: dict[str, Any] | None =
 
 
 def train(run: Path, *options: str, **keywords: Any) -> Any:
-    """Run train.py, or a script that runs it, to its end. `keywords` are those of `start_training`."""
+    """Run train.py, or a script that runs it, to its end. `keywords` are passed to `start_training`."""
     return launch.finish(start_training(run, *options, **keywords))
 
 
@@ -209,12 +210,12 @@ def one_line(done: Any) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if re.match(r"\w+\.py: ", line)]
     assert len(lines) == 1, done.stderr
-    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback, except the one that torchrun adds
+    assert f'{lines[0].partition(":")[0]}", line' not in done.stderr  # no traceback, except torchrun's own
     return lines[0]
 
 
 def only_line(done: Any) -> str:
-    """Return the line with which a command of one process has refused to run, and which is all of its stderr."""
+    """Return the line with which a command of one process has refused to run. It must be the only line of stderr."""
     assert done.stderr.count("\n") == 1, done.stderr
     return one_line(done)
 
@@ -228,11 +229,11 @@ def start_training(
     torchrun: bool = False,
     **keywords: Any,
 ) -> Any:
-    """Start train.py, or a script that runs it, on the CPU; under torchrun for more than one rank.
+    """Start train.py, or a script that runs it, on the CPU. If there is more than one rank, use torchrun.
 
-    With `as_user`, it is started by a command line as a user would do it, in an `environment`, and with `torchrun` even
-    for one rank. Otherwise tests/launch.py starts it with processes that have imported torch already; `keywords` are
-    then those of `launch.start`.
+    With `as_user`, the script is started with a command line, as a user would start it, and `keywords` may have an
+    `environment`. In this case, `torchrun` means that torchrun is used even for one rank. Otherwise, tests/launch.py
+    starts the script in processes that have already imported torch, and `keywords` are passed to `launch.start`.
     """
     if not as_user:
         return launch.start(script, str(run), *on_the_cpu(options), ranks=ranks, **keywords)
@@ -321,9 +322,9 @@ def metrics(run: Path, key: str) -> dict[int, float]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A copy of the tracked files with a small quickstart, whose `.venv` has the packages of this Python."""
+    """A copy of the tracked files, with a small quickstart, and with a `.venv` that has this Python's packages."""
     if not Path(sys.prefix, "installed-test").exists():
-        pytest.skip("runs only in the .venv that `make test` creates, because it would install packages in this one")
+        pytest.skip("runs only in the .venv that `make test` creates, because it would install packages elsewhere")
     for name in launch.execute("git", "ls-files").stdout.split():
         target = tmp_path / "clone" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ Misbehaviour = Callable[["EndlessHandler"], None]
 
 
 class EndlessHandler(QuietHandler):
-    """A handler that responds to each request with one kind of misbehaviour."""
+    """A handler that responds to each request with one kind of misbehavior."""
 
     def __init__(self, misbehaviour: Misbehaviour, released: threading.Event, *arguments: object):
         self.misbehaviour, self.released = misbehaviour, released
@@ -42,7 +42,7 @@ def dripped_headers(handler: EndlessHandler) -> None:
 
 
 def endless_interim_replies(handler: EndlessHandler) -> None:
-    """Send 103 Early Hints without end. Each is a complete response, but not the final one."""
+    """Send 103 Early Hints without end. Each is a complete response, but not the final response."""
     while not handler.released.is_set():
         handler.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10)
 
@@ -95,9 +95,9 @@ def packed_zeros() -> bytes:
 
 @contextmanager
 def serve(misbehaviour: Misbehaviour) -> Iterator[str]:
-    """Serve the misbehaviour while the context lasts; yield the server's URL."""
+    """Run a server with this misbehavior while the context lasts, and yield its URL."""
     released = threading.Event()
-    packed_zeros()  # computed now, so that it does not count towards a client's timeout
+    packed_zeros()  # computed now, so that it does not count toward a client's timeout
     with serving(functools.partial(EndlessHandler, misbehaviour, released)) as server:
         try:
             yield server.url

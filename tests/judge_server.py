@@ -1,7 +1,7 @@
 """An OpenAI-compatible server on loopback whose model is a function, and whose faults are scripted.
 
-It keeps a bill by the id of each request. If a request repeats an Idempotency-Key, the server returns the reply that it
-has billed already, unless it is configured to ignore that header.
+The server keeps a bill with an entry for the id of each request. If a request repeats an Idempotency-Key, the server
+returns the reply that it has already billed, unless it is configured to ignore that header.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.loopback import QuietHandler, serving
 
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # returns a score for each label in a request
 API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses with the API's error object; not billed
-GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses of a gateway with an HTML page; billed by its server
+GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses of a gateway with an HTML page; the request is billed
 WRONG_USAGES: dict[str, Any] = {  # reported token counts, which are wrong whatever is billed
     "no usage": None,
     "usage of text": {"prompt_tokens": "many"},
@@ -58,7 +58,7 @@ class Judge:
     def __init__(self, scorer: Scorer):
         self.scorer = scorer
         self.url = ""
-        self.faults: dict[int, str] = {}  # fault of the first request for a prompt, by the prompt's number from 0
+        self.faults: dict[int, str] = {}  # fault of the first request for a prompt, by the prompt's number, from 0
         self.every: str | None = None  # fault of all requests
         self.chance: random.Random | None = None  # if set, chooses a fault of `mixture` for each request
         self.mixture = MIXTURE
@@ -70,7 +70,7 @@ class Judge:
         self.slow_seconds = 1.0
         self.retry_after = "0.05"  # seconds, sent with each fault that has a status
         self.released = threading.Event()  # once it is set, no reply is slow
-        self.requests: list[dict[str, Any]] = []  # their bodies
+        self.requests: list[dict[str, Any]] = []  # bodies of the requests
         self.replies: dict[str, dict[str, Any]] = {}  # by Idempotency-Key
         self.lock = threading.Lock()
 
@@ -158,7 +158,7 @@ class Handler(QuietHandler):
             self.close_connection = True  # the client was killed
             return
         assert self.path == "/v1/chat/completions"
-        self.give_verdict(self.server.judge, json.loads(data))  # type: ignore[attr-defined]  # serve puts it there
+        self.give_verdict(self.server.judge, json.loads(data))  # type: ignore[attr-defined]  # set by `serve`
 
     def give_verdict(self, judge: Judge, body: dict[str, Any]) -> None:  # noqa: PLR0911  # a return for each kind of fault
         assert "temperature" not in body and "seed" not in body

@@ -1,8 +1,8 @@
-"""Start scripts, alone or under torchrun, as forks of a process that has imported torch, each within 0.1 s.
+"""Start scripts, alone or under torchrun, within 0.1 s each, by forking a process that has already imported torch.
 
 Everything after the imports is real: the script runs as `__main__`; torchrun's agent starts, watches and ends the
 ranks; each rank is a process in a separate session, and the ranks communicate over gloo; signals and kills reach these
-processes like any others. A fork cannot show imports in a fresh interpreter, a different hash seed for each rank, or
+processes like any others. Forks do not cover imports in a fresh interpreter, a different hash seed for each rank, or
 torchrun's command line. Tests that start commands as a user does cover these.
 """
 
@@ -44,7 +44,7 @@ sacrebleu.metrics.chrf xxhash
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
-# Environment variable: without it, runs draw no chart and say so, which halves their work
+# Environment variable. Without it, runs only pretend to draw their charts, which halves their work.
 DRAW_CHART = "DRAW_CHART"
 
 _address = ""  # address of the server's socket, in the server and in all its forks
@@ -53,16 +53,16 @@ _address = ""  # address of the server's socket, in the server and in all its fo
 def run(
     script: Path, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script in the repository's root to its end; `options` are those of `start`."""
+    """Run a Python script in the repository's root to its end. `options` are passed to `start`."""
     return finish(start(script, *arguments, ranks=ranks, environment=environment, **options))
 
 
 def finish(process: Any, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Wait for a process, which is the first of its session, and return its output. A hang fails the test."""
+    """Wait for a process, which must lead its session, and return its output. A hang fails the test."""
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):  # it has ended, but another process still has its streams
+        with suppress(ProcessLookupError):  # the process has ended, but another process still has its streams
             os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode is not None
@@ -76,7 +76,7 @@ def start(
     environment: dict[str, str] | None = None,
     file_bytes: int | None = None,
 ) -> "Process":
-    """Start a Python script in the repository's root; under torchrun for more than one rank.
+    """Start a Python script in the repository's root. If there is more than one rank, use torchrun.
 
     `file_bytes` emulates a full disk: it is the largest size that any file may have.
     """
@@ -90,7 +90,7 @@ def execute(*command: str | Path, cwd: Path = ROOT, seconds: float | None = None
 
 
 def wait_until(reached: Callable[[], object], process: Any = None, seconds: float = 230) -> None:
-    """Wait until a condition is true. A hang fails the test, and so does a process that ends before."""
+    """Wait until a condition is true. The test fails after `seconds`, or if the process ends first."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert process is None or process.poll() is None, process.communicate()
@@ -104,7 +104,7 @@ class Fork:
     def __init__(self, address: str, request: dict[str, Any], streams: tuple[int, int]):
         # `request` has the keyword arguments of _become; `streams` has the file descriptors of its output and errors.
         self._command = request["command"]
-        # A child inherits this limit.
+        # The fork gets the limit of this process, as a child would.
         request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(address)
@@ -172,7 +172,7 @@ class Process(Fork):
         return texts[0], texts[1]
 
     def children(self) -> list[int]:
-        """Return the pids of the running processes that it has started, in order, such as the ranks of torchrun."""
+        """Return the pids of the running processes that this process started, in order, such as torchrun's ranks."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(_start_server())
             connection.send(json.dumps({"children_of": self.pid}).encode())
@@ -242,7 +242,7 @@ def serve(address: str, owner: int) -> NoReturn:
 
 
 def _fill_caches() -> None:
-    """Fill the caches of matplotlib, cattrs and git's commit, so that runs do not have to do it again."""
+    """Fill the caches of matplotlib, of cattrs and for the git commit, so that each run finds them filled."""
     from common.checks import structured
     from tokens.format.manifest import Manifest
     from training.hardware.environment import git_commit
@@ -296,8 +296,8 @@ def _answer(
         _become(**request)
     for stream in [entering, *streams]:
         os.close(stream)
-    # Wait until the pipe is closed, after setsid. An earlier killpg would reach no process, and its caller would wait
-    # for ever.
+    # Wait until the fork has called setsid and closed the pipe. Before that, a killpg would reach no process, and its
+    # caller would wait forever.
     os.read(in_session, 1)
     os.close(in_session)
     parents[pid] = parent
@@ -365,10 +365,10 @@ def _fork_again(
     *,
     stops_with_parent: bool = False,
 ) -> Fork:
-    """Let the server fork another process, with the streams of this process or other ones.
+    """Let the server fork another process, with the streams of this process or with other streams.
 
-    `stops_with_parent`: the new process gets SIGTERM when this process ends. The server sends it, because the new
-    process is a child of the server.
+    With `stops_with_parent`, the new process gets SIGTERM when this process ends. The server sends the signal, because
+    the new process is a child of the server.
     """
     request = {"command": command, "environment": environment, "stops_with_parent": stops_with_parent}
     return Fork(_address, request, streams)
@@ -380,13 +380,13 @@ def _torchrun(command: list[str], ranks: int) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    # For records that are never read, it looks up the source of all callers, which takes longer than everything else.
+    # torchrun looks up the source of all callers for records that are never read. This takes longer than all the rest.
     dynamic_rendezvous.get_method_name = lambda _=0: ""
     SubprocessHandler._popen = lambda _, args, environment: _fork_again(list(args[2:]), environment)
     kill_group = os.killpg
 
     def kill_existing_group(group: int, number: int) -> None:
-        # A process that has ended does not exist, because the server has waited for it; a Popen would leave a zombie.
+        # A process that has ended no longer exists, because the server has waited for it. A Popen would leave a zombie.
         with suppress(ProcessLookupError):
             kill_group(group, number)
 

@@ -53,7 +53,7 @@ class QuietHandler(BaseHTTPRequestHandler):
     ) -> None:
         """Send a response, which is JSON unless its headers say otherwise.
 
-        `sent`: number of bytes after which the connection breaks off.
+        If `sent` is given, the connection breaks off after this many bytes.
         """
         fixed = {"Content-Length": str(len(content)), "Content-Type": "application/json"}
         try:
@@ -89,8 +89,8 @@ class FileServer:
     url: str = ""
     requests: list[str] = attrs.field(factory=list)
     ranges: bool = True  # whether it supports requests for ranges
-    busy_every: int = 0  # respond with status 503 to every N-th request; 0: never
-    drop_every: int = 0  # break off every N-th response with a range after half of it; 0: never
+    busy_every: int = 0  # respond with status 503 to every N-th request; 0 means never
+    drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never
 
 
 @contextmanager

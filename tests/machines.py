@@ -1,4 +1,4 @@
-"""Two emulated machines, each with its network, host name, processes and /etc/hosts, joined by a cable.
+"""Two emulated machines, each with its own network, host name, processes and /etc/hosts, joined by a cable.
 
 This works only on Linux and as root.
 """
@@ -22,9 +22,10 @@ from tests.launch import ROOT
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # starts one rank by default
 CLONE_NEWNET = 0x40000000  # a flag of setns
-# The names in /etc/hosts. "own name": only the machine's own name, as 127.0.1.1, as Debian does it
+# The names in /etc/hosts. "own name" means only the machine's own name, with the address 127.0.1.1, as on Debian.
 Hosts = Literal["good", "own name", "nothing"]
-# Becomes a machine, and then runs its arguments. It has its own mounts, and all its processes die with it.
+# Turns its process into a machine, and then runs its arguments. The machine has its own mounts, and all its processes
+# die with it.
 SCRIPT = """
 mount --make-rprivate / && mount -t proc proc /proc && hostname "$1" && mount --bind "$2" /etc/hosts || exit 98
 if [ -n "$3" ]; then mount --bind "$3" "$4" || exit 98; fi
@@ -45,7 +46,7 @@ class Machine:
 
     @property
     def disk(self) -> Path:
-        """The folder that the machine has at the path of `own_disk`."""
+        """The folder that the machine sees at the path of `own_disk`."""
         return self.folder / f"disk-{self.name}"
 
     def start(
@@ -55,7 +56,7 @@ class Machine:
         own_disk: Path | None = None,
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command in the repository's root. `own_disk`: a run directory of which the machine has a copy."""
+        """Start a command in the repository's root. `own_disk` is a run directory that is copied for the machine."""
         text = {"good": "10.77.0.1 a\n10.77.0.2 b\n", "own name": f"127.0.1.1 {self.name}\n", "nothing": ""}[hosts]
         file = self.folder / f"hosts-{self.name}"
         file.write_text("127.0.0.1 localhost\n" + text)
@@ -93,10 +94,10 @@ class Machine:
         _ip("-n", self.namespace, "link", "set", self.cable, "up" if cable else "down")
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens in this machine's network, for this process to serve."""
+        """Return a socket that listens in the emulated machine's network, so that this process can serve there."""
         libc, sockets = ctypes.CDLL(None, use_errno=True), []
 
-        def create() -> None:  # in a separate thread, because it moves to that network permanently
+        def create() -> None:  # in a separate thread, because this thread moves to that network permanently
             with Path(f"/run/netns/{self.namespace}").open() as namespace:
                 assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
             sockets.append(socket.create_server((self.address, 0)))
@@ -126,7 +127,7 @@ def two_machines(folder: Path) -> Iterator[Machines]:
     cables = [f"ls{os.getpid()}{name}" for name in "ab"]
     first, second = names
     if subprocess.run(["ip", "netns", "add", first], check=False, capture_output=True).returncode:
-        pytest.skip("needs network namespaces, which root must not create on this system")
+        pytest.skip("needs network namespaces, which root cannot create on this system")
     try:
         _ip("netns", "add", second)
         for name in names:

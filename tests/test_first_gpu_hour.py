@@ -1,4 +1,4 @@
-"""The first GPU hour: steps with time limits that continue, the page and the tarball, and comparisons on a CPU."""
+"""The first GPU hour: time limits, continuing after an interruption, page and tarball, and comparisons on a CPU."""
 
 import importlib
 import math
@@ -73,7 +73,7 @@ def states(steps: list[HourStep], output: Path, minutes: float = 60) -> list[str
     return [outcome.state for _, outcome in outcomes_of(steps, output, minutes)]
 
 
-def test_finished_steps_are_skipped_failed_ones_repeated(output: Path, scripts: dict[str, str]) -> None:
+def test_failed_steps_are_repeated_finished_steps_skipped(output: Path, scripts: dict[str, str]) -> None:
     steps = [step(name, scripts[name]) for name in ("fails", "works")]
     assert states(steps, output) == ["failed", "done"]
     assert (output / "fails.txt").read_text() == "measured half\nno luck\n"
@@ -121,7 +121,7 @@ def test_page_and_tarball_are_written_after_each_step(
     steps = [(name, scripts[name]) for name in ("works", "hangs")]
     program = (
         "import signal, sys, torch\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # `nohup make test` ignores it
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # because `nohup make test` ignores SIGHUP
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
         "import bench, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
         "torch.cuda.device_count = lambda: 1\n"

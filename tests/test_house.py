@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: the direction of imports, links of pages, and answers of entry scripts."""
+"""The house rules that a machine can check: the direction of imports, links, and the help of entry scripts."""
 
 import ast
 import graphlib
@@ -54,7 +54,7 @@ def test_imports_run_one_way(room: str) -> None:
 
 @pytest.mark.parametrize("room", ["tokens", "training", "evaluation", "reporting", "experiments"])
 def test_folders_and_modules_of_a_room_import_one_way(room: str) -> None:
-    """Each folder of a room, and each module that is not in a folder, is a node of a graph without cycles."""
+    """A room is a top-level package. Its folders, and its modules outside folders, form a graph without cycles."""
     graph: dict[str, set[str]] = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         node = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
@@ -71,7 +71,7 @@ def test_no_two_modules_or_classes_share_a_name() -> None:
         path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
     ]:
         where = str(path.relative_to(ROOT))
-        if path.name not in ("__init__.py", "command.py"):  # these are named by their folder
+        if path.name not in ("__init__.py", "command.py"):  # the folder distinguishes these files
             modules.setdefault(path.stem, []).append(where)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
@@ -115,7 +115,8 @@ def test_training_needs_no_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-# Files that print more than complete lines for people: help, generated text as it arrives, coloured tokens, commands
+# Files that print other things than complete lines for people: help, generated text as it arrives, colored tokens, and
+# commands
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
     "evaluation/generation/generated_text.py",

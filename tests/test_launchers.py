@@ -1,4 +1,4 @@
-"""The commands in docs/nodes.md and launch/, started like SkyPilot and Kubernetes do; exit statuses, and odd paths."""
+"""The commands in docs/nodes.md and launch/, started as SkyPilot and Kubernetes do; exit statuses, and odd paths."""
 
 import os
 import re
@@ -17,12 +17,12 @@ from tests.machines import Machine, Machines
 from tests.training.supervision.runs import wait_for_step
 from tests.walks import children, end, kill, starts
 
-SECONDS = 200  # a process that takes longer hangs
+SECONDS = 200  # a process that takes longer must be hanging
 KEYS = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoint_interval": 20}
 
 
 def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the command in the file like SkyPilot, but without the bucket."""
+    """Run the command in the file as SkyPilot does, but without the bucket."""
     text = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())["run"]
     bucket = '--set "checkpoints=$CHECKPOINTS"'
     assert bucket in text
@@ -37,7 +37,7 @@ def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str
 
 
 def kubernetes(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the container's command in the file like Kubeflow Trainer, but without the bucket."""
+    """Run the container's command in the file as Kubeflow Trainer does, but without the bucket."""
     trainer = list(yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text()))[1]["spec"]["trainer"]
     [command], [_, *bucket] = trainer["command"], trainer["args"]
     assert bucket == ["--set", "checkpoints=s3://BUCKET/PREFIX"]

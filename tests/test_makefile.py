@@ -73,3 +73,24 @@ def test_recipes_are_not_echoed(folder: Path) -> None:
         "evaluate.py",
     ]
     assert not any("$" in line or "set -eu" in line for line in training)
+
+
+def test_make_help_lists_the_targets(folder: Path) -> None:
+    done = subprocess.run(["make", "help"], cwd=folder, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("make train ") and max(map(len, lines)) <= 80
+    assert [line.split()[1] for line in lines[3:]] == [
+        "test",
+        "test-long",
+        "test-cuda",
+        "first-gpu-hour-dry-run",
+        "lint",
+        "docs",
+        "picture",
+        "help",
+    ]
+
+
+def test_small_letters_are_refused(folder: Path) -> None:
+    done = make(folder, "text=book.txt")
+    assert done.returncode == 2 and "write: make train TEXT=... RUN=..." in done.stderr and not done.stdout

@@ -1,6 +1,6 @@
 """Records with odd values, such as numbers that JSON allows but arithmetic does not, never crash their readers.
 
-In each kind of record, each value is replaced by each odd value. Readers must return, or raise BadInput.
+Every value in every kind of record is replaced with every odd value. Readers must return, or raise BadInput.
 """
 
 import copy

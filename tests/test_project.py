@@ -16,7 +16,7 @@ from tests.launch import execute
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest needs it on Python 3.10
+    import tomli as tomllib  # pytest requires tomli on Python 3.10
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
@@ -112,7 +112,7 @@ def test_the_forms_for_issues_can_be_read() -> None:
 
 
 def installation_commands() -> list[str]:
-    """Return the Dockerfile's RUN commands, without the packages of the operating system."""
+    """Return the Dockerfile's RUN commands, except the command that installs packages of the operating system."""
     commands = re.findall(r"^RUN (.+)$", DOCKERFILE, re.MULTILINE)
     assert commands[0].startswith("apt-get update ") and all(command.startswith("make ") for command in commands[1:])
     return commands[1:]
@@ -126,5 +126,5 @@ def recipe_lines(folder: Path, *targets: str) -> list[str]:
 
 
 def base_python() -> str:
-    """Return the interpreter from which this environment was created: an image has no environment yet."""
+    """Return the interpreter from which this environment was created, because an image has no environment yet."""
     return str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))

@@ -1,8 +1,8 @@
 """Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
-Only what a test machine does not have is replaced: commands for GPUs become dry runs with that world size, the hub is
-on loopback, its text is tokenized as bytes (GPT-2's ranks would need the network), and the quickstart and the toy
-dialogue take a few steps with a smaller model. Commands that are the same after this run only once.
+Only what a test machine lacks is replaced. Commands for GPUs become dry runs with the same world size. The hub is on
+loopback, and its text is tokenized as bytes, because GPT-2's ranks would need the network. The quickstart and the toy
+dialogue take a few steps with a smaller model. Commands that are the same after these changes are run only once.
 """
 
 import json
@@ -43,7 +43,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    """Return the commands of all bash blocks, and those of torchrun in tables; console blocks need another machine."""
+    """Return the commands in bash blocks, and torchrun's commands in tables. Console blocks need another machine."""
     # The tutorial comes first, because it activates the environment.
     pages = "\n".join((ROOT / page).read_text() for page in ("docs/tutorial.md", "docs/chat.md", "README.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)

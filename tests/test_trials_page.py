@@ -11,7 +11,8 @@ import pytest
 from tests.experiments.trial.test_checkout import git
 from tests.launch import ROOT
 
-# Exit statuses of the fake experiment.py, in order: kept, refused for every reason, and the end of the budget.
+# Exit statuses of the fake experiment.py, in order. They keep two candidates, refuse a candidate for every reason, and
+# report the end of the budget.
 STATUSES = (0, 1, 10, 0, 11, 12, 75)
 UNTRACKED = ("runs/mine/model.json", "runs/mine/train.json", "runs/mine/checkpoints/latest/model.safetensors")
 IGNORED = ("sweeps/mine.json", "export/model.safetensors", "conversation.txt", "token_files/own/train.safetensors")

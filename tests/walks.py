@@ -23,7 +23,7 @@ from training.checkpoints.lookup import find_to_resume
 from training.telemetry.metrics_log import METRICS, read_counted, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
-KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed, so that a save is nearly always in flight
+KILL_INTERVAL = 5  # steps between checkpoints; so few that a save is nearly always in progress when a run is killed
 KILL_MODEL = {"context_length": 16}
 KILL_SETTINGS = {
     "global_batch_size": 16,  # 8 micro-batches, for up to 8 ranks
@@ -50,10 +50,11 @@ def kill_again_and_again(
 ) -> tuple[list[str], set[str]]:
     """Kill runs until enough kills have happened, and let each run finish.
 
-    Returns a log with a line per kill, and all final hashes, including the hash of an undisturbed run on one rank. Runs
-    have `steps` steps. They are started by a command line as a user would do it, or by tests/launch.py. The number of
-    kills is the seed. Asserts that no durable checkpoint is lost, and that a kill costs at most the steps between two
-    checkpoints and those that were trained while a checkpoint was being written.
+    Return a log with a line per kill, and all final hashes, including the hash of an undisturbed run on one rank. Each
+    run has `steps` steps. With `as_user`, runs are started with a command line, as a user would start them; otherwise,
+    tests/launch.py starts them. The number of kills is also the random seed. Assert that no durable checkpoint is lost,
+    and that a kill costs at most the steps between two checkpoints, plus the steps that were trained while a checkpoint
+    was being written.
     """
     generator = random.Random(kills)
     settings = KILL_SETTINGS | {"min_train_tokens": steps * 16 * 16}
@@ -78,7 +79,7 @@ def kill_again_and_again(
 def start_and_kill(run: Path, layout: Layout, generator: random.Random, as_user: bool) -> str | None:
     """Start a run, kill some of its processes, and check that all of them end.
 
-    Returns a line for the log, or None if the run ended first.
+    Return a line for the log, or None if the run ended first.
     """
     options = ("--set", f"parallel={layout.parallel}")
     before = last_step(run)
@@ -146,7 +147,7 @@ def size_of(run: Path) -> int:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the records of the events of a kind."""
+    """Return a run's records of events of this kind."""
     return [record for record in read_metrics(run) if record.get("event") == kind]
 
 
@@ -163,7 +164,7 @@ def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]
 
 
 def processes(run: Path) -> list[int]:
-    """Return the process ids of a run's torchruns and ranks by their command lines, without forks by launch.py."""
+    """Return the ids of a run's processes, found by their command lines. Forks by launch.py are not found."""
     return _pgrep("-f", f"train.py {run}( |$)")
 
 
@@ -178,7 +179,7 @@ def kill(pid: int) -> None:
 
 
 def end(machine: subprocess.Popen[str]) -> None:
-    """Kill a machine's processes. All processes of its namespace die with the first one, the child of unshare."""
+    """Kill a machine's processes. All processes of its namespace die with the first process, unshare's child."""
     for pid in children(machine):
         kill(pid)
     machine.kill()

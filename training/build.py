@@ -129,7 +129,7 @@ def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Num
     """
     # Matrix products that autocast leaves in fp32 may use TF32, unless the run's precision is fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    # On a CPU there is no choice: torch has a single fused kernel, and computes attention with dropout without it.
+    # There is no choice on a CPU: torch has a single fused kernel, which is not used for attention with dropout.
     if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, use_attention
 
@@ -164,7 +164,7 @@ def make_settings(train: TrainConfig, plan: Plan, numerics: Numerics) -> StepSet
 
 
 def make_feed(job: OpenJob, state: TrainState, last_step: int) -> Feed:
-    """Return the feed of this rank's micro-batches, from the state's step to the last one."""
+    """Return the feed of this rank's micro-batches, from the state's step to the last step."""
     reading = make_reading(job.run.train, job.plan, job.token_set, job.run.model.vocab_size)
     watch = TokenWatch(job.token_set.streams, job.token_set.digests)
     steps = range(state.position.step, last_step)

@@ -78,7 +78,8 @@ class Options:
         Path | None, option("directory of token files to train on, instead of the dataset in train.json", "DIR")
     ] = None
     follow: Annotated[
-        bool, option("train on token files while prepare_data.py is still writing them, waiting when necessary")
+        bool,
+        option("train on token files while prepare_data.py is still writing them; training waits when necessary"),
     ] = False
     resume: Annotated[
         str,
@@ -91,8 +92,8 @@ class Options:
     init_from: Annotated[
         str | None,
         option(
-            "start from the weights of another model instead of random ones: a run, a checkpoint, a model directory, "
-            "or OWNER/NAME on the Hugging Face hub. If the run already has a checkpoint, it resumes from that instead",
+            "start from the weights of another model, not from random weights: a run, a checkpoint, a model directory, "
+            "or OWNER/NAME on the Hugging Face hub. If the run has a checkpoint, it resumes from that instead",
             "MODEL",
         ),
     ] = None
@@ -103,7 +104,9 @@ class Options:
     ] = None
     price_per_hour: Annotated[
         float | None,
-        option("price of the machine per hour; progress then shows the dollars spent and expected", "USD", check=USD),
+        option(
+            "price of the machine per hour; progress then shows the cost so far and the expected cost", "USD", check=USD
+        ),
     ] = None
     budget: Budget = attrs.field(factory=Budget)
     hash_every: Annotated[
@@ -119,8 +122,8 @@ class Options:
     replay: Annotated[
         tuple[int, int] | None,
         option(
-            "train these steps again from the nearest checkpoint and compare the numbers with those that were "
-            "recorded; writes nothing",
+            "train these steps again, starting at the nearest earlier checkpoint, and compare the numbers with the "
+            "recorded ones; writes nothing",
             "FROM TO",
             check=COUNT,
         ),
@@ -129,18 +132,18 @@ class Options:
         str | None,
         option(
             "run this shell command after the job has ended and its last checkpoint is saved and uploaded, to stop "
-            "paying for the machine. For a container of RunPod, use 'runpodctl stop pod $RUNPOD_POD_ID' (storage is "
-            "billed until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google "
-            "Cloud, but not at Lambda or Azure: terminate those by hand. See docs/rented-machines.md",
+            "paying for the machine. In a RunPod container, use 'runpodctl stop pod $RUNPOD_POD_ID' (storage is billed "
+            "until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google Cloud, "
+            "but not at Lambda or Azure: terminate their machines by hand. See docs/rented-machines.md",
             "COMMAND",
         ),
     ] = None
-    # The time of time.perf_counter() when the job started
+    # When the job started, by the clock of time.perf_counter()
     began: Annotated[float, Parameter(parse=False)] = attrs.field(factory=lambda: time.perf_counter() - job_seconds())
 
 
 def key_rows() -> KeyRows:
-    """Return the keys of run directories by file, so that an error about an unknown option can suggest a key."""
+    """Return the rows of all keys of run directories, so that an error about an unknown option can suggest a key."""
     from training.config.train_config import KEY_ROWS
 
     return KEY_ROWS
@@ -184,9 +187,9 @@ class TrainCommand:
     like: Annotated[
         str | None,
         option(
-            "create the run directory RUN from the keys of another one, with the changes of --set and with vocabulary, "
-            "validation and epochs fitted to the tokens; then train it. hf:DIR or hf:OWNER/NAME: use the network of "
-            "that Hugging Face model. With --dry-run or --plan, RUN is only printed and not written",
+            "create the run directory RUN with the keys of another run directory, the changes of --set, and a "
+            "vocabulary, validation and epochs that fit the tokens; then train it. For hf:DIR or hf:OWNER/NAME, use "
+            "the network of that Hugging Face model. With --dry-run or --plan, RUN is printed but not written",
             "OTHER",
         ),
     ] = None
@@ -199,7 +202,7 @@ class TrainCommand:
     world_size: Annotated[
         int | None,
         option(
-            "with --dry-run: number of ranks to plan for; default: tensor_parallel of train.json",
+            "with --dry-run: number of ranks to plan for; default: tensor_parallel in train.json",
             "N",
             check=WORLD_SIZE,
         ),
@@ -243,7 +246,7 @@ class TrainCommand:
     look: Annotated[
         int | None,
         option(
-            "show the text that this step trains on, coloured by each token's loss before the step, then exit",
+            "show the text that this step trains on, colored by each token's loss before the step, then exit",
             "STEP",
             check=COUNT,
         ),
@@ -255,7 +258,7 @@ class TrainCommand:
 
     def __attrs_post_init__(self) -> None:
         options = self.options
-        # --preflight and --find-max-microbatch use these options only with --like, which fits a new run to them.
+        # --preflight and --find-max-microbatch use these options only with --like, to fit a new run to them.
         needing_like = {"--token-files": options.token_files, "--init-from": options.init_from}
         needing_like = {name: value for name, value in needing_like.items() if value is not None and self.like is None}
         for condition, requirement, problem in (
@@ -265,14 +268,14 @@ class TrainCommand:
             (
                 self.plan and options.resume != "auto",
                 options.init_from is not None,
-                "--resume with --plan needs --init-from: a plan always covers the whole run, wherever it resumes",
+                "--resume with --plan needs --init-from: a plan always covers the whole run, even if it would resume",
             ),
             (
                 self.preflight or self.find_max_microbatch,
                 not needing_like,
                 f"{' and '.join(needing_like)} with {'--preflight' if self.preflight else '--find-max-microbatch'} "
                 f"need{'s' if len(needing_like) == 1 else ''} --like, which fits a new run to the tokens or weights; "
-                "without it, this command reads neither",
+                "without --like, this command reads neither",
             ),
         ):
             if condition and not requirement:
@@ -282,7 +285,7 @@ class TrainCommand:
     def trains(self) -> bool:
         """Whether this command trains, and therefore writes to the run directory.
 
-        A plan, a preflight, a search, a look and a replay do not train.
+        It does neither with --dry-run, --preflight, --plan, --find-max-microbatch, --look or --replay.
         """
         reports_only = self.dry_run or self.preflight or self.plan or self.find_max_microbatch
         return not (reports_only or self.look is not None or self.options.replay is not None)
@@ -301,9 +304,9 @@ class FindCommand:
     predict: Annotated[
         str | None, option("predict the micro-batch for these GPUs; this machine needs no GPU", "GPU,...")
     ] = None
-    machines: Annotated[
-        Path | None, option("with --predict: a price list of your own, for the GPUs that it adds", "FILE")
-    ] = None
+    machines: Annotated[Path | None, option("with --predict: a price list of your own, which can add GPUs", "FILE")] = (
+        None
+    )
     world_size: Annotated[
         int | None,
         option("number of processes to start, or to predict for; default: one per GPU", "N", check=WORLD_SIZE),

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 
 def mean_over_ranks(local_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:
-    """Return the mean loss of a step, on the device, from the losses of this rank's micro-steps, (accumulation,).
+    """Return the mean loss of a step over all ranks, on the device.
 
-    The losses of all ranks are gathered in rank order, without those of idle micro-steps, and averaged in one
-    operation. They are therefore added in the same order as on a single rank.
+    `local_losses`, (accumulation,), are the losses of this rank's micro-steps. The losses of all ranks, except those of
+    idle micro-steps, are gathered in rank order and averaged in one operation. They are therefore added in the same
+    order as on a single rank.
     """
     losses = _gather(local_losses, data_parallel)
     return (losses if layout.even else losses[_active_positions(layout, losses.device)]).mean()
 
 
 def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
-    """Return the L2 norm of all gradients of the network. With tensor shards, this is always the ordered norm."""
+    """Return the L2 norm of all gradients of the network. With tensor shards, the additions have a fixed order."""
     if not needs_exact_norm(determinism, sharded=parallel.shards is not None):
         return fast_grad_norm(parallel.gradients())
     if parallel.shards is not None:
@@ -38,7 +39,10 @@ def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients of the network, a scalar on the device, added in the fastest order."""
+    """Return the L2 norm of all gradients of the network, a scalar on the device.
+
+    The squares are added in the order that is fastest.
+    """
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
     shards = shards_of(gradients[0])
     if shards is not None:
@@ -47,7 +51,7 @@ def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients with the same bits for any data-parallel size and wrapper."""
+    """Return the L2 norm of all gradients. Its bits are the same for any data-parallel size and wrapper."""
     return _all_row_sums(in_row_order(gradients)).sum().sqrt()
 
 
@@ -66,7 +70,7 @@ def _all_row_sums(gradients: list[Tensor]) -> Tensor:
 
 
 def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter]) -> Tensor:
-    """Return the L2 norm of all gradients with the same bits on any number of data-parallel and tensor ranks.
+    """Return the L2 norm of all gradients. Its bits are the same on any number of data-parallel and tensor ranks.
 
     The sums of the tensor shards are added in the order of the shards.
     """
@@ -82,7 +86,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
 
 @cache
 def _active_positions(layout: Layout, device: torch.device) -> Tensor:
-    """Return which of the gathered micro-steps of all ranks are not idle, as positions."""
+    """Return the positions, among the gathered micro-steps of all ranks, of those that are not idle."""
     idle_counts = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
     steps = layout.accumulation
     positions = [rank * steps + step for rank, idle in enumerate(idle_counts) for step in range(idle, steps)]
@@ -94,7 +98,7 @@ def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.devic
     """Return the position of each row of the full parameters among the concatenated shards, and a shard's length.
 
     A shard holds its rows of the first parameter, then its rows of the second parameter, and so on. The first shard has
-    the most rows; the others are padded to its length.
+    the most rows; the other shards are padded to its length.
     """
     rows = torch.tensor(row_counts)
     chunks = -(-rows // shards)  # as RankGroup.chunk computes it

@@ -1,7 +1,7 @@
 """Guard: as soon as a loss or gradient norm is not finite, it blocks that update and all later ones.
 
 The decision is made on the device, so that no rank waits for its GPU. It uses numbers that are the same on every rank,
-so that all ranks make the same decision. Under elastic determinism, it is the same for any world size.
+so that all ranks make the same decision. Under elastic determinism, the decision is the same for any world size.
 """
 
 import torch
@@ -14,14 +14,14 @@ class Guard:
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
         self._first_bad = torch.tensor(-1, device=ranks.device)  # the first bad step of the whole job; -1: none
-        self._local_loss_bad = torch.tensor(False, device=ranks.device)  # whether this rank's loss was not finite
+        self._local_loss_bad = torch.tensor(False, device=ranks.device)  # whether a loss on this rank was not finite
 
     def observe(self, step: int, local_losses: Tensor, loss_and_norm: Tensor, excused: bool | Tensor) -> Tensor:
         """Return a scalar that is 1.0 if this step's update must be blocked, and otherwise 0.0.
 
         `step` is the number of updates before this one. `loss_and_norm`, (2,), has the loss of the global batch and the
         gradient norm before clipping; `local_losses` are the losses on this rank. The gradient norm of an `excused`
-        step may be infinite or NaN, because fp16 gradients have overflowed; then only this update is blocked.
+        step may be infinite or NaN, because fp16 gradients have overflowed; in that case, only this update is blocked.
         """
         finite = torch.isfinite(loss_and_norm)
         healthy = self._first_bad < 0

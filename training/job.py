@@ -46,7 +46,7 @@ def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> 
             status = replay_job(job, *options.replay)
         else:
             status = EXIT_DONE if loop is None else run_loop(loop, job)
-    stop()  # not after an exception: leaving NCCL's group may then wait for ranks that are in a collective
+    stop()  # not called after an exception: leaving NCCL's group could then wait for ranks in a collective
     if options.then is not None:
         # This has an effect only if there was nothing left to train. Otherwise, the record has already been written.
         supervision.exit_record.write(status, "finished")
@@ -90,7 +90,7 @@ def resume_job(job: OpenJob) -> Loop | None:
 
 
 def change_notes(record: RunRecord, position: Position, consequence: str) -> list[Notice]:
-    """Return a note about the settings that this job changes, followed by the consequence of the change."""
+    """Return notes about the settings that this job changes, each followed by the consequence of the change."""
     changes = [change for change in record.changes if change.step == position.step]
     return [note(f"{line}; {consequence}") for line in describe_changes(changes)]
 
@@ -109,7 +109,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
         job.supervision.exit_record.write(status, "finished" if finished else loop.stop_request.reason)
         loop.saving.finish_upload()
         with advisory("time ledger"):
-            # Recorded now for the report, and because the job may be killed before it ends.
+            # This is recorded now for the report, and because the job may be killed before its end.
             preliminary_record = reporter.ledger.record(feed.waited_seconds)
             del preliminary_record[Metric.LEDGER]  # the ledger of this job is recorded when it ends
             reporter.record(loop.state.position.step, preliminary_record)
@@ -153,7 +153,7 @@ def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
 def _request(job: OpenJob, numerics: Numerics) -> ResumeRequest:
     fingerprint = agreed_fingerprint(job.run.train, numerics, job.ranks)
     record = make_record(job.run, job.plan, job.token_set, fingerprint)
-    # --resume is obeyed once. If torchrun has restarted this job since, it continues from the newest checkpoint.
+    # --resume applies only once. If torchrun has restarted this job since then, the newest checkpoint is used.
     resumed = job.supervision.run_lock.resumed
     checkpoint = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     _, tokenizer = job.token_set.tokenizer or (None, None)

@@ -51,7 +51,7 @@ class Intervals:
         return step // self.checkpoint - best // self.checkpoint >= self.patience
 
     def is_done(self, position: Position) -> bool:
-        """Return whether all steps are done, and so is the last validation, which a stop may have interrupted."""
+        """Return whether all steps and the last validation are done. A stop may have interrupted that validation."""
         step = position.step
         if position.validation_loss is None and step <= self.last_step and self.validation_due(step):
             return False
@@ -78,7 +78,7 @@ class Loop:
     settings: StepSettings
     intervals: Intervals
     feed: Feed
-    validations: Mapping[str, Validation]  # by dataset; the loss on the first decides which checkpoint is best
+    validations: Mapping[str, Validation]  # dataset -> validation; the first one decides which checkpoint is best
     saving: Saving
     reporter: Reporter
     heartbeat: Heartbeat
@@ -119,7 +119,7 @@ class Loop:
         self.saving.poll()
 
     def _log_validate_save(self, step: int, result: StepResult) -> None:
-        """Log, validate and save, in this order, as far as these are due after a step."""
+        """After a step, log, validate and save, in this order. Whatever is not due is skipped."""
         logging, saving = self.intervals.log_due(step), self.intervals.checkpoint_due(step)
         validating = self.intervals.validation_due(step)
         if logging or saving or validating or self.heartbeat.ranks.device.type == "cpu":
@@ -130,7 +130,7 @@ class Loop:
         if self.intervals.hash_due(step):
             self.reporter.record(step, {Metric.STATE_SHA256: state_sha256(self.state, self.heartbeat.ranks)})
         if saving:
-            self.saving.settle()  # waits for the previous save, which has ended unless saves follow each other closely
+            self.saving.settle()  # waits for the previous save, which has usually ended long before
         if validating:
             self._validate()
         if saving:
@@ -199,18 +199,18 @@ class Loop:
         self._report_end(RunEvent.STOPPED, self.stop_request.cause)
 
     def _report_end(self, event: str, early_end: str | None) -> None:
-        """Record that training has ended, with the tokens read from each dataset and the reason of an early end."""
+        """Record that training has ended, with the tokens read from each dataset and the reason for an early end."""
         step = self.state.position.step
         details = {} if early_end is None else {Detail.REASON: early_end}
         self.reporter.event(step, event, **details, **{Detail.SOURCES: self.reporter.plan.read_until(step)})
 
 
 def collect_garbage(steps: int) -> None:
-    """Collect reference cycles on all ranks after the same steps; `steps` counts the steps of this process from 1.
+    """Collect reference cycles on all ranks after the same step. `steps` counts the steps of this process from 1.
 
-    By default, Python collects garbage after a number of allocations, which every rank reaches at a different time, and
-    all ranks wait for the one that is collecting. A full collection takes 0.2 s with everything that torch has
-    imported; karpathy/nanochat saw half a second.
+    By default, Python collects garbage after a certain number of allocations. Every rank would reach that number at a
+    different time, and all ranks would wait for the rank that is collecting. A full collection of everything that torch
+    has imported takes 0.2 s; karpathy/nanochat saw half a second.
     """
     if steps == 1:
         gc.collect()

@@ -13,10 +13,11 @@ from training.parallel.mesh import ON_ONE_RANK, Spread, local_parameter, local_t
 
 
 class Optimizer:
-    """Updates all parameters of a network. An optimizer has one or more rules, and each rule takes some parameters.
+    """Updates all parameters of a network. An optimizer has one or more rules, and each rule updates some parameters.
 
-    `state_tensors` are the tensors that checkpoints store, by torch's name of the state and then by the parameter's
-    name. They are sharded like the parameters; torch's optimizers see only this rank's part of both.
+    `state_tensors` contains the tensors that checkpoints store: torch's name for a kind of state, such as "exp_avg" ->
+    name of a parameter -> tensor. The tensors are sharded like the parameters; torch's optimizers see only this rank's
+    part of both.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Optimizer:
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         rules = rules_of(options.optimizer)
-        # Total of all ranks
+        # Total over all ranks
         self.state_bytes = state_bytes(rules, {plain_name(name): of_name for name, of_name in axes.items()}.values())
         rules_by_name = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, matching_rules in rules_by_name.items():
@@ -77,7 +78,7 @@ class Optimizer:
                 part.found_inf = update_blocked  # type: ignore[attr-defined]  # read by the fused kernels
             self._update()
             self._steps += 1 - update_blocked
-        # Kernels that are not fused cannot read `update_blocked`. So the host waits for the GPU here and reads it; on a
+        # Kernels that are not fused cannot read `update_blocked`, so the host waits for the GPU here and reads it. On a
         # CPU, this costs nothing.
         elif not update_blocked.item():
             self._update()

@@ -1,8 +1,8 @@
-"""The reference of a run directory, `reference.json`: losses of finished runs, and the band to expect for a new run.
+"""The reference of a run directory, `reference.json`: losses of finished runs, and the band for a new run.
 
-A run of the same recipe is compared at 40 marks, by its mean training loss over the tenth of the run before each mark.
-The band has a lower and an upper bound for each mark; 95 of 100 new runs stay within the bounds at all marks.
-`report.py RUN... --reference DIR` writes the file.
+A run of the same recipe is compared with the band at 40 marks, by its mean training loss over the tenth of the run that
+ends at the mark. The band has a lower and an upper bound for each mark; 95 of 100 new runs stay within the bounds at
+all marks. `report.py RUN... --reference DIR` writes the file.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from training.telemetry.metrics_log import REFERENCE, Metric, MetricsLog, read_m
 # M marks at equal distances, R runs
 MARKS, TENTH = 40, 4  # number of marks in a run, and in a tenth of a run
 SHOWN_DIFFERENCES = 3
-FEWEST = 3  # runs that a reference needs
+FEWEST = 3  # minimum number of runs for a reference
 ROUNDING_TOLERANCE = 1e-3  # larger than the rounding error of the numbers in a reference
 NO_LOSS = Curve(np.zeros(0), np.zeros(0))
 _EACH_SEED = ValueCheck(lambda seeds: all(map(integer(0).holds, seeds)), "whole numbers from 0")
@@ -38,10 +38,10 @@ _EACH_LOSS = ValueCheck(lambda rows: all(number(0).holds(loss) for row in rows f
 
 @attrs.frozen(kw_only=True)
 class Reference:
-    """Losses of R runs of one recipe, and the band for a new run: means over tenths, in nats per token."""
+    """Losses of R runs of the same recipe, and the band for a new run: means over tenths, in nats per token."""
 
     recipe: dict[str, Any]
-    # Sources and tokenizer: any run on tokens that were prepared from them may be compared. None: only runs on `tokens`
+    # Sources and tokenizer. Runs on any tokens that were prepared from them can be compared; None: only on `tokens`
     prepared: str | None
     devices: list[str]
     band: list[list[float]]  # lowest and highest loss, (2, M); the lowest may be below zero
@@ -65,7 +65,9 @@ class Reference:
         low, high = np.array(self.band)
         means = np.mean(self.losses, axis=0)  # the band surrounds the means; both are rounded
         if ((means < low - ROUNDING_TOLERANCE) | (means > high + ROUNDING_TOLERANCE)).any():
-            raise ValueError("band: does not contain the mean of the losses at each mark, so it is not their band")
+            raise ValueError(
+                "band: does not contain the mean of the losses at each mark, so it is not the band of these losses"
+            )
 
 
 class ComparedLog(MetricsLog):
@@ -95,7 +97,7 @@ class ComparedLog(MetricsLog):
 class BandComparison(NamedTuple):
     """Where a run's training loss is in relation to the band of its reference."""
 
-    line: str | Notice  # the comparison and the step since which it holds, or why the run is not compared
+    line: str | Notice  # the result and since which step it holds, or why the run is not compared
     side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
 
 
@@ -126,7 +128,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
         return BandComparison(f"band         of {len(reference.losses)} runs on {devices}: {path}")
     low, high = np.array(reference.band)[:, : len(losses)]
     sides = (losses > high) * 1 - (losses < low)
-    first = int(np.max(np.flatnonzero(sides != sides[-1]), initial=-1)) + 1  # the mark at which this side began
+    first = int(np.max(np.flatnonzero(sides != sides[-1]), initial=-1)) + 1  # the first mark on this side
     since = f" since step {-(-(first + 1) * steps // MARKS):,}" if first else ""
     names: tuple[Literal["inside", "above", "below"], ...] = ("inside", "above", "below")
     side = names[sides[-1]]  # 0, 1 or -1
@@ -168,7 +170,7 @@ def _without_hub(prepared: str) -> str:
 
 
 def tenths(curve: Curve, steps: int) -> np.ndarray:
-    """Return the mean finite loss at each mark that the run has reached, over the tenth of the run before the mark.
+    """Return, for each mark that the run has reached, the mean of the finite losses in the tenth that ends there.
 
     The means are float64 (m,), and are computed by the trapezoidal rule.
     """

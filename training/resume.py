@@ -37,8 +37,8 @@ def resume(
 ) -> tuple[list[str], RunRecord]:
     """Load the requested checkpoint into the state, or the initial weights if there is no checkpoint.
 
-    Returns the changes of the numerics since the checkpoint, and this job's record, which takes over some values from
-    the checkpoint's record. Checkpoints are looked for on the disk and in the `bucket`. Call it on every rank. Raises
+    Returns the changes in the numerics since the checkpoint, and this job's record, which takes over some values from
+    the checkpoint's record. Checkpoints are searched for on the disk and in the `bucket`. Call it on every rank. Raises
     BadInput if the checkpoint is missing, damaged or from another run.
     """
     directory, name = request.directory, request.checkpoint
@@ -115,7 +115,7 @@ def load_checkpoint(
     setting_changes = compatibility.changed_settings(before, record, state.position.step)
     if not compatibility.validates_alike(before, record):
         if state.position.best_step is not None:
-            line = "the run now validates on other windows, so that earlier checkpoints no longer count as the best"
+            line = "the run now validates on other windows, so no earlier checkpoint can be the best one any more"
             show(note(line), once=True)
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
     changes = compatibility.all_changes(before.changes, setting_changes)

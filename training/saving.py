@@ -1,6 +1,6 @@
-"""The policy for saves: one is in flight at a time, and only a checkpoint on the disk can be the best one.
+"""The policy for saves: only one save is in flight at a time, and only a checkpoint on the disk can be the best one.
 
-It also knows how long it takes to stop with a checkpoint.
+This module also estimates how long it takes to stop with a checkpoint.
 """
 
 import threading
@@ -25,13 +25,13 @@ class SaveOutcome:
 
     position: Position
     durable: bool  # the checkpoint is on the disk, under its name
-    problem: BadInput | None  # why the save failed; if it is durable, which link or deletion failed
+    problem: BadInput | None  # why the save failed or, if the checkpoint is durable, which link or deletion failed
     stall_seconds: float  # time for which training had to wait
     write_seconds: float  # from the end of the copy until the checkpoint is on the disk
 
 
 class Saving:
-    """Saves of this job. Every rank calls `begin` and `settle` at the same steps."""
+    """The saves of this job. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(self, writer: CheckpointWriter, state: TrainState, reporter: Reporter, expected_seconds: float):
         self._writer, self._state, self._ledger, self._reporter = writer, state, reporter.ledger, reporter
@@ -73,7 +73,7 @@ class Saving:
         self.newest = staged.position.step
 
     def poll(self) -> None:
-        """Report the save and the uploads that have ended, without waiting for any."""
+        """Report the save and the uploads that have ended, without waiting for the rest."""
         if self._thread is not None and not self._thread.is_alive() and isinstance(self._outcome, SaveOutcome):
             self._report(self._outcome)
         if self._writer.uploader is not None:
@@ -131,7 +131,7 @@ class Saving:
         self._record(step, event, problem, consequence, **details)
 
     def _record(self, step: int, event: str, problem: str | None, consequence: str, **details: float) -> None:
-        """Record the outcome of a save or an upload as an event; print a problem, if any, after its consequence."""
+        """Record the outcome of a save or an upload as an event, and print its consequence if there was a problem."""
         fields = {Detail.NAME: name_of(step), **details} | ({} if problem is None else {Detail.PROBLEM: problem})
         self._reporter.event(step, event, **fields)
         if problem is not None:

@@ -45,7 +45,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     # An overflow under fp16 is excused, as long as the scale is not exhausted: it blocks this update and halves the
     # scale, but does not end the run.
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
-    # 1.0 blocks this update, because the loss or norm is not finite, or because an earlier step has ended the run.
+    # 1.0 if this update is blocked, because the loss or norm is not finite, or an earlier step has ended the run.
     update_blocked = state.guard.observe(step, local_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
     state.optimizer.set_step(step, rate)
@@ -95,7 +95,7 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
 
 def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
-    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # the gradients are the sum of micro-batches
+    factor = 1 / (state.loss_scale.scale * settings.layout.microbatches)  # the gradients are sums over micro-batches
     grad_norm = global_grad_norm(state.parallel, settings.numerics.determinism) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)

@@ -21,7 +21,7 @@ class Validation:
         """Read the weights of the targets, if they have any. Raises BadInput if no target adds to the loss."""
         self._stream, self._start_token, self._sequences = stream, start_token, sequences
         self._weights: np.ndarray | None = None  # weight of each target, (sequences, T)
-        self._total_weight: float = sequences  # divides the sum of the sequences' mean losses
+        self._total_weight: float = sequences  # divisor of the sum of the sequences' mean losses
         if stream.weighted:
             weights = read_target_weights([(stream, start_token)], sequences * context_length)
             self._weights = weights.reshape(sequences, context_length)
@@ -39,8 +39,8 @@ class Validation:
         """Return the mean loss without dropout, in nats per token that has a weight; None if a stop interrupts it.
 
         Call it on every rank; every rank gets the same number. The loss of each sequence is computed on one of the
-        ranks, and the mean is rounded exactly (math.fsum). The number therefore does not depend on which rank computes
-        which sequence.
+        ranks, and the losses are added without rounding errors (math.fsum). The number therefore does not depend on
+        which rank computes which sequence.
         """
         layout, model, part = settings.layout, state.parallel.model, state.parallel.data_parallel
         per_round = layout.microbatch_size * part.size

@@ -28,8 +28,9 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: an interval excludes zero if Holm's procedure, at 5 % for all pairs of a measure together, finds a "
-    "difference. Each interval covers its own difference with at least 95 %; all of them together less often."
+    "Brackets: an interval excludes zero if Holm's procedure finds a difference, at 5 % for all pairs of a measure "
+    "together. The probability that an interval covers its own difference is at least 95 %; the probability that all "
+    "intervals do is lower."
 )
 ADVICE = (
     "No winner is named if the seed noise is unknown: train each recipe with the same two or more values of "
@@ -43,9 +44,9 @@ FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures
     "dollars": lambda row: small_number(row.cost.dollars) if row.cost and row.cost.dollars is not None else "",
     "validation loss": lambda row: "" if row.validation_loss is None else f"{row.validation_loss:.4f}",
 }
-Shown = dict[str, list[EvaluationResult | None]]  # for each evaluation: a result or None for each model
+Shown = dict[str, list[EvaluationResult | None]]  # by evaluation: the result of each model, or None
 LABEL_WIDTH = 16  # width of the models' labels above their columns; longer labels are wrapped
-BAR = {"width": 96, "height": 12, "margin": 4}  # size of the drawing of an interval, pixels
+BAR = {"width": 96, "height": 12, "margin": 4}  # size of the drawing of an interval, in pixels
 
 
 @attrs.frozen(kw_only=True)
@@ -77,7 +78,7 @@ class Comparison:
 
 
 def run(command: CompareCommand) -> None:
-    """Print the comparison of all models that have results. At the end, raise BadInput for all other models."""
+    """Print the comparison of all models that have results. If any model has none, raise BadInput at the end."""
     readable, problems = accepted(command.models, lambda model: (read_rows([model]), model)[1])
     if readable:
         comparison = compare(read_rows(readable), command.seed_deviation)
@@ -87,7 +88,9 @@ def run(command: CompareCommand) -> None:
 
 
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
-    """Return the comparison of models. Raises BadInput if there are several, but no two have results on the same data.
+    """Return the comparison of models.
+
+    Raises BadInput if there are several models, but no two have results on the same data.
 
     `stated_deviation`: the standard deviation of the held-out loss over training seeds, in nats, if the user stated it.
     """
@@ -119,7 +122,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     ]
     published, sources = _published_rows(columns, on_shared_data)
     scope = [SCOPE, BRACKETS] if any(statement.has_bounds for statement in statements) else [SCOPE]
-    # A run whose settings were changed is a separate recipe, so the table has to show the changes.
+    # A run whose settings were changed is a separate recipe, so the changes have to be shown.
     changes = [f"{row.label}: {change}" for row in rows for change in row.changes]
     weight_notes = [note for row in rows for note in row.notes] + _equal_weights(rows)
     advice = [ADVICE] if any(statement.needs_seeds for statement in statements) else []
@@ -163,9 +166,9 @@ def as_fragment(comparison: Comparison) -> Markup:
 
 
 def _no_overlap(rows: list[Row]) -> str:
-    """Return the error for models that have no results on common data.
+    """Return the error for models that have no results on the same data.
 
-    It includes a command that measures all of them on the same data.
+    The error includes a command that measures all of them on the same data.
     """
     names = ", ".join(row.label for row in rows)
     # The command measures all models on the tokens of the first one. If the first model has the smallest vocabulary,
@@ -197,11 +200,11 @@ def _evaluations(rows: list[Row]) -> list[str]:
 
 
 def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
-    """Return, for each model, the result of an evaluation to show in the table, or None if the model has no result.
+    """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
-    This is the model's newest result on the data that most models were measured on. If the model has results on
-    equally common data, the result that leaves out the fewest items is chosen, and then the result on the data that was
-    measured last.
+    This is the model's newest result on the data that most models were measured on. If several data sets are equally
+    common, the result that leaves out the fewest items is chosen. If that is a tie as well, it is the result on the
+    data that any model was measured on last.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(
@@ -281,7 +284,7 @@ def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> t
 
 
 def _side_by_side(names: list[str], models: list[list[str]], width: int) -> list[str]:
-    """Return tables with models side by side. Each has the largest number of models that fits into `width`, or one.
+    """Return tables with models side by side. Each table has as many models as fit into `width`, but at least one.
 
     `models`: for each model, its label and its values.
     """

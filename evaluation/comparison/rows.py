@@ -41,7 +41,7 @@ class Row:
     title: str  # the model's name in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
-    reference: str = ""  # the model on the command line
+    reference: str = ""  # the model as it is named on the command line
     tokenizer: str | None = None  # identity of the tokenizer, or its name; None: unknown
     vocabulary_size: int = 0  # size of the tokenizer, including special tokens that fine-tuning has added
     # Without a Lockstep checkpoint, the next four fields are None.
@@ -49,7 +49,7 @@ class Row:
     validation_loss: float | None = None
     seed: int | None = None
     recipe: str | None = None  # the same for runs that differ only in their seed and in keys that do not affect results
-    changes: list[str] = attrs.field(factory=list)  # changes of recipe settings during the training
+    changes: list[str] = attrs.field(factory=list)  # changes to recipe settings during training
     weights: WeightsIdentity | None = None  # None: no result has a hash
     notes: list[str] = attrs.field(factory=list)  # about results that are left out or whose weights are unknown
 
@@ -131,7 +131,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     """
     titles = dict.fromkeys(result.model for result in reversed(results))  # the title measured last comes first
     current = {title: identity_on_disk(home, title) for title in titles}
-    for title in titles:  # if the weights are no longer on this disk, use those that were last measured under the name
+    for title in titles:  # if the weights are no longer on this disk, use those last measured under the same name
         if current[title] is None:
             weights_of_title = (result.weights for result in reversed(results) if result.model == title)
             current[title] = next((weights for weights in weights_of_title if weights), None)
@@ -151,7 +151,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
         return ChosenResults(title="", weights=None, results=[], superseded=superseded, notes=[])
     title = measured[-1].model
     weights = current[title]
-    # A result with the same weights may add the second hash, because results of older answer files have only one.
+    # Another result of the same weights may have both hashes. Results that come from older answer files have only one.
     for result in reversed(measured):
         if weights is not None and result.weights is not None and weights.is_same(result.weights):
             weights = result.weights
@@ -206,11 +206,11 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
 
 
 def _superseded_note(results: Sequence[EvaluationResult]) -> str:
-    """Return a note with the number of results of other weights and their hashes, or "" if there are none."""
+    """Return a note with the number of results of other weights, and these weights' hashes, or "" if there are none."""
     if not results:
         return ""
     hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))
-    return f"results of other weights that had this name are left out: {len(results)}, of {hashes}"
+    return f"results of other weights that had this name are left out: {len(results)} (weights {hashes})"
 
 
 @np.errstate(divide="raise", over="raise", invalid="raise")
@@ -230,7 +230,7 @@ def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 
 def _is_valid(result: EvaluationResult) -> bool:
-    """Return whether a result can be shown and compared. To find out, compare it with itself.
+    """Return whether a result can be shown and compared. To find out, this function compares it with itself.
 
     In a valid result, all numbers are finite, no error is negative, and every value is within its bounds.
     """

@@ -1,7 +1,8 @@
 """Decide which differences between recipes are significant, given the noise of the text and of the training seed.
 
-No winner is named if the seed noise is unknown, because that noise is larger than the interval over the text. All pairs
-of a measure are tested together at 5 % by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
+No winner is named if the seed noise is unknown, because that noise is larger than the interval that covers the choice
+of text. All pairs of a measure are tested together at 5 % by Holm's procedure (Scandinavian Journal of Statistics 6,
+1979).
 """
 
 from itertools import combinations
@@ -25,7 +26,10 @@ NAMED_MODELS = 3  # approximate largest number of models that a statement lists 
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """Models that share a recipe and were measured on the same data. A model of unknown recipe forms its own group."""
+    """Models that share a recipe and were measured on the same data.
+
+    A model whose recipe is unknown forms its own group.
+    """
 
     labels: list[str]  # the labels of all models
     results: dict[int, EvaluationResult]  # by training seed; a negative key stands for an unknown seed
@@ -48,7 +52,7 @@ class Group:
 
 @attrs.frozen
 class Statement:
-    """A sentence about two recipes, and which explanations must be shown with it."""
+    """A sentence about two recipes, with flags for the explanations that must be shown with it."""
 
     text: str
     has_bounds: bool = False  # the text shows an interval
@@ -92,7 +96,7 @@ class Pair:
 def find_winners(
     measure: Measure, rows: list[Row], results: list[EvaluationResult | None], stated_deviation: float | None
 ) -> tuple[list[Statement], list[str]]:
-    """Return statements about a measure, and notes about its seed noise. `results`: each row's result in the table."""
+    """Return statements about a measure, and notes about its seed noise. `results`: the result that each row shows."""
     statements, notes = list[Statement](), list[str]()
     for subject_groups in group_by_recipe(rows, results):
         groups = [group for group in subject_groups if group.values(measure)]
@@ -116,7 +120,7 @@ def find_winners(
 
 
 def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> list[list[Group]]:
-    """Return, for each subject, its groups in the order of the rows. `results`: each row's result in the table."""
+    """Return the groups of each subject, in the order of the rows. `results`: the result that each row shows."""
     subjects: dict[str, dict[object, Group]] = {}
     for index, (row, result) in enumerate(zip(rows, results, strict=True)):
         if result is not None:
@@ -148,7 +152,7 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
     The test has rounds: pairs that were found to differ do not need a share of the 5 % in the next round. The intervals
     of the last round are returned, and a pair differs significantly if its interval excludes zero. All pairs were
     measured on the same text or items. If there is so little text that half of the pairs or more cannot be tested, no
-    pair gets bounds, because the others would only be the pairs whose noise happens to look small.
+    pair gets bounds: the testable pairs would only be those whose noise happens to look small.
     """
     undecided = sum(pair.difference(1) is not None for pair in pairs)
     while True:

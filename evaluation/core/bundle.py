@@ -85,7 +85,8 @@ class CoreTask:
     def prompts(self, number: int) -> list[tuple[str, str]]:
         """Return the prompts of a question, each in two parts: the text before the continuation, and the continuation.
 
-        The few-shot examples are other questions of the task. They are the same ones that nanochat draws at random.
+        The few-shot examples are other questions of the task. They are the same questions that nanochat draws at
+        random.
         """
         indices = random.Random(EXAMPLES_SEED + number).sample(
             range(len(self.questions) - 1), self.entry.num_fewshot[0]
@@ -223,7 +224,7 @@ def _sha256_line(digest: str) -> bytes:
 
 
 def _question(line: bytes, keys: tuple[str, str], where: str) -> Question:
-    """Return an item of a task. Like nanochat, trim the context only in language modeling."""
+    """Return an item of a task. Like nanochat, trim the context only for language modeling."""
     with refusing(f"{where}: {', '.join(keys)}, gold"):
         row, trims = parse_json(line), "context" in keys
         contexts, continuations = ([value] if not isinstance(value := row.get(key), list) else value for key in keys)

@@ -1,6 +1,7 @@
-"""CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks, measured in the same way as karpathy/nanochat does.
+"""CORE (Li et al., 2024, arXiv 2406.11794): few-shot tasks, measured as in karpathy/nanochat.
 
-The same pass measures the bits per byte of the gold answers. In small models, they improve earlier than the accuracy.
+The same pass measures the bits per byte of the gold answers. For small models, this value improves earlier than the
+accuracy does.
 """
 
 import math
@@ -51,7 +52,7 @@ class Choice:
     """One of the texts that a model has to choose from."""
 
     tokens: np.ndarray  # ids of context and continuation, 1-D
-    scored: int  # number of scored tokens, which are the last ones
+    scored: int  # number of tokens at the end whose losses are computed
 
 
 def run(command: CoreCommand) -> None:
@@ -62,7 +63,7 @@ def run(command: CoreCommand) -> None:
 def measure(
     trained: Trained, bundle: tuple[list[CoreTask], dict[str, Any]], ranks: Ranks, against: Path | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Return a model's scores, as fields to store and as text. Call this on every rank. Raises BadInput for NaN.
+    """Return a model's scores, as fields to store and as text. Call this on every rank. Raises BadInput for NaN losses.
 
     `bundle`: the tasks and their source, as `read_bundle` returns them. `against`: a token directory; if it is given,
     the scores are also computed without the items that share an n-gram with its train split.
@@ -140,8 +141,8 @@ def answer_questions(
         gold = task.questions[number].gold
         nats, likeliest = (values[-gold_size:] for values in losses[gold])
         bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
-        # If a choice is a prefix of the others, it has no tokens to compare, and its mean is NaN. Like nanochat, `min`
-        # selects such a choice if it is the first one, and otherwise never. Among equal choices, it selects the first.
+        # If a choice is a prefix of the others, it has no tokens to compare, and its mean is NaN. As in nanochat, `min`
+        # selects such a choice only if it comes first. Among choices with equal means, it selects the first one.
         ends = [
             choice_nats[-count:] if count else choice_nats[:0]
             for (choice_nats, _), count in zip(losses, compared, strict=True)
@@ -158,9 +159,9 @@ def choices_of(
 ) -> tuple[list[Choice], list[int], int]:
     """Return a question's choices, the number of compared tokens in each, and the size of the gold answer.
 
-    As in nanochat, choices that share a context are compared on the tokens after their common prefix; choices that
-    share a continuation, on their common suffix. The gold answer is the complete continuation with the white space
-    before it. Its size is the number of tokens, counted from the end, that are needed to cover it.
+    As in nanochat, choices that share a context are compared on the tokens after their common prefix, and choices that
+    share a continuation are compared on their common suffix. The gold answer is the complete continuation with the
+    white space before it. Its size is the number of tokens, counted from the end, that are needed to cover it.
     """
     prompts, gold = task.prompts(number), task.questions[number].gold
     rows = [[trained.begin_id, *trained.tokenizer.encode("".join(prompt)).tolist()] for prompt in prompts]
@@ -177,8 +178,8 @@ def choices_of(
 def choice_losses(trained: Trained, items: Sequence[Sequence[Choice]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """Return two arrays for each choice of each item, with an entry for each scored token.
 
-    The first array has the losses, in nats, fp64. The second one is True if the model considered the token the
-    likeliest. Logits are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
+    The first array has the losses, in nats, fp64. The second array is True where the scored token was the model's
+    likeliest token. Logits are computed only for the scored tokens. Raises BadInput for a loss that is not finite.
     """
     network, choices, arrays = trained.network, [*chain(*items)], dict[int, tuple[np.ndarray, np.ndarray]]()
     order = sorted(range(len(choices)), key=lambda number: -len(choices[number].tokens))

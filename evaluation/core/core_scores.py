@@ -55,8 +55,8 @@ def reason_not_comparable(data: Mapping[str, Any], tasks: Collection[str]) -> st
     if len(tasks) < TASKS:
         return f"only {len(tasks)} of {TASKS} tasks are measured here"
     if data["file"] == str(DOWNLOADED):
-        return f"no download has recorded the sha256 of {DOWNLOADED}; move it away to download nanochat's archive"
-    return f"{data['file']} is not known to be nanochat's archive; to use that, leave out --bundle"
+        return f"{DOWNLOADED} has no recorded sha256; move it away to download nanochat's archive"
+    return f"{data['file']} is not known to be nanochat's archive; to use the archive, leave out --bundle"
 
 
 def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray) -> dict[str, Any]:
@@ -148,7 +148,7 @@ GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=Fal
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
-    """Yield the result in a stored record. A result of only some tasks or items has separate columns."""
+    """Yield the result in a stored record. A result for only some tasks or items gets separate columns."""
     data, tasks, measurements = record["data"], record["tasks"], []
     is_complete, labels = data["count"] is None and len(tasks) == TASKS, ", ".join(tasks)
     for measure, parts in zip((CORE, GOLD), task_parts(tasks), strict=True):

@@ -30,7 +30,7 @@ from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 NOT_UPLOADED = (EVALUATIONS, ANSWERS)  # evaluation results that are stored next to the model but not uploaded
 MODELFILE = "Modelfile"
-LONGEST_GENERATION = 256  # tokens; default length of the texts that pipelines generate, less for a short context
+LONGEST_GENERATION = 256  # in tokens; default length of the texts that pipelines generate, unless the context is short
 # Our templates in Go's template language, which ollama uses.
 GO_TEMPLATES = {
     TEMPLATES["turns"].text: "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>{{ end }}<|assistant|>",
@@ -62,9 +62,9 @@ def export(
 ) -> None:
     """Write the directory atomically.
 
-    If a `repository` is given and the directory already exists with the same weights, it is not changed: an earlier
-    push of it may have failed. Raises BadInput if the directory contains anything else, or if no stock class supports
-    the network.
+    If a `repository` is given and the directory already contains the same weights, the directory is left unchanged,
+    because it may have been written by an earlier export whose push failed. Raises BadInput if the directory contains
+    anything else, or if no stock class supports the network.
     """
     stock_class(trained.network.config, str(trained.location.path))
     directory = directory.resolve()
@@ -95,7 +95,7 @@ def export(
 
 
 def _other_partials(directory: Path) -> list[Path]:
-    """Return the partial folders of exports to other names, including exports of earlier versions."""
+    """Return partial folders of exports to other directories next to this one, including those of earlier versions."""
     candidates = directory.parent.glob(f"{PARTIAL}*")
     signs = ("model", CONFIG, WEIGHTS, "tokenizer.json")  # an earlier version wrote into a folder "model"
     partials = [
@@ -175,5 +175,5 @@ def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> N
     replace_file(directory / GENERATION, json.dumps(generation_defaults(trained), indent=2) + "\n")
     if (ollama := modelfile(trained)) is not None:
         replace_file(directory / MODELFILE, ollama)
-    # safetensors makes the file readable only for its owner, so it gets the same permissions as the other files.
+    # safetensors makes the file readable only by its owner, so it gets the same permissions as the other files.
     (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)

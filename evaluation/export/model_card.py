@@ -55,7 +55,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
 
 
 def _training(location: ModelLocation) -> Iterator[tuple[str, str]]:
-    """Yield rows of a table of facts about a model's training. A model from another program has none."""
+    """Yield rows of a table of facts about a model's training. For a model from another program, there are none."""
     if not location.is_lockstep_checkpoint:
         return
     state = read_state(location.path)

@@ -25,7 +25,7 @@ from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
 HELP = {
     "/reset": "start a new conversation; the system message stays",
-    "/save FILE": "append the conversation to a .jsonl file, which prepare_data.py reads",
+    "/save FILE": "append the conversation to a .jsonl file that prepare_data.py can read",
     "/help": "print this list (to send a message that begins with /, put a space before it)",
 }
 
@@ -46,7 +46,7 @@ class Conversation:
         self.context = trained.network.config.context_length
         self.system = [] if system is None else [Message(SYSTEM, system)]
         self.turns: list[Message] = []  # alternating messages of the user and the model
-        self.unseen = 0  # number of turns at the beginning that no longer fit the context
+        self.unseen = 0  # number of turns at the beginning that no longer fit in the context
         self.answers = 0  # number of answers that were started
         self.latest: GeneratedText | None = None  # the last answer that was started
         self.cut = 0  # number of answers in `turns` that the model did not end itself
@@ -77,12 +77,15 @@ class Conversation:
                 self.cut += self.latest.finish != "stop"
 
     def interrupt(self, *_: Any) -> None:
-        """End the answer before its next token. As a signal handler, this does not cut a line that is being printed."""
+        """End the answer before its next token.
+
+        As a signal handler, it does not interrupt a line that is being printed.
+        """
         if self.latest is not None:
             self.latest.interrupted = True
 
     def _prompt(self, question: Message) -> list[int]:
-        """Return the prompt's ids, with as many of the latest turns as leave room for the answer.
+        """Return the ids of a prompt with the latest turns, as many as fit while leaving room for the answer.
 
         Raises BadInput if the question alone is too long.
         """
@@ -161,12 +164,12 @@ def run_chat_command(conversation: Conversation, name: str, value: str = "") -> 
     if not conversation.cut:
         return saved
     answers = "1 answer in it was" if conversation.cut == 1 else f"{conversation.cut:,} answers in it were"
-    cut = note(f"{answers} cut; a model trained on that line would learn to end there, so edit or remove it")
+    cut = note(f"{answers} cut; a model trained on that line would learn to end there, so edit or remove the line")
     return f"{saved}\n{cut}"
 
 
 def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
-    """Yield a text in which a newline replaces the space before each word that would not fit the terminal's width."""
+    """Yield a text in which a newline replaces the space before each word that would not fit in the line."""
     line = pending = ""
     for part in chain(parts, ["\n"]):
         *words, pending = re.split(r"(?=[\s\u2e80-\U0010ffff])", pending + part)

@@ -51,7 +51,8 @@ class TextDecoder:
         pending, _ = self._decoder.getstate()  # bytes of an incomplete character
         offset = self.characters + len(text)
         # Usually, all pending bytes form a single character, which begins at `offset`. The first two bytes of a
-        # surrogate are pending, too, but can only become two characters; then the token's byte belongs to the second.
+        # surrogate are pending, too, but can only become two characters; then the first byte of this token belongs to
+        # the second one.
         if spelled:
             offset += len(pending.decode(errors="replace")) - 1
         text += self._decoder.decode(spelled[1:])
@@ -67,7 +68,10 @@ class TextDecoder:
 
 @attrs.define(eq=False)
 class GeneratedText:
-    """A text that a model generates after a prompt. Iterating over it generates it in pieces of complete characters."""
+    """A text that a model generates after a prompt.
+
+    Iterating over this object generates the text, in pieces of complete characters.
+    """
 
     trained: Trained
     prompt: list[int]

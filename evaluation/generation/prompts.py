@@ -1,4 +1,4 @@
-"""Read a prompt from an option, a file or stdin, and choose the turns of a conversation that fit the context."""
+"""Read a prompt from an option, a file or stdin, and choose the turns of a conversation that fit in the context."""
 
 from collections.abc import Callable
 

@@ -68,4 +68,4 @@ def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) ->
             lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{source}")
     share = f"{in_training_data.sum():,} of {len(text):,} new tokens occur in the training data"
     heading = "; the longest, without overlaps:" * bool(lines)
-    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more" + heading, *lines]
+    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more tokens" + heading, *lines]

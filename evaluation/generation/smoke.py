@@ -79,7 +79,7 @@ def run(command: SmokeCommand) -> None:
             show(
                 note(
                     f"{trained.location.path}: continuations of {count} tokens are checked only for empty output, not "
-                    f"for repetitions; pass --tokens {REPEATED_TOKENS} or more to check both"
+                    f"for repetitions; pass --tokens {REPEATED_TOKENS} or more to check for both"
                 ),
                 once=True,
             )
@@ -141,4 +141,4 @@ def _problem(tokens: list[int], text: str) -> str | None:
     if not text.strip():
         return f"{len(tokens)} tokens that decode to {text[:20]!r}"
     cycle = shortest_cycle(tokens)
-    return None if cycle is None else f"{len(tokens)} tokens that repeat every {cycle}, {text[:20]!r}"
+    return None if cycle is None else f"{len(tokens)} tokens that repeat with period {cycle}: {text[:20]!r}"

@@ -2,7 +2,7 @@
 
 The token files in the run directory contain the records as conversations in Alpaca's template (Taori et al. 2023).
 Training records are packed into rows of the model's context length; each validation record has a separate row. A
-micro-batch is a row, and a batch is an elastic step, so the weights have the same bits on any number of GPUs.
+micro-batch is one row, and the run uses elastic determinism, so the weights have the same bits on any number of GPUs.
 """
 
 import json

@@ -121,7 +121,7 @@ def measure(
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
-    """Read a file of records, and split them in their order: 85 % for training, 10 % for testing, 5 % for validation.
+    """Read a file of records, and split them in file order: 85 % for training, 10 % for testing, 5 % for validation.
 
     Raises BadInput for damaged records, or if there are so few records that a part would be empty.
     """
@@ -149,7 +149,7 @@ def instruct(
     """
     location = trained.location
     if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
-        raise BadInput(f"{location.path}: the model's vocabulary lacks the end of text, which has to end an answer")
+        raise BadInput(f"{location.path}: the model's vocabulary has no end-of-text id, which has to end an answer")
     file = answers_file(command, location, settings.seed)
     name = file.stem
     run = file.with_name(f".{name}") if command.keep is None else command.keep / name
@@ -169,7 +169,7 @@ def instruct(
         outcome = from_coordinator(
             ranks, partial(_train, trained, questions, settings, run, record), group=ranks.download
         )
-        # Even if no epoch was better, the model is loaded again, because answers need another layout of the network.
+        # Even if no epoch improved the loss, the model is loaded again, because answering changes the network's layout.
         best = (location, command.tokenizer) if outcome.best_epoch == 0 else (locate(str(run), None), None)
         tuned = load_on_all(ranks, *best)
         texts = answer_all(tuned, questions.test, settings, ranks)
@@ -292,7 +292,8 @@ def _is_of_fine_tuning(file: Path, settings: dict[str, Any]) -> bool:
 def _settings_agree(recorded: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Return whether the recorded settings of a fine-tuning run are the expected ones.
 
-    Earlier versions did not record some settings of the tokenizer. These are compared only if they were recorded.
+    Earlier versions did not record some settings of the tokenizer. Such settings are compared only if they were
+    recorded.
     """
     required = {key: value for key, value in expected.items() if key in recorded or key not in LATER_SETTINGS}
     return all(key in recorded and recorded[key] == value for key, value in required.items())
@@ -343,7 +344,7 @@ def _train(
 
 
 def _refuse_other_folder(run: Path) -> None:
-    """Raise BadInput if a folder does not belong to a fine-tuning run. Otherwise, the caller deletes the folder."""
+    """Raise BadInput if a folder does not belong to a fine-tuning run: the caller is about to delete the folder."""
     unknown = [] if (run / IDENTITY).is_file() or not run.is_dir() else [*run.iterdir()]
     # A session that was killed may have left a partial identity file.
     if unknown := [path for path in unknown if path.name != f".partial-{IDENTITY}"]:

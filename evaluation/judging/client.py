@@ -1,4 +1,4 @@
-"""Send requests to a judge through OpenAI's client. Every request, even a retry, is first reserved in the budget."""
+"""Send requests to a judge through OpenAI's client. The cost of a request or retry is reserved before it is sent."""
 
 import asyncio
 import random
@@ -31,12 +31,12 @@ from tokens.documents.messages import read_content
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
-REJECTED = (400, 413, 422)  # concern a single prompt if other prompts are answered; the prompt may be too long
+REJECTED = (400, 413, 422)  # concern a single prompt, which may be too long, if other prompts are answered
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
 GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
 RETRIED = (*GAVE_UP, 429)  # statuses of 500 and more are retried, too
-FAILED = (500, 503, 529)  # not billed if the API itself reports it; other statuses may come from a gateway
+FAILED = (500, 503, 529)  # not billed if the API itself reports them; other statuses may come from a gateway
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
 MOST_REPLY_BYTES = 1 << 24  # limit of a reply with its headers; the longest verdict has about 100 kB
@@ -95,8 +95,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 class RequestSlots:
     """Limit the number of simultaneous requests.
 
-    The limit starts at one, grows by one with every verdict, and is halved by every failure. The first request shows
-    what a request costs, and a server that refuses or fails gets fewer requests at once.
+    The limit starts at one, grows by one with every verdict, and is halved by every failure. In this way, the first
+    request shows what a request costs, and a server that refuses or fails gets fewer requests at once.
     """
 
     def __init__(self, most: int):
@@ -148,7 +148,8 @@ class Asker:
     async def ask(self) -> None:
         """Send all outstanding requests.
 
-        The first SIGINT, SIGTERM or SIGHUP stops the sending; the second one abandons the requests in flight.
+        After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. The second one abandons the requests in
+        flight.
         """
         judgement, before, task = self._judgement, -1, asyncio.current_task()
         assert task is not None
@@ -158,7 +159,7 @@ class Asker:
             async with self._client:
                 while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
                     before = len(judgement.store.replies)
-                    judgement.over_budget = None  # since then, replies have freed some of the budget
+                    judgement.over_budget = None  # the replies have freed some of the budget
                     with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
                         await asyncio.gather(*(self._ask(prompt, bar) for prompt in prompts))
                     if judgement.over_budget is None:
@@ -184,7 +185,8 @@ class Asker:
                     break
                 if judgement.take(outcome):
                     self._slots.widen()
-        # Any error must end the session in order, because the replies to the other prompts are already paid for.
+        # Any error must end the session in an orderly way, because the replies to the other prompts are already paid
+        # for.
         except Exception as error:  # noqa: BLE001
             judgement.fail(error)
         bar.set_postfix_str(dollars_at_most(judgement.cost.usd))
@@ -312,10 +314,10 @@ def _decompress(content: bytes) -> bytes:
 def read_reply(request: JudgeRequest, body: Any) -> Reply:
     """Return the reply in the body of a response.
 
-    A body that is not a chat completion becomes a reply with an error, which counts as an invalid verdict, because it
-    is paid for, too. Except for the choices and their message, fields may be null, empty or missing. The content of a
-    message may be missing only if the judge refuses. A field of another type is an error; it is not converted to a
-    string such as "None" or "5", because the judge did not write that.
+    If the body is not a chat completion, the reply has an error and counts as an invalid verdict, because it was paid
+    for as well. Except for the choices and their message, fields may be null, empty or missing. The content of a
+    message may be missing only if the judge refuses. A field with a value of the wrong type is an error; the value is
+    not converted to a string such as "None" or "5", because the judge did not write that.
     """
     reply = Reply(key=request.key, asked=request.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
@@ -381,7 +383,10 @@ def _usage(usage: Any) -> Usage | None:
 
 
 def _asked_pause(response: httpx2.Response) -> float:
-    """Return the pause in seconds that the server asks for, at most a minute; 0 if it asks for none, or it is over."""
+    """Return the pause in seconds that the server asks for, at most a minute.
+
+    The pause is 0 if the server asks for none or if it is over.
+    """
     retry_after = response.headers.get("Retry-After", "")
     if re.fullmatch(r"\d+(\.\d+)?", retry_after, re.ASCII):
         return min(float(retry_after), LONGEST_ASKED_PAUSE_SECONDS)

@@ -39,7 +39,8 @@ def run(command: JudgeCommand) -> int:
     try:
         price = read_price(command.prices or PRICES, judge.model)
     except BadInput:
-        # The price may be unknown, except at OpenAI, and except if --max-usd needs it or --prices should contain it.
+        # The price may be unknown unless the server is OpenAI's, --max-usd needs a price, or --prices should contain
+        # one.
         if url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
             raise
         price = UNKNOWN_PRICE
@@ -67,9 +68,9 @@ def run(command: JudgeCommand) -> int:
 def find_key(base_url: str) -> str:
     """Return the API key. Raises BadInput if it is missing, cannot be sent, or would be sent unencrypted.
 
-    Without this check, a key that is not valid in a header would make every request fail, and only after its cost was
-    reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder, such as
-    EMPTY, for a server that needs no key. Only OpenAI's server always needs a key.
+    Without this check, a key that is not valid in a header would make every request fail, and each of them only after
+    its cost was reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder,
+    such as EMPTY, for a server that needs no key. Only OpenAI's server always needs a key.
     """
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     try:

@@ -84,7 +84,7 @@ class Judgement:
     def plan(self) -> str:
         """Return a line with the number of requests and their cost.
 
-        Raises BadInput if the expected cost exceeds --max-usd, or if all of the last replies were invalid.
+        Raises BadInput if the expected cost exceeds --max-usd, or if the last MOST_FAILURES replies were all invalid.
         """
         prompts, max_usd, paid = self.outstanding(), self.options.max_usd, self.cost.usd
         if prompts and not self.options.retry_wrong:
@@ -155,7 +155,7 @@ class Judgement:
         return [self.verdict(prompt) for prompt in self.prompts]
 
     def snapshots(self) -> list[str]:
-        """Return the server's names of the models that answered."""
+        """Return the names by which the server called the models that answered."""
         replies = [reply for prompt in self.prompts for reply in self.store.by_prompt[prompt.key]]
         return sorted({reply.model for reply in replies if reply.model is not None})
 

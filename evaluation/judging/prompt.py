@@ -90,7 +90,7 @@ def find_files(names: Sequence[str]) -> list[Path]:
 def read_panel(paths: list[Path], *, common: bool) -> Panel:
     """Read answer files. Raises BadInput if they cannot be judged together.
 
-    `common`: judge only the questions that all files share, instead of requiring that all files have the same ones.
+    `common`: judge only the questions that all files share, instead of requiring the same questions in all files.
     """
     files = {path: read_answers(path) for path in paths}
     by_question = {path: _by_question(file) for path, file in files.items()}
@@ -99,7 +99,9 @@ def read_panel(paths: list[Path], *, common: bool) -> Panel:
     for path, file in sorted(files.items(), key=lambda item: item[1].seed):
         groups.setdefault((file.model, file.home or path.parent), []).append(path)
     if len(groups) >= len(LABELS):
-        raise BadInput(f"got {len(groups)} models, wanted at most {len(LABELS) - 1}, because all share a prompt")
+        raise BadInput(
+            f"got {len(groups)} models, wanted at most {len(LABELS) - 1}, because their answers share a prompt"
+        )
     models = Counter(model for model, _ in groups)
     candidates = []
     for (model, folder), group in sorted(groups.items()):
@@ -195,7 +197,7 @@ def prompt_text(record: Record, texts: list[str]) -> str:
 def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
     """Return the body of a chat completion. `limit`: the largest number of tokens in the reply.
 
-    The body sets neither temperature nor seed, because newer models reject these.
+    The body sets neither temperature nor seed, because newer models reject both.
     """
     form = {"name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
     return {
@@ -246,7 +248,7 @@ def _files_of_model(reference: str) -> list[Path]:
     for file in sorted((home / ANSWERS).glob("*.json")):
         answers = read_answers(file)
         current = identity_on_disk(home, answers.model)
-        if current is not None and current.is_same(answers.weights) is False:  # the run has been trained since
+        if current is not None and current.is_same(answers.weights) is False:  # the run was trained again
             show(f"{file}: left out: these are answers of weights {answers.weights}, which had this name before")
             problem = "no answers of the model's current weights"
             continue

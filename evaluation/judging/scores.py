@@ -24,7 +24,7 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
-CAVEAT = "With another judge, all scores and their order can change by more than the intervals."
+CAVEAT = "With another judge, all scores can change by more than the intervals, and so can their order."
 SEEDS_NOTE = "Intervals cover other questions and fine-tuning seeds of the same kind."
 TWO_SEEDS_ASSUMPTION = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
 TWO_SEEDS_NOTE = (
@@ -45,7 +45,7 @@ IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "cand
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """The scores of all candidates, and of the reference answers as a check of the judge."""
+    """The scores of all candidates, and of the reference answers, which show whether the judge can be trusted."""
 
     means: list[Interval]  # mean score of each candidate over the judged questions, in the panel's order
     differences: dict[tuple[int, int], Interval]  # by the indices (a, b) of two candidates: a's score minus b's score
@@ -86,7 +86,7 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None
 
 
 def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> str:
-    """Return a table of the scores that need no judge, with a row per candidate. Scores are means over its seeds."""
+    """Return a table of the scores that need no judge, with a row per candidate. Scores are means over seeds."""
     rows = [
         [
             candidate.title,
@@ -152,11 +152,12 @@ class JudgedCandidate:
     """A model in a session, with the differences that are used to compare it."""
 
     name: str  # unique in the session, even if several models have the same title
-    differences: dict[tuple[str, str], Interval]  # a's score minus b's, by the names (a, b) of any two models in it
+    # By the names (a, b) of any two models in the session: a's score minus b's
+    differences: dict[tuple[str, str], Interval]
 
 
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
-    """Return the session's simultaneous interval of the difference between two models, or None if it has none.
+    """Return the session's simultaneous interval of the difference between two models, or None if there is none.
 
     If a side has several candidates, return the means of the values and of the bounds.
     """
@@ -247,7 +248,7 @@ def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     """Yield the result in a stored record."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
-    missing = f", {left_out:,} prompts of which were left out for all models" if left_out else ""
+    missing = f", without {left_out:,} prompts that were left out for all models" if left_out else ""
     one_seed = "questions only, with one fine-tuning run each; to cover seeds, use instruct --seeds 2 or more"
     coverage = "questions and fine-tuning seeds" if seeds > 1 else one_seed
     coverage += f", {TWO_SEEDS_ASSUMPTION}" if seeds == 2 else ""
@@ -270,7 +271,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
     """Return the mean over seeds and its error as text, or "" if a seed has no value.
 
-    All seeds answer the same questions, so averaging over them does not reduce the error.
+    All seeds answer the same questions, so averaging over seeds does not reduce the error.
     """
     means, errors = ([number for number in column if number is not None] for column in zip(*values, strict=True))
     if len(means) < len(values):

@@ -1,8 +1,9 @@
 """The verdict store: an append-only JSON Lines file of requests and replies, and what they cost.
 
-Each line contains a request that is about to be sent, with the largest usage that can be billed; or a reply, with the
-key of its prompt; or the ids of requests that ended without being billed. A request without an outcome is
-always charged at its maximum. Prices are dollars per million tokens; they come from a dated JSON file that users edit.
+Each line contains one of three things: a request that is about to be sent, with the largest usage that can be billed; a
+reply, with the key of its prompt; or the ids of requests that ended without being billed. A request without an outcome
+is always charged at its maximum. Prices are dollars per million tokens; they come from a dated JSON file that users
+edit.
 """
 
 import math
@@ -30,7 +31,7 @@ MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for co
 # cut off: it is paid for in vain and requested again with twice the limit. If the limit is too high, too much is
 # charged for requests without an answer.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
-MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends to start with this limit
+MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends starting with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except the following ones
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
 NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about other models
@@ -188,9 +189,10 @@ class JudgeCost:
 
 
 def read_price(path: Path, model: str) -> Price:
-    """Return the price of a model. Raises BadInput if the file does not have it.
+    """Return the price of a model. Raises BadInput if it is not in the file.
 
-    A dated version of a model, such as gpt-5-mini-2025-08-07, has the model's price if it has no separate row.
+    A dated version of a model, such as gpt-5-mini-2025-08-07, has the same price as the model if it has no row of its
+    own.
     """
     table = read_json(path)
     try:

@@ -49,14 +49,14 @@ class HeldOutLoss:
     """
 
     tokens: int
-    documents: int | None  # documents with tokens in the range; None if the tokenizer is unknown, like the bytes below
-    text_bytes: int | None
+    documents: int | None  # number of documents with tokens in the range; None if the tokenizer is unknown
+    text_bytes: int | None  # None if the tokenizer is unknown
     nats_per_token: float
     nats_per_token_error: float | None  # None if there is a single document
     perplexity: float
     bits_per_byte: float | None
     bits_per_byte_error: float | None
-    independent_documents: float | None = None  # number of independent documents that would give the error of the nats
+    independent_documents: float | None = None  # number of independent documents that would give the same error
     groups: dict[str, list[float]]  # the sums that `group_sums` returns
 
     def __str__(self) -> str:
@@ -125,8 +125,8 @@ def _validation_note(trained: Trained, state: SavedState, span: Range) -> str:
         f"\n  {line}" for line in shared_documents(streams[:1], (begin, begin + count), span, end_of_text_id)
     )
     return (
-        f"\n  These are not the tokens of the validation during training, which were tokens {begin:,} to "
-        f"{begin + count:,}{dataset}, with a loss of {state.position.validation_loss:.4f}.{shared}"
+        f"\n  The validation during training used other tokens, {begin:,} to {begin + count:,}{dataset}, with a loss "
+        f"of {state.position.validation_loss:.4f}.{shared}"
     )
 
 

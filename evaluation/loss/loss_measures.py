@@ -38,7 +38,7 @@ NAMED_RANGES: dict[RangeName, NamedRange] = {
     # gpjt/ddp-base-model-from-scratch compares its models on this range.
     "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),
 }
-VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges that are meant for validation during training and for publication
+VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges that are meant for validation in training and for published losses
 GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # in the form in which results store it
 
 
@@ -102,9 +102,9 @@ BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
     """Return the standard error to store and print.
 
-    Readers assume the degrees of freedom that follow from the number and sizes of the units, but there may be fewer if
-    the units are correlated. The error is scaled to make up for that, so that the value plus and minus about two errors
-    is still a 95 % interval.
+    Readers of a result assume the degrees of freedom that follow from the number and sizes of the units, but there may
+    be fewer if the units are correlated. The error is scaled to make up for that, so that the value plus and minus
+    about two errors is still a 95 % interval.
     """
     return mean.error_for(ratio_freedom(sizes))
 

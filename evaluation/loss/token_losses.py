@@ -49,11 +49,11 @@ def range_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
 
 
 def check_losses(trained: Trained, losses: Tensor) -> None:
-    """Raise BadInput if any loss is not finite. Then no mean is computed, and nothing is stored."""
+    """Raise BadInput if any loss is not finite. In that case, no mean is computed, and nothing is stored."""
     with refusing(trained.location.path):
         check_finite(losses, "its loss is")
 
 
 def log_probabilities(losses: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Return the log-probability of each token in nats, for a page. It is None if the loss is not finite."""
+    """Return the log-probability of each token in nats, for a page. An entry is None if its loss is not finite."""
     return [-float(loss) if math.isfinite(loss) else None for loss in losses]

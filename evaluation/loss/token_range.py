@@ -1,4 +1,4 @@
-"""Choose a range of tokens that the models have not seen for the held-out loss, and identify its content."""
+"""Choose the range of tokens for the held-out loss, which the models must not have seen, and identify its content."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # streams are considered the same if they agree in this number of tokens from their beginning
+COMPARED_TOKENS = 1 << 20  # streams that begin with this number of equal tokens are considered the same
 READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 
@@ -84,9 +84,9 @@ def choose_range(
 ) -> Range:
     """Return the requested range of a split. Raises BadInput if the split is too short for it.
 
-    If `start` is None, the range begins where gpjt's range does, or, if the split is too short for that, after the
-    tokens that the models were trained or validated on. If `count` is None, the range has the size of gpjt's range, or
-    extends to the end of the split.
+    If `start` is None, the range begins where gpjt's range does. In a split that is too short for that, it begins after
+    the tokens that the models were trained or validated on. If `count` is None, the range has the size of gpjt's range,
+    or extends to the end of the split.
     """
     stream = open_split(directory, split)
     length, row = stream.length, stream.context_length or 1
@@ -122,7 +122,7 @@ def choose_named(name: RangeName, directory: Path | None, locations: list[ModelL
 def check_unseen(location: ModelLocation, span: Range) -> None:
     """Raise BadInput if a model was trained or validated on tokens of a range.
 
-    If the range is meant for validation, a model that was validated on it only causes a note.
+    If the range is meant for validation, only a note is printed about a model that was validated on it.
     """
     for how, begin, end in _ranges_read(location, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
@@ -137,8 +137,8 @@ def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
     This is certain if the range is in the files that the run was trained or validated on, because the run is known not
-    to have read their other parts, or if it is in another split of the same preparation. All other files may contain
-    documents that the run has read.
+    to have read the other parts of these files. It is also certain if the range is in another split of the same
+    preparation. All other files may contain documents that the run has read.
     """
     if not location.is_lockstep_checkpoint:
         return False
@@ -161,8 +161,7 @@ def shared_documents(
     """Return lines about documents that are partly in the run's validation tokens and partly in the range.
 
     `validated`: the run's validation streams. `tokens`: the first validation token, and the end of the validation
-    tokens. A stream of conversations does not have such documents. Without an end-of-text id, they cannot be
-    recognized.
+    tokens. A stream of conversations does not have such documents. Without an end-of-text id, they cannot be found.
     """
     stream = open_split(span.directory, span.split)
     is_validation = any(_is_same(record, "validation", span.directory, span.split) for record in validated)
@@ -171,10 +170,10 @@ def shared_documents(
     lines = []
     # An end-of-text token belongs to the document before it, so it may be the last validation token.
     if tokens[1] <= span.start and not _has_end(stream, tokens[1], span.start + 1, end_of_text_id):
-        lines.append("They begin inside the last document of that validation.")
+        lines.append("The tokens measured here begin inside the last document of that validation.")
     last = span.start + span.count
     if last <= tokens[0] and not _has_end(stream, last, tokens[0] + 1, end_of_text_id):
-        lines.append("They end inside the first document of that validation.")
+        lines.append("The tokens measured here end inside the first document of that validation.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The answer to a request, in parts that are passed on as tokens are generated, and the replies of OpenAI's API.
+"""Answers to requests, in parts that are passed on as tokens are generated, and replies in the form of OpenAI's API.
 
 A reply is either a body with the complete answers or a stream of chunks.
 """
@@ -79,7 +79,10 @@ class ServedAnswer:
         self.cached = prefix.cache.length
 
     def score_prompt(self, logits: Tensor) -> None:
-        """Store the scores of the prompt's next tokens. `logits` (T, V): the predictions after T of its tokens."""
+        """Store the scores of the prompt's next tokens.
+
+        `logits` (T, V): the predictions after T tokens of the prompt.
+        """
         check_finite(logits, LOGITS)
         first = len(self._prompt_scores)
         following = self.request.prompt[first : first + len(logits)]
@@ -118,7 +121,7 @@ class ServedAnswer:
             return self._part(min(positions), "stop")
         if choice.finish == "length":
             return self._part(None, "length")
-        # If the end of the text may be the beginning of a stop string, it is not posted yet.
+        # The end of the text is not posted yet if it may be the beginning of a stop string.
         lengths = [n for stop in self.request.stop for n in range(1, len(stop)) if self._unposted.endswith(stop[:n])]
         return self._part(len(self._unposted) - max(lengths, default=0), None)
 
@@ -172,7 +175,7 @@ class ApiReply:
 
     @property
     def request(self) -> AnswerRequest:
-        """The request for the first answer. Its fields that the reply depends on are the same for all answers."""
+        """The request for the first answer. The fields that determine the reply are the same in all requests."""
         return self.answers[0].request
 
     def body(self, parts: list[tuple[int, AnswerPart]]) -> JSON:

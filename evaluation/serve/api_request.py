@@ -1,4 +1,4 @@
-"""Read requests in the form of OpenAI's API: check the JSON body, and return the answer options and prompts as ids."""
+"""Read requests in the form of OpenAI's API: check the JSON body, and return each answer's options and prompt ids."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -131,7 +131,10 @@ class ChatBody(AnswerOptions):
 
 @attrs.frozen(kw_only=True)
 class AnswerRequest:
-    """The request for a single answer. A client's request with several prompts, or with n above 1, has several."""
+    """The request for a single answer.
+
+    A client's request with several prompts, or with n above 1, consists of several.
+    """
 
     prompt: list[int]
     is_first: bool = True  # True for only one of the answers to a prompt, so that its tokens are counted once
@@ -237,7 +240,7 @@ def _answer_request(
         found, expected = "this option without a stream", "stream to be true as well"
         raise InvalidValue(Problem(key="stream_options", found=found, expected=expected))
     alternatives = (body.top_logprobs if body.logprobs else None) if isinstance(body, ChatBody) else body.logprobs
-    # A smaller temperature would exceed the range of fp32; its limit is greedy sampling.
+    # With a smaller temperature, logits would exceed the range of fp32. Greedy sampling is the limit at temperature 0.
     temperature = body.temperature if body.temperature >= LEAST_TEMPERATURE else 0.0
     return AnswerRequest(
         prompt=prompt,
@@ -319,7 +322,7 @@ def _check_scored(where: str, content: Any, served: ServedModel) -> None:
     """
     special = served.trained.tokenizer.special_tokens
     if isinstance(content, str) and (name := next((name for name in special if name in content), None)):
-        problem = f"{where}: got {quoted(name)} in a text whose tokens are scored, but in a text, it is ordinary text"
+        problem = f"{where}: got {quoted(name)} in a text whose tokens are scored, but this name is ordinary text there"
         advice = f"send token ids instead, with {special[name]} for this token"
         raise InvalidValue(Problem(key="prompt", text=problem, advice=advice))
 

@@ -4,7 +4,7 @@ const facts = byId("facts").dataset, isChat = facts.chat === "1", bounds = facts
 const talk = byId("talk"), message = byId("message");
 let history = [];       // messages of the conversation; for a base model, prompts and continuations in turn
 let running = null;     // AbortController of the answer that is being generated
-let forgets = false;    // true if the oldest turns are no longer sent, because they do not fit the context
+let forgets = false;    // true if the oldest turns are no longer sent, because they no longer fit in the context
 
 document.body.classList.toggle("plain", !isChat);
 
@@ -43,7 +43,7 @@ function describeTokens(tokens) {
     token.alternatives.map(([text, logprob]) => `\n${percent(logprob).padStart(9)}  ${JSON.stringify(text)}`).join("")).join("\n");
 }
 
-// Add a heat-map cell for each token. If the text was cut or a token is not a complete character, all share a cell.
+// Add a heat-map cell for each token. If the text was cut or a token is not a complete character, all tokens share one cell.
 function show(parent, text, tokens) {
   const complete = tokens.map((token) => token.text).join("") === text && !tokens.some((token) => token.text.includes("\ufffd"));
   for (const group of complete ? tokens.map((token) => [token]) : [tokens]) {
@@ -137,7 +137,7 @@ async function answer() {
   return resize();
 }
 
-// Drop the oldest turns, which the model no longer sees, and show a note about it once, as `evaluate.py chat` does. The
+// Drop the oldest turns, which the model no longer sees, and show a note about this once, as `evaluate.py chat` does. The
 // turns stay on the page.
 function forgetOldest(turn, conversation, count) {
   conversation.splice(0, count);

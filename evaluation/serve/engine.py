@@ -1,4 +1,4 @@
-"""The engine: one thread that owns the network and generates a token of every active answer in each forward pass."""
+"""The engine: one thread that owns the network and generates one token of every active answer in each forward pass."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ class Engine:
         self.trained, self.slots, self.waiting = trained, slots, waiting
         self._changed = threading.Condition()
         self._queue: deque[ServedAnswer] = deque()
-        self._open: list[ServedAnswer] = []  # answers that are not closed, including complete ones that are still sent
+        self._open: list[ServedAnswer] = []  # answers that are not closed, including complete ones still being sent
         self._active: list[ServedAnswer] = []
         self._idle: list[Prefix] = []
         self._end: float | None = None  # when active answers will be ended; None: the server is not stopping
@@ -102,7 +102,7 @@ class Engine:
         is_full = len(self._idle) + len(self._active) >= self.slots
         is_new = not is_full and (not self._idle or not self._idle[-1].shared(prompt))
         self._active.append(answer)
-        # A repeatable answer does not use the cache, so it takes the least useful one.
+        # A repeatable answer does not use the cache, so it takes the least useful slot.
         answer.begin(Prefix(self.trained.network) if is_new else self._idle.pop(0 if answer.request.repeatable else -1))
 
     def _advance(self, group: list[ServedAnswer]) -> None:

@@ -1,4 +1,4 @@
-"""Serve a model through OpenAI's API and a chat page, on loopback, or on another address with an API key."""
+"""Serve a model through OpenAI's API and a chat page, on loopback or, with an API key, on another address."""
 
 import asyncio
 import ipaddress
@@ -26,7 +26,7 @@ from evaluation.serve.web_app import BODY_SECONDS, web_app
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
 KEY_CHARACTERS = 16  # smallest number of characters in a key
 REQUEST_SECONDS, HEADER_BYTES = ANSWER_SECONDS + 30.0, 1 << 14
-CONNECTIONS = 1024  # limit of the connections that wait to be accepted, and of those that are open
+CONNECTIONS = 1024  # limit of the connections that wait to be accepted, and of open connections
 
 
 def run(command: ServeCommand) -> None:

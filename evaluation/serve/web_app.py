@@ -28,7 +28,7 @@ from evaluation.serve.api_request import ApiError, ServedModel, read_request
 from evaluation.serve.engine import Engine
 
 BODY_BYTES = 1 << 20  # size limit of a request's body
-BODY_SECONDS = 20.0  # time limit for the headers, and another one for the body
+BODY_SECONDS = 20.0  # time limit for the headers, and a separate one for the body
 CODES = {404: "unknown_url", 405: "method_not_allowed"}
 Queue = asyncio.Queue[tuple[int, AnswerPart | Exception]]
 Parts = AsyncGenerator[tuple[int, AnswerPart], None]  # parts with the indices of their answers

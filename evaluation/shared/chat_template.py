@@ -16,7 +16,7 @@ GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
 def read_template(directory: Path) -> Template | None:
-    """Return a directory's chat template with the special tokens that the template may use, or None if it has none.
+    """Return a directory's chat template with the special tokens that it may use, or None if there is no template.
 
     A separate template file takes precedence over the key in tokenizer_config.json, as it does in transformers.
     Raises BadInput.
@@ -41,7 +41,7 @@ def read_template(directory: Path) -> Template | None:
         raise BadInput(
             f"{directory / SETTINGS}: chat_template: got {quoted(text)}, wanted the text of a Jinja template"
         )
-    # The names of some flags end in "_token", too, for example add_bos_token.
+    # Some flags, such as add_bos_token, also have names that end in "_token".
     special = {key: value for key, value in settings.items() if key.endswith("_token") and type(value) is not bool}
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in special.items()}
     for key, value in contents.items():

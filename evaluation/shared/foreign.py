@@ -41,26 +41,27 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
 KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
-# Our keys that are read. Weights with GPT-2's names reveal no other options of a network.
+# The keys of ours that may have any supported value. Weights with GPT-2's names do not show which other options a
+# network has.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
 }
-# The only supported values of these keys, which are Hugging Face's and ours. With any other value, the same weights
-# would form a different network.
+# The only supported values of these keys, some of which are Hugging Face's and some ours. With any other value, the
+# same weights would form a different network.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": (GPT2,),
     "scale_attn_weights": (True,),
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
-# Keys of Hugging Face, nanoGPT and ours whose values must agree with the shapes of the weights.
+# Hugging Face's, nanoGPT's and our keys for values that must agree with the shapes of the weights.
 SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
     for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(NANOGPT_KEYS, ()))
 }
-# The keys that name the activation. Each of them maps the program's names of activations to our names.
+# The keys that name the activation, each with a mapping from the names of activations in the file to our names.
 ACTIVATION_KEYS = {
     KEYS["activation"]: {theirs: ours for theirs, ours in OUR_ACTIVATIONS.items() if ours in UNGATED},
     "activation": {name: name for name in UNGATED},
@@ -110,8 +111,8 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         if values.get(key, supported_values[0]) not in supported_values:
             raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {supported_values[0]!r} as in GPT-2")
     with refusing(path):
-        # Hugging Face's GPT-2 is tied by default: if the file has a head in addition to the embedding, the head is a
-        # copy of it.
+        # Hugging Face's GPT-2 has tied weights by default: if the file has a head in addition to the embedding, the
+        # head is a copy of the embedding.
         tied = values.get(KEYS["tie_weights"], values.get("tie_weights", values.get("model_type") == GPT2))
         plain = to_plain(weights, tied=tied is True)
         config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
@@ -152,7 +153,10 @@ def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
 
 
 def _activation(values: dict[str, Any], where: Path, nanogpt: bool) -> str:
-    """Return the configured activation. The default is nanoGPT's for nanoGPT's weights, and GPT-2's for all others."""
+    """Return the configured activation.
+
+    The default for nanoGPT's weights is nanoGPT's; for all other weights, GPT-2's.
+    """
     for key, our_names in ACTIVATION_KEYS.items():
         if key in values:
             if not isinstance(values[key], str) or values[key] not in our_names:
@@ -182,7 +186,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             with safe_open(path / name, framework="pt") as file:
                 weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
                 # If several tensors share memory, save_model stores only one of them, and the metadata maps the names
-                # of the others to its name.
+                # of the other tensors to the stored tensor's name.
                 shared = file.metadata() or {}
         except FileNotFoundError as error:
             raise BadInput(f"{path / name}: missing; wanted weights in safetensors files") from error

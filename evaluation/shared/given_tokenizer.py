@@ -1,8 +1,8 @@
-"""The record of a tokenizer that was given with --tokenizer, in stored results.
+"""What stored results record about a tokenizer that was given with --tokenizer.
 
 With a tokenizer other than its own, a model reads ids that it was not trained on. Such a result says nothing about the
-model itself, so readers keep it apart from the model's other results. Importing this module is fast because it does
-not import torch.
+model itself, so it is kept apart from the model's other results. Importing this module is fast because it does not
+import torch.
 """
 
 from collections.abc import Mapping

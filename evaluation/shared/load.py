@@ -29,7 +29,7 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     location: ModelLocation
-    # The tokenizer that --tokenizer names; None: there is none, or it gives the same ids as the model's own
+    # The tokenizer that --tokenizer names; None: the option was not passed, or its tokenizer gives the model's own ids
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property
@@ -46,9 +46,9 @@ class Trained:
     def template(self) -> Template | None:
         """The model's conversation template, or None if it continues plain text.
 
-        For a run, raises BadInput if the template is damaged, or if its prompt for an answer differs from the text
-        before an answer in training. For a model from another program, the template in its files is used without this
-        check, because we do not know how the model was trained.
+        For a run, raises BadInput if the template is damaged, or if the prompt that it builds for an answer differs
+        from the text that precedes answers in the training data. For a model from another program, the template in its
+        files is used without this check, because we do not know how the model was trained.
         """
         recorded = self.location.tokenizer
         if recorded is None or recorded.template is None:
@@ -64,7 +64,7 @@ class Trained:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end an answer: the ids that the model's files name, and the ends of a turn and of a text.
+        """The ids that end an answer: those in the model's files, the end-of-text id and the end-of-turn ids.
 
         Raises BadInput.
         """
@@ -92,7 +92,10 @@ class Trained:
         return self.encode("".join(content + "\n" * (role == ASSISTANT) for role, content in messages))
 
     def spell(self, token: int) -> bytes:
-        """Return the bytes of an id. Those of a special token are its name; an id outside the vocabulary has none."""
+        """Return the bytes of an id.
+
+        A special token's bytes are its name; an id outside the vocabulary has no bytes.
+        """
         return self.tokenizer.spell(token) if token < self.tokenizer.vocabulary_size else b""
 
     def decode(self, ids: list[int]) -> str:
@@ -115,7 +118,7 @@ def load(location: ModelLocation, tokenizer: str | None, device: torch.device) -
 
 
 def load_network(location: ModelLocation) -> GPT:
-    """Load a model without its tokenizer onto the CPU. Raises BadInput with the name of the damaged file."""
+    """Load a model onto the CPU, without its tokenizer. Raises BadInput with the name of the damaged file."""
     if not location.is_lockstep_checkpoint:
         return load_foreign(location.path, location.run)
     with refusing(location.path / STATE):

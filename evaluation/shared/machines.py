@@ -1,4 +1,7 @@
-"""The machines and software that a run's jobs used. A run has several machines if it was resumed on another one."""
+"""The machines and software that a run's jobs used.
+
+A run has several machines if it was resumed on a different machine.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +14,7 @@ from training.telemetry.metrics_log import Detail, RunEvent, event_of
 
 @attrs.frozen(kw_only=True)
 class TrainedOn:
-    """Texts about the machines, software and commits that the jobs of a run have used. None means unknown."""
+    """Descriptions of the machines, software and commits that the jobs of a run have used. None means unknown."""
 
     machines: str | None
     software: str | None

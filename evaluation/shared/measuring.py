@@ -18,7 +18,7 @@ from evaluation.shared.weights_on_disk import identity_of
 from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
 from training.telemetry.metrics_log import GIVEN_TOKENIZER
 
-TIMEOUT_SECONDS = 3600  # limit of the time that a rank waits for the others in a collective
+TIMEOUT_SECONDS = 3600  # longest time that a rank waits for the other ranks in a collective
 Batch = TypeVar("Batch")
 Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ def measure_each(
     `prepare`: runs on rank 0 before any model is loaded; all ranks receive its return value. `measure`: runs on all
     ranks, and returns the fields of the result and the text to print.
 
-    If a model cannot be measured, the other models still are, and BadInput is raised at the end.
+    If a model cannot be measured, the other models are still measured, and BadInput is raised at the end.
     """
     ranks = meet(options.device, TIMEOUT_SECONDS)
 

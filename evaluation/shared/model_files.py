@@ -1,7 +1,7 @@
 """Check the files in a model's directory.
 
-The files that describe the network must not contradict each other. Files of weights that are not read are named in a
-note. If it is unclear which weights are the model's, the directory is refused.
+The files that describe the network must not contradict each other. Weight files that are not read are named in a note.
+If it is unclear which weights are the model's, the directory is refused.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ INDEX = f"{WEIGHTS}.index.json"  # lists the tensors of weights that are split o
 NANOGPT = "ckpt.pt"
 # Files that state the number of heads: those of Hugging Face, of gpjt (runs and published models), and of OpenAI.
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
-ORIGINAL_CONFIG = "params.json"  # Meta's; it is not read, but it may contradict the other files
+ORIGINAL_CONFIG = "params.json"  # Meta's; the network is not built from it, but it must not contradict the other files
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_config.json")
-# Names of other files with weights in a model's directory.
+# Patterns for files in a model's directory that may contain weights. Those that are not read are named in a note.
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "model.ckpt*")
 OPTIONS = rows(ModelConfig)
 FACT_KEYS = (
@@ -77,7 +77,7 @@ def weight_files(path: Path) -> list[str]:
 
 
 def check_facts(configs: Iterable[tuple[Path, dict[str, Any]]]) -> None:
-    """Raise BadInput if two keys, in the same file or in two, contradict each other about a fact of the network."""
+    """Raise BadInput if two keys, in the same file or in different files, state different values for the same fact."""
     stated: dict[str, tuple[Path, str, Any]] = {}  # by fact: where it was stated first
     for file, values in configs:
         for fact, keys in FACTS.items():

@@ -1,4 +1,4 @@
-"""Find a model's tokenizer: the one that the user gave, the one in the model's files, or the one its run recorded."""
+"""Find a model's tokenizer: the one the user gave, the one in the model's files, or the one that its run recorded."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +41,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
         loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:
         show(loaded.surrounding_note, once=True)
-    # nanoGPT's models of characters have no id for the end of text, but the tokenizer has one and counts it.
+    # nanoGPT's character-level models have no end-of-text id, but our tokenizer has one and includes it in its size.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
         raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")

@@ -1,4 +1,4 @@
-"""Read instruction records with reference answers, and read and write files of models' answers to them."""
+"""Read instruction records with reference answers, and read and write files with the answers of models."""
 
 import codecs
 import json
@@ -24,8 +24,8 @@ NAMED_FIELDS = 20  # largest number of fields that are named in a note on unread
 WANTED = "wanted a JSON array of records, or JSON Lines"
 WANTED_ANSWERS = "wanted a file of answers that evaluate.py instruct wrote"
 
-# Two settings of an answer file. They are stored because a tokenizer's name does not determine its ids, and because its
-# fingerprint does not include the added tokens.
+# The keys of two settings in an answer file. The fingerprint is stored because a tokenizer's name does not determine
+# its ids, and the added tokens are stored because the fingerprint does not include them.
 TOKENIZER, ADDED_TOKENS = "tokenizer_fingerprint", "ordinary_added_tokens"
 LATER_SETTINGS = {TOKENIZER, ADDED_TOKENS, GIVEN_TOKENIZER}  # settings that files of earlier versions do not have
 
@@ -121,7 +121,7 @@ def read_answers(path: Path) -> Answers:
         home=_home(path, value.get("home")),
         settings=settings,
         answers=answers,
-        # Older files have only the hash of the weights' values, and have it among the settings.
+        # Older files have only the hash of the weights' values, which they store among the settings.
         weights=WeightsIdentity.of(value) or WeightsIdentity.of(settings),
     )
 
@@ -129,7 +129,8 @@ def read_answers(path: Path) -> Answers:
 def _home(path: Path, recorded: Any) -> Path | None:
     """Return the directory of a model's results.
 
-    If the file is in the folder answers/ of such a directory, return this directory; otherwise, the recorded one.
+    This is the run or model directory if the file is in its answers/ folder; otherwise, it is the directory that the
+    file names.
     """
     folder = path.resolve().parent
     enclosing = folder.parent if folder.name == ANSWERS else None

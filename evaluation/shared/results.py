@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from evaluation.shared.model_location import ModelLocation
     from training.state import Position
 
-# A function that compares two lists of samples, with a sample for each training seed, at a confidence level. It returns
-# the interval of the first list's mean minus the second list's mean, or None if the samples cannot be compared.
+# A function that compares two lists of samples at a confidence level. Each list has a sample for each training seed.
+# The function returns an interval for the mean of the first list minus the mean of the second list, or None if the
+# samples cannot be compared.
 Difference = Callable[[list[Any], list[Any], float], Interval | None]
 
 
@@ -95,7 +96,8 @@ class EvaluationResult:
     ranks_models: bool = True  # False: the intervals omit a source of chance, so no model is called better
     left_out: int = 0  # number of items without an answer, which were left out for all models alike
     weights: WeightsIdentity | None = None  # the measured weights; None: the line has no hash
-    given_tokenizer: str | None = None  # name of --tokenizer's tokenizer, unless it is known to be the model's own
+    # Name of the tokenizer from --tokenizer, unless it is known to be the model's own
+    given_tokenizer: str | None = None
 
     @classmethod
     def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
@@ -107,7 +109,7 @@ class EvaluationResult:
         return result if tokenizer is None or not tokenizer.is_other else result.with_tokenizer(tokenizer)
 
     def with_tokenizer(self, tokenizer: GivenTokenizer) -> "EvaluationResult":
-        """Return this result for separate columns, because the model was measured with a tokenizer not its own."""
+        """Return this result under separate names, because the tokenizer that was used is not the model's own."""
         measurements = [
             attrs.evolve(
                 measurement,
@@ -157,7 +159,7 @@ def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
 def read_results(home: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
     """Return all results, oldest first, converted by `parse`. Raises BadInput.
 
-    Damaged results are left out. These are results for which `parse` returns None or which are not valid records.
+    Damaged results are left out: those that are not valid records, and those for which `parse` returns None.
     """
     return read_json_lines(home / EVALUATIONS, lambda record: parse(record) if _is_sound(record) else None).noted()
 
@@ -196,7 +198,7 @@ def cost_of(location: "ModelLocation", position: "Position") -> RunCost:
 def seconds_by_price(
     lines: Sequence[dict[str, Any]], elapsed_seconds: float, price: float | None
 ) -> dict[float | None, float]:
-    """Divide the first `elapsed_seconds` of a run by price. Return the seconds paid at each price per hour.
+    """Return how many of a run's first `elapsed_seconds` were paid at each price per hour.
 
     `lines`: the run's metrics. `price`: the price to use if no job has recorded a price.
     """
@@ -211,7 +213,7 @@ def seconds_by_price(
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Return whether a record names its model and evaluation, and its finite numbers satisfy `is_number`."""
+    """Return whether a record names its model and its evaluation, and all its finite numbers satisfy `is_number`."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
     numbers = [number for number in scalars_in(record) if type(number) in (int, float)]
     return named and all(is_number(number) for number in numbers if type(number) is int or math.isfinite(number))

@@ -1,15 +1,15 @@
-"""Statistics: Student's t, errors of means, seed noise, Holm's and Dunnett's procedures, and two-way judge scores.
+"""Statistics: Student's t, errors of means, seed noise, Dunnett's procedure, and intervals for judge scores.
 
 `evaluate.py compare`, `evaluate.py judge` and `experiment.py sweep` all use this module, so that the same runs always
 get the same verdict.
 
-The noise of a training seed is estimated from recipes that were trained with several seeds. If two recipes share
-seeds, their runs are paired by seed: an effect that a seed has on all recipes alike, such as the order of the data,
-cancels. The error is pooled over all recipes. Pooling is wrong if one unstable recipe varies more than the rest.
-Therefore, a difference must also be significant according to a second t-interval, which is computed from the runs of
-the two compared recipes alone. For k comparisons, its level is 5 % / k ** (2/3). Plain Bonferroni, 5 % / k, would hold
-for any variances but needs one or two more seeds. The exponent 2/3 is our choice; benchmarks/sweep_verdicts.py measures
-its effect.
+The noise of a training seed is estimated from recipes that were trained with several seeds. If two recipes share seeds,
+their runs are paired by seed: any effect that a seed has on all recipes alike then cancels, for example the effect of
+the order of the data. The error is pooled over all recipes. Pooling is wrong if one unstable recipe varies more than
+the rest. Therefore, a difference must also be significant according to a second t-interval, which is computed from the
+runs of the two compared recipes alone. With k comparisons, the level of this interval is 5 % / k ** (2/3). The plain
+Bonferroni level, 5 % / k, would be valid for any variances, but would need one or two more seeds. The exponent 2/3 is
+our choice; benchmarks/sweep_verdicts.py measures its effect.
 """
 
 import math
@@ -25,15 +25,15 @@ from scipy import fft, optimize, special
 ERROR = 0.05  # probability that at least one false difference is reported when there is no real one
 CONFIDENCE = 1 - ERROR
 PAIRWISE_EXPONENT = 2 / 3
-BAND_ERROR = 0.04  # error rate for a run's mean over the whole band; single places get the rest of ERROR
+BAND_ERROR = 0.04  # error rate for a run's mean over the whole band; the rest of ERROR is for single places
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
 # PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3 % and 23 %. The p-value is
 # from a test of whether one of the two models varies more than all other models; it is close to 0 if one clearly does.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
-POWER = 0.9  # probability with which a difference that is called detectable is detected
-SOUGHT_DEVIATIONS = 3.0  # difference, in seed deviations, that the default number of seeds must detect
+POWER = 0.9  # probability of detecting a difference that we call detectable
+SOUGHT_DEVIATIONS = 3.0  # the default number of seeds must detect this difference, in standard deviations over seeds
 _NODES, _CELLS, _REACH = 96, 200, 8.5  # quadrature nodes; grid cells; bound of the integral in standard deviations
 # Parameters of the candidate spectra of a stream of units. Each spectrum is a first-order autoregression plus a share
 # of noise that is independent between units.
@@ -41,12 +41,14 @@ _CORRELATIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.99)
 _FRESH_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
 # With fewer than _LEAST_UNITS units, correlation is not considered. More than _MOST_UNITS units are summed in groups.
 _LEAST_UNITS, _MOST_UNITS = 8, 1024
-# A model with correlation has two more parameters than a model of independent units, so it is preferred only if it
-# exceeds that model by this amount in twice the log-likelihood.
+# A model with correlation has two more parameters than a model of independent units, so it is preferred only if twice
+# its log-likelihood is higher by at least this amount.
 _PREFERRED = 4.0
-# A more cautious spectrum is used if it is at most this amount below the likeliest one in twice the log-likelihood.
+# Of all spectra whose log-likelihood, doubled, is at most this amount below that of the likeliest one, the most
+# cautious one is used.
 _AS_LIKELY = 1.0
-# The mean power of the chosen frequencies must be at least this share of the power at zero, according to the spectrum.
+# According to the spectrum, the mean power of the frequencies that are used must be at least this share of the power at
+# frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
@@ -57,7 +59,7 @@ class Interval:
     """An estimate with the bounds of its confidence interval."""
 
     value: float
-    low: float | None = None  # `low` and `high` are None if the sample has a single unit, so its spread is unknown
+    low: float | None = None  # `low` and `high` are None if there is a single unit, so that the spread is unknown
     high: float | None = None
     error: float | None = None  # standard error, if the bounds come from Student's t
 
@@ -78,9 +80,10 @@ class Interval:
 
         If both standard errors are known, the result is Student's interval of the summed errors. Its critical value is
         the mean of the two critical values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964), so
-        that a small error with few degrees of freedom has little effect. The probability of a false difference is at
-        most 5 %, or 6.2 % if one error has a single degree of freedom and is several times as large as the other error.
-        If either standard error is unknown, the half widths are added in quadrature, which gives a wider interval.
+        that a small error with few degrees of freedom has little effect. The probability of reporting a false
+        difference is at most 5 %, or 6.2 % if one error has a single degree of freedom and is several times as large as
+        the other error. If either standard error is unknown, the half widths are added in quadrature, which gives a
+        wider interval.
         """
         if self.low is None or self.high is None:
             return self
@@ -130,8 +133,9 @@ class SeedNoise:
 
         `comparisons`: the number of differences that are tested together, including this one.
 
-        One candidate has the pooled error, and the other has the error from the two recipes' runs; the wider candidate
-        is returned. Both become wider as the number of comparisons grows, and therefore so does the returned interval.
+        The interval is widened in two ways: by the pooled error, and by the error estimated from the two recipes' own
+        runs. The wider result is returned. Both results become wider as the number of comparisons grows, so the
+        returned interval does, too.
         """
         pooled_reach, pairwise_reach = self._reaches(comparisons, None)
         candidates = [
@@ -176,9 +180,9 @@ def student_interval(value: float, error: float | None, freedom: float, confiden
 def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple[float, float | None]:
     """Return the mean and its standard error, which is None for a single unit.
 
-    With `sizes`, the mean is the ratio of the two sums. A mean over tokens is such a ratio: the sampled units are
-    documents, because the tokens of a document are correlated (Cochran, Sampling Techniques, 3rd ed. 1977, section
-    2.11). If `values` are differences between two models, the error is that of a paired comparison.
+    With `sizes`, the mean is the sum of `values` divided by the sum of `sizes`. A mean over tokens is such a ratio: the
+    sampled units are documents, because the tokens of a document are correlated (Cochran, Sampling Techniques, 3rd ed.
+    1977, section 2.11). If `values` are differences between two models, the error is that of a paired comparison.
     """
     sizes = np.ones(len(values)) if sizes is None else sizes
     total = float(sizes.sum())
@@ -222,7 +226,10 @@ class StreamMean:
     independent: float  # number of independent units that would give this error; at most the number of units
 
     def error_for(self, freedom: float) -> float | None:
-        """Return the error that gives a reader who assumes these degrees of freedom the same 95 % interval."""
+        """Return the error to report if the reader will assume `freedom` degrees of freedom.
+
+        The reader then gets the same 95 % interval.
+        """
         if self.error is None:
             return None
         probability = (1 + CONFIDENCE) / 2
@@ -230,19 +237,19 @@ class StreamMean:
 
 
 def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
-    """Return the ratio of the two sums over a stream's units, with an error that accounts for their correlation.
+    """Return the sum of `values` divided by the sum of `sizes`, with an error that accounts for correlated units.
 
-    The units must be in the order of the stream. Neighboring documents of a corpus are often similar, and then an error
-    that treats them as independent is too small, by half or more. Therefore, the units' deviations from the mean are
+    The units must be in the order of the stream. Neighboring documents of a corpus are often similar. An error that
+    treats them as independent is then too small, by half or more. Therefore, the units' deviations from the mean are
     transformed to frequencies (cosines). For independent units, the power is the same at all frequencies. If a spectrum
     of correlated units explains the powers better, according to Whittle's likelihood, the variance is estimated from
     the mean power of the lowest frequencies only. This mean is divided by the share of the power at frequency zero that
     the spectrum predicts for it, and each of these frequencies adds a degree of freedom (Mueller, Journal of
     Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise, the error
-    is the one of `mean_and_error`.
+    is the one that `mean_and_error` returns.
 
-    Correlation over more units than the stream has cannot be detected. benchmarks/document_errors.py measures the
-    coverage.
+    Correlation that extends over more units than the stream has cannot be detected. benchmarks/document_errors.py
+    measures how often the intervals cover the true value.
     """
     mean, error = mean_and_error(values, sizes)
     number, freedom = len(values), ratio_freedom(sizes)
@@ -303,15 +310,14 @@ def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and upper bounds, both (M,), that should contain all M values of a further run.
 
-    `values` (R, M): the values of R runs at M places, for example steps. `apart`: the distance, in places, from which
-    the noise of two values is assumed to be independent.
+    `values` (R, M): the values of R runs at M places, for example steps. `apart`: two values that are at least this
+    number of places apart are assumed to have independent noise.
 
     The band is Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section
-    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places, or, if that is
-    larger, at the places up to `apart` away. If a run deviates by the same amount from its first place to its last, all
-    places are affected, and there are only R - 1 degrees of freedom for such deviations. Therefore, the band is never
-    narrower than Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures the
-    error rate of the complete band.
+    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places, or the mean over
+    the places up to `apart` away if that is larger. A run may also deviate by the same amount at all places, and there
+    are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than Student's interval
+    of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the complete band.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
@@ -360,7 +366,7 @@ def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float,
 
 
 def shared_seeds(first: Runs, second: Runs) -> list[int]:
-    """Return the seeds that two recipes share, by which their runs are paired; [] if they share fewer than two."""
+    """Return the seeds that two recipes share, or [] if they share fewer than two. Runs are paired by these seeds."""
     seeds = sorted(first.keys() & second.keys())
     return seeds if len(seeds) > 1 else []
 
@@ -466,10 +472,10 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
     Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, no interval
     is narrower than a t-interval that is computed only from the seeds of its one or two models, with a level that
-    depends on whether these vary more than the other models (`_pairwise_error`). With two seeds, the safeguard is weak:
-    the intervals assume that the seeds of all models vary alike. The noise of single answers is part of both errors, so
-    the intervals are conservative. With one seed, they cover only the choice of questions and do not show which model
-    is better. The intervals of the differences are simultaneous (Bonferroni).
+    depends on whether these models vary more than the others (`_pairwise_error`). With two seeds, the safeguard is
+    weak: the intervals assume that the seeds of all models vary alike. The noise of single answers is part of both
+    errors, so the intervals are conservative. With one seed, they cover only the choice of questions and do not show
+    which model is better. The intervals of the differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():

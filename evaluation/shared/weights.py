@@ -1,8 +1,8 @@
-"""Identity of the weights that a result was measured on. It depends on their content, not on a checkpoint's name.
+"""The identity of the weights that a result was measured on: it depends on their content, not on a checkpoint's name.
 
 A stored result has two hashes. `weights_sha256` is the hash of the values in fp32, ordered by name; it is the same for
-a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Readers compare the
-second hash, which the manifest of a Lockstep checkpoint contains, so that no model has to be loaded.
+a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Results are matched
+by the second hash, because the manifest of a Lockstep checkpoint contains it, so that no model has to be loaded.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ SHOWN_DIGITS = 12  # digits of a hash that messages show
 
 @attrs.frozen(kw_only=True)
 class WeightsIdentity:
-    """The hashes that are known of a model's weights."""
+    """The known hashes of a model's weights."""
 
     values_sha256: str | None = None
     files_sha256: str | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "WeightsIdentity | None":
-        """Return the identity in a stored record, or None if the record has no hash and its weights are unknown."""
+        """Return the identity in a stored record, or None if it has no hash, so that its weights are unknown."""
         values, files = (
             value if isinstance(value := record.get(key), str) else None for key in (WEIGHTS_VALUES, WEIGHTS_FILE)
         )

@@ -52,7 +52,7 @@ class Forecast:
 
     @property
     def extrapolation(self) -> float:
-        """The ratio of the target's compute to that of the ladder's largest run."""
+        """The target's compute divided by the compute of the ladder's largest run."""
         return self.parameters * self.tokens / self.fit.compute
 
     def lines(self) -> list[str]:
@@ -93,7 +93,7 @@ class Forecast:
 
 
 def target_tokens(run: Run) -> int:
-    """Return the number of train tokens of a target run. It does not depend on the micro-batch.
+    """Return the number of train tokens of a target run. This number does not depend on the micro-batch.
 
     The target must have a global batch.
     """
@@ -103,13 +103,13 @@ def target_tokens(run: Run) -> int:
 
 
 def describe_extrapolation(factor: float) -> str:
-    """Return a phrase that compares a run's compute with that of the ladder's largest run."""
+    """Return a phrase that compares a run's compute with the compute of the ladder's largest run."""
     caution = "" if factor <= MOST_EXTRAPOLATION else f" (intervals were tested up to {MOST_EXTRAPOLATION:g} x)"
-    return f"{factor:.3g} x the compute{caution} of its ladder's largest run"
+    return f"{factor:.3g} x the compute of its ladder's largest run{caution}"
 
 
 def check_forecast(target: Path) -> None:
-    """Raise BadInput if a target's forecast.json is not a forecast of an earlier call, but a file of the user."""
+    """Raise BadInput if a target's forecast.json is a file of the user's, rather than an earlier forecast."""
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder")
 
 
@@ -130,21 +130,23 @@ class BudgetChoice:
     machine: Machine
     model: ModelConfig
     tokens: int
-    # The roofline. If the target was measured, it is multiplied by the target's ratio of measurement to roofline.
+    # The roofline. If the target's speed was measured, the roofline is multiplied by the ratio of the measured speed to
+    # the target's own roofline.
     tokens_per_second: float
-    source: str  # a text that explains how tokens_per_second was calculated
+    source: str  # explains how tokens_per_second was calculated
     loss: Interval
 
     @property
     def hours(self) -> float:
-        """The duration of the run, including the start-up but no validation."""
+        """The duration of the run, including the start-up but not the validation."""
         return (self.tokens / self.tokens_per_second + ASSUMED_START_UP_SECONDS) / 3600
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return shapes with the proportions of the largest of the given networks, up to BEYOND times its width.
+    """Return shapes with the proportions of the largest given network.
 
-    The number of layers is a power of the width C, fitted to the given networks.
+    The widest shape is at most BEYOND times as wide as the widest given network. The number of layers is a power of the
+    width C, fitted to the given networks.
     """
     largest = max(models, key=matmul_parameter_count)
     head, widths = largest.head_width, [model.emb_dim for model in models]
@@ -168,7 +170,7 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
 def best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[BudgetChoice]:
-    """Return the best shape for each machine, the lowest loss first.
+    """Return the best shape for each machine, in ascending order of loss.
 
     The budget pays for the start-up and for training, but not for validation.
     """
@@ -179,7 +181,7 @@ def best_sizes(
 def describe_best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[str]:
-    """Return lines with the best sizes for a budget. Each of the best machines has a line."""
+    """Return lines with the best sizes for a budget: one line for each of the best machines, then its warnings."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
         return [f"{dollars(usd)}: not enough for the start-up of any machine in {prices.path}; raise the budget"]
@@ -246,6 +248,6 @@ def _best_on(
 
 
 def _available_tokens(target: Run) -> int | None:
-    """Return the train tokens on this machine times `max_epochs`; None if a dataset is not on this machine."""
+    """Return `max_epochs` times the number of train tokens, or None if a dataset is not on this machine."""
     lengths = [*lengths_at_hand(target.train).values()]
     return None if None in lengths else target.train.data.max_epochs * sum(length or 0 for length in lengths)

@@ -18,8 +18,8 @@ KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
 LEAST_RATES = 2
 LEAST_SIZES = 3  # including the largest size, which is held out
-FACTORS = (1.2, 4.0)  # smallest and largest ratio of a learning rate to the next lower one
-# "set" cannot change these keys. If it could, the loss might be measured on other windows than the target's, or
+FACTORS = (1.2, 4.0)  # smallest and largest ratio of a learning rate to the next lower rate
+# "set" cannot change these keys. If it could, the loss might be measured on windows other than the target's, or
 # checkpoints might be uploaded to the target's bucket.
 FIXED = ("validation_sequences", "start_val_token", BUCKET)
 
@@ -42,9 +42,9 @@ class LadderFile:
 
 
 def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> LadderFile:
-    """Read a ladder file. `output` is the directory of all runs; None is the file's name without .json.
+    """Read a ladder file. `output` is the directory of all runs; by default, it is the file's name without .json.
 
-    Raise BadInput if it is invalid; the error names the file and the key.
+    Raise BadInput if the file is invalid; the error names the file and the key.
     """
     advice = 'expected {"target": RUN, "sizes": [{"n_layers": 2, "emb_dim": 64}, ...], ...}'
     values = read_experiment(file, KNOWN, advice)
@@ -69,7 +69,8 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     rates = _ascending(file, "rates", values.get("rates"), LEAST_RATES)
     if not all(FACTORS[0] <= high / low <= FACTORS[1] for low, high in pairwise(rates)):
         raise BadInput(
-            f"{file}: rates: got {list(rates)}, but each rate must be 1.2 to 4 times the previous one, such as 2 times"
+            f"{file}: rates: got {list(rates)}, but each rate must be 1.2 to 4 times the previous rate, for example 2 "
+            "times"
         )
     return LadderFile(
         file=file,
@@ -92,12 +93,12 @@ def size_name(model: ModelConfig) -> str:
 
 
 def stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that differ from their defaults."""
+    """Return the keys whose values differ from their defaults, with these values."""
     return {key: value for key, value in values.items() if value != KEYS[section][key].default}
 
 
 def _settings(file: Path, values: Any) -> dict[str, Any]:
-    """Return the settings of train.json that "set" changes for all runs. It cannot change settings of the recipe."""
+    """Return the settings of train.json that "set" changes for all runs. "set" cannot change the recipe."""
     allowed = sorted(PLUMBING_KEYS.difference(FIXED))
     if not isinstance(values, dict):
         raise BadInput(f'{file}: set: got {quoted(values)}, expected {{"train.microbatch_size": 4}}')
@@ -106,7 +107,7 @@ def _settings(file: Path, values: Any) -> dict[str, Any]:
         section, key = resolve_key(name)
         if section != "train" or key not in allowed:
             raise BadInput(
-                f"{file}: set: {quoted(name)}: cannot be changed for a ladder; expected train. and one of "
+                f'{file}: set: {quoted(name)}: cannot be changed for a ladder; expected "train." followed by one of '
                 f"{', '.join(allowed)}"
             )
         settings[key] = value
@@ -133,7 +134,7 @@ def _sizes(file: Path, target: Path, settings: Changes, values: Any) -> tuple[Mo
         weights = matmul_parameter_count(larger)
         if matmul_parameter_count(smaller) == weights or size_name(smaller) == size_name(larger):
             raise BadInput(
-                f"{file}: sizes: two sizes are {size_name(larger)} or have {weights:,} weights; leave one of them out"
+                f"{file}: sizes: two sizes are both {size_name(larger)} or both have {weights:,} weights; remove one"
             )
     return tuple(sizes)
 

@@ -65,7 +65,7 @@ class LadderTable:
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *lines, "", *self.notes()])
 
     def show(self) -> None:
-        """Print and write the results and the target's forecast. Without a forecast, remove an earlier one."""
+        """Print and write the results and the target's forecast. If there is no forecast, remove an earlier one."""
         target = self.ladder.target.directory
         show_results(self.text, self.record, self.ladder.output, LADDER, str(target))
         write_forecast(target, None if self.refused else self.forecast)
@@ -84,10 +84,10 @@ class LadderTable:
         ]
         if not 1 / MOST_DEVIATION <= target_rate / rate <= MOST_DEVIATION:
             found_rate = rounded_rate(target_rate)
-            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} is for the rule's {rate:g}")
+            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} assumes the rule's {rate:g}")
         if target.optimization.decay != SCHEDULE:
             schedule = target.optimization.decay or "constant"
-            lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} is for "{SCHEDULE}"')
+            lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} assumes "{SCHEDULE}"')
         return [*lines, *self.warnings]
 
     def _rate_table(self, form: str) -> str:
@@ -111,7 +111,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def record(self) -> dict[str, Any]:
-        """Return the rates, the sizes and the forecast's record. If it is refused, it has no target and no law."""
+        """Return the rates, the sizes and the forecast. If there is no forecast, target and law are None."""
         return {
             "run": str(self.ladder.target.directory),
             "rates": [
@@ -159,7 +159,7 @@ def tuning_runs(ladder: LadderFile, rates: Iterable[float]) -> list[Path]:
 
 
 def check_records(runs: Iterable[Path]) -> list[str]:
-    """Return warnings about conditions in which the runs differ, according to their own records.
+    """Return warnings about conditions that differ between the runs, according to their own records.
 
     Raise BadInput if their losses were not measured on the same tokens. Such losses cannot be used to fit a law or to
     choose a learning rate.

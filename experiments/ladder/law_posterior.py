@@ -22,18 +22,19 @@ EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median of an exponent, and scale of its
 EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual exponents if a ladder supports them
 # An exponent below this multiple of the grid's smallest exponent may in reality be smaller than the grid allows.
 NEAR_EDGE = 1.25
-REACH = 4.0  # the first grid covers this number of scales on both sides: exponents of 0.11 to 1.2
-# The assumed relative standard deviation over seeds, for a ladder with several seeds and for a ladder with a single
-# seed, from which it can hardly be estimated. benchmarks/forecast_coverage.py shows for which values the intervals are
-# right. The assumption has the same weight as NOISE_WEIGHT runs.
+REACH = 4.0  # the first grid extends this many scales to both sides: exponents from 0.11 to 1.2
+# The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed,
+# whose runs say hardly anything about this deviation. benchmarks/forecast_coverage.py shows for which values the
+# intervals are right. The assumption has the same weight as NOISE_WEIGHT runs.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
 # Possible shares of the noise's variance that all horizons of a trunk have in common, with their weights. The horizons
 # share most of their training, so a large share is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
-GRID, DRAWS = 16, 16  # number of exponents on each axis, and of laws that are drawn for each pair of exponents
-REFINEMENTS = 6  # the grid is narrowed at most this often to the exponents that have weight
+GRID, DRAWS = 16, 16  # number of exponents on each axis, and number of laws drawn for each pair of exponents
+REFINEMENTS = 6  # at most this many times, the grid is narrowed to the exponents that have weight
 ENOUGH = 0.6  # the grid is fine enough if at least this share of each axis has weight
-LEAST_LOGARITHM = -1e300  # replaces the largest logarithm of a weight if no law is positive and all are -infinity
+# Used instead of the largest log weight if no law is positive, because every log weight is -infinity in this case.
+LEAST_LOGARITHM = -1e300
 LEAST_WEIGHT = 1e-4  # a refinement keeps exponents whose weight is at least this share of the largest weight
 
 
@@ -81,7 +82,7 @@ class Laws:
 def explaining_laws(observed: Observations) -> Laws:
     """Return the laws that explain a ladder.
 
-    Raise BadInput if the loss does not decrease with both size and tokens.
+    Raise BadInput if the loss does not decrease both with size and with tokens.
     """
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):
@@ -90,8 +91,8 @@ def explaining_laws(observed: Observations) -> Laws:
         columns, weight = _draw(observed, exponents)
         if not weight.any():
             raise BadInput(
-                "ladder: the loss does not fall with both size and tokens, so no law explains it; look at the curves, "
-                "lower the learning rates, or choose sizes and horizons that are farther apart"
+                "ladder: the loss does not fall both with size and with tokens, so no law explains it; look at the "
+                "curves, lower the learning rates, or choose sizes and horizons that are farther apart"
             )
         shares = weight.reshape(len(SHARED), GRID, GRID, DRAWS).sum((0, 3))
         narrowed = [_narrowed(axis, shares.sum(1 - index)) for index, axis in enumerate(axes)]

@@ -1,6 +1,6 @@
 """The loss law: the final loss as a function of parameters and tokens, fitted to a ladder.
 
-Predictions have intervals, and there is no forecast if the ladder does not support it.
+Predictions have intervals, and there is no forecast if the ladder does not support one.
 
 The law is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556; their fit had stopped too
 early, as Besiroglu et al. showed in 2024, arXiv 2404.10102). N is the number of weights in matrix products, in the
@@ -58,7 +58,7 @@ class LossLaw:
 
 @attrs.frozen(kw_only=True)
 class LawFit:
-    """The laws fitted to the points of a ladder, which predict losses with intervals."""
+    """The laws that were fitted to the points of a ladder. They predict losses with intervals."""
 
     points: tuple[LossPoint, ...]
     law: LossLaw  # the median of each parameter; it is only printed, and forecasts are not computed from it
@@ -114,7 +114,7 @@ class HeldOut:
         misses = ", ".join(f"{100 * miss:+.2f}" for miss in self.misses)
         return (
             f"{point.rung} on {point.tokens:,} tokens, held out: predicted {self.predicted[-1].value:.4f}, measured "
-            f"{point.loss:.4f}; errors of all horizons: {misses} %"
+            f"{point.loss:.4f}; errors at all horizons: {misses} %"
             + (f", {100 * self.error:.2f} % on average" if misses else "")
         )
 
@@ -122,7 +122,7 @@ class HeldOut:
 def fit_law(points: Sequence[LossPoint]) -> LawFit:
     """Fit the law to positive losses of at least two sizes and two horizons.
 
-    Raise BadInput if no law explains them.
+    Raise BadInput if no law explains the losses.
     """
     sizes = np.log([float(point.parameters) for point in points])
     tokens = np.log([float(point.tokens) for point in points])
@@ -178,8 +178,8 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
         if fit.laws.edge_share() <= MOST_AT_EDGE:
             return None
         return (
-            f"the loss falls so slowly that the exponents, {fit.law.alpha:.2g} for size and {fit.law.beta:.2g} for "
-            "tokens, are at the edge of the tested range; add larger sizes and longer horizons"
+            f"the loss falls so slowly that the exponents ({fit.law.alpha:.2g} for size and {fit.law.beta:.2g} for "
+            "tokens) are at the edge of the tested range; add larger sizes and longer horizons"
         )
     return (
         f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, but at "

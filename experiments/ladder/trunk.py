@@ -56,7 +56,7 @@ class Trunk:
     seed: int
     rate: float
     batch: dict[str, int]  # keys of train.json
-    horizons: tuple[Horizon, ...]  # ascending; the last one is the trunk itself
+    horizons: tuple[Horizon, ...]  # ascending; the last horizon is the trunk itself
 
     @property
     def directory(self) -> Path:
@@ -71,7 +71,7 @@ class Trunk:
 
 
 def trunks_of(ladder: LadderFile, size: ModelConfig, rate: float) -> list[Trunk]:
-    """Return a size's trunks, one for each seed. Nothing is written.
+    """Return a size's trunks, one for each seed, without writing any files.
 
     Raise BadInput if a run cannot be trained.
     """
@@ -112,7 +112,7 @@ def _trunk(ladder: LadderFile, size: ModelConfig, rate: float, seed: int) -> Tru
 
 
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:
-    """Start a branch with hard links to a checkpoint of the trunk, unless the branch was already started.
+    """Start a branch with hard links to a checkpoint of the trunk, unless the branch has already started.
 
     Raise BadInput if the trunk does not have the checkpoint.
     """
@@ -153,7 +153,9 @@ def tune_rate(pool: RunPool, ladder: LadderFile) -> dict[float, float]:
     losses = {rounded_rate(rate): losses[rate] for rate in sorted(losses)}
     if not any(map(math.isfinite, losses.values())):
         rates = ", ".join(f"{rate:g}" for rate in losses)
-        raise NoForecast(f"{ladder.file}: rates: no forecast: the runs diverged at all rates ({rates}); lower them")
+        raise NoForecast(
+            f"{ladder.file}: rates: no forecast: the runs diverged at all rates ({rates}); use lower rates"
+        )
     if (edge := edge_of(losses)) is not None:
         rates = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
         raise NoForecast(
@@ -185,7 +187,7 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     waiting: list[Path] = []  # branches that have the checkpoint from which they start
     for stage in range(len(trunks[0].horizons)):
-        last = stage == len(trunks[0].horizons) - 1  # at the end of the trunks, no branch starts
+        last = stage == len(trunks[0].horizons) - 1  # no branch starts where the trunks end
         ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}
         pool.train(ends | dict.fromkeys(waiting))
         if last:
@@ -277,7 +279,7 @@ def _link(source: str, target: str) -> None:
 def _recipe(ladder: LadderFile, rate: float, batch: dict[str, int]) -> dict[str, object]:
     """Return the target's train.json with the ladder's schedule, batch and learning rate.
 
-    The learning rates of parameter groups keep their ratio to the learning rate.
+    The learning rate of each parameter group keeps its ratio to the main learning rate.
     """
     optimization = ladder.target.train.optimization
     keys = {key: value for key, value in ladder.train.items() if key not in ("gradient_accumulation_steps", BUCKET)}

@@ -1,10 +1,11 @@
 """The account of an experiment, `account.jsonl`: its wall-clock time and cost over all calls of experiment.py.
 
 Each line has the totals of all calls so far. A call writes a line before its first job, then every few seconds while it
-has jobs, and at its end. If the line for the end is missing, the call was killed, and its jobs were asked to stop. Such
-a call is charged until ORPHAN_SECONDS after its last line, because its jobs need this time to save a checkpoint. If one
-of its runs is still locked, a job needs longer to save, or no signal has reached it; then the call is charged until
-now. A call without jobs, which only shows results or finds that the budget is spent, writes nothing and costs nothing.
+has jobs, and when it ends. If the final line is missing, the call was killed, and its jobs were asked to stop. Such a
+call is charged until ORPHAN_SECONDS after its last line, because its jobs need this time to save a checkpoint. If one
+of its runs is still locked, either a job needs longer to save or no signal has reached the job. In this case, the call
+is charged for all the time until now. A call without jobs only shows results or finds that the budget is spent. Such a
+call writes nothing and costs nothing.
 """
 
 import math
@@ -40,12 +41,12 @@ class AccountLine:
     spent: Spent = attrs.field(validator=_TOTALS)
     price_per_hour: float | None = attrs.field(validator=optional(_AMOUNT))  # price of the machine during this call
     ended: bool = False  # whether the call has ended
-    # The machine on which `time` was read from the clock. None if an earlier version wrote the line.
+    # The machine whose clock gave `time`. None if an earlier version of this program wrote the line.
     machine: str | None = None
 
 
 class Account(Spending):
-    """The account of this call and all earlier calls. Only the call that has locked the experiment opens it."""
+    """The account of this call and all earlier calls. Only the call that locked the experiment opens the account."""
 
     def __init__(self, directory: Path, options: PoolOptions):
         """Add up the earlier calls. Raise BadInput if the account or its last line cannot be read."""
@@ -111,9 +112,9 @@ class Account(Spending):
 
 
 def _read_lines(path: Path) -> list[AccountLine]:
-    """Return the lines of an account. A damaged line is skipped if there is a later line, which has the totals.
+    """Return the lines of an account. A damaged line is skipped if a later line has the totals.
 
-    Raise BadInput if the last line is complete but damaged, because the totals of earlier lines are too small.
+    Raise BadInput if the last line is complete but damaged, because the totals of the earlier lines would be too small.
     """
     log = read_json_lines(path, partial(structured, kind=AccountLine))
     if log.ends_damaged and not log.ends_torn:

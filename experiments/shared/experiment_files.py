@@ -19,7 +19,7 @@ from training.telemetry.metrics_log import LADDER, METRICS, SWEEP, TRIAL, result
 
 MOST_SEEDS = 1000
 LOSS_DIGITS = 4  # number of decimals of a printed loss
-# For each experiment: bytes that identify its table and its record, because hardly any other file contains them
+# The bytes that identify the table and the record of each experiment. Hardly any other file contains these bytes.
 RESULTS = {
     SWEEP: (b"# Sweep of ", b'"seed_deviation": '),
     LADDER: (b"# Ladder for ", b'"held_out": '),
@@ -30,10 +30,10 @@ RESULTS = {
 def read_experiment(
     file: Path, known_keys: Collection[str], advice: str, *, removed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the keys of an experiment's file. Raise BadInput if the file cannot be read or has an unknown key.
+    """Return the contents of an experiment's file. Raise BadInput if the file cannot be read or has an unknown key.
 
-    `advice` explains what the file must contain. `removed` has the keys that only earlier versions accepted, with the
-    reason for their removal and what to use instead.
+    `advice` explains what the file must contain. `removed` has the keys that only earlier versions accepted. Its values
+    explain why each key was removed and what to use instead.
     """
     values: dict[str, Any] = read_json(file, advice=advice)
     for key in values:
@@ -45,7 +45,7 @@ def read_experiment(
 
 
 def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
-    """Return the seeds that the key `seeds` describes: a list of seeds, or a number of seeds, counted from `first`.
+    """Return the seeds that the key `seeds` describes: a list of seeds, or the number of seeds, which start at `first`.
 
     Raise BadInput for anything else.
     """
@@ -54,8 +54,8 @@ def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
     is_list = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= LARGEST_INTEGER for seed in seeds)
     if not is_list or not 1 <= len(seeds) <= MOST_SEEDS or len(set(seeds)) < len(seeds):
         raise BadInput(
-            f"{file}: seeds: got {quoted(seeds)}, expected a number from 1 to {MOST_SEEDS:,} or a list of that many "
-            "different whole numbers"
+            f"{file}: seeds: got {quoted(seeds)}, expected a number from 1 to {MOST_SEEDS:,}, or a list of 1 to "
+            f"{MOST_SEEDS:,} different whole numbers"
         )
     return tuple(seeds)
 
@@ -77,7 +77,7 @@ def with_count(number: int, noun: str) -> str:
 
 
 def check_results(output: Path, name: str) -> None:
-    """Raise BadInput if NAME.md or NAME.json is not a result of an earlier call, but a file of the user."""
+    """Raise BadInput if NAME.md or NAME.json is a file of the user's, rather than the result of an earlier call."""
     for path, sign in zip(result_files(output, name), RESULTS[name], strict=True):
         if path.is_file():
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
@@ -123,14 +123,14 @@ FIXED = (
     "model.context_length",
     "train.dataset",
 )
-# This key of train.json is removed from all runs of an experiment, because they would share the bucket.
+# This key of train.json is removed from all runs of an experiment, because otherwise they would share the bucket.
 BUCKET = "checkpoints"
 Changes = dict[str, Any]  # "train.KEY" or "model.KEY": value
 Sections = dict[str, dict[str, Any]]  # "model" and "train": keys and values as in the JSON files
 
 
 def changed_run(where: str, base: Path, changes: Changes) -> Run:
-    """Return the run of a directory with the given changes of settings.
+    """Return the run of a directory with the given changes to its settings.
 
     Raise BadInput if a setting is invalid. The error names `where` as the place of the setting.
     """
@@ -172,7 +172,7 @@ def missing_tokens(file: Path, train: TrainConfig) -> str | None:
     except BadInput as error:
         if train.data.min_train_tokens is None:
             raise BadInput(
-                f"{file}: {error}; or set min_train_tokens: null means all tokens, so the steps depend on the dataset"
+                f"{file}: {error}; or set min_train_tokens (null means all tokens, so the steps depend on the dataset)"
             ) from error
         return f"{file}: {error}"
     return None

@@ -8,16 +8,17 @@ from training.supervision.training_process import JobEnd
 from training.telemetry.budget import LIMITS
 
 TABLE_SECONDS = 3.0  # this part of the budget is reserved for writing the table at the end of experiment.py
-# A job starts only if the budget has this much time left. Imports, tokens, a step and a checkpoint take 15 s.
+# A job starts only if the budget has this much time left. The imports, loading the tokens, a step and a checkpoint take
+# 15 s.
 LEAST_SECONDS = 15.0 + TABLE_SECONDS
 
 
 def ended_over_budget(end: JobEnd, progress: RunProgress, seconds_left: float | None) -> bool:
     """Return whether the budget ended a job. `seconds_left` is the rest of the budget, or None without a budget.
 
-    A trial may run a train.py of an earlier version, which does not state the reason for its end. If such a job was
-    stopped, its metrics name the limit. If it failed, the budget is assumed to be the cause if too little of it is
-    left.
+    A trial may run an earlier version of train.py, which does not state why it ended. If such a job was stopped, its
+    metrics name the limit. If such a job failed when too little of the budget was left, the budget is assumed to be the
+    cause.
     """
     if end.reason is not None:
         return end.reason == "out-of-budget"

@@ -1,7 +1,7 @@
 """Compare runs by their records: the tokens on which their losses were measured, and all other conditions.
 
 A configuration file states only an intention. The actual behavior of a run also depends on defaults, code and token
-files; `resolved.json` records it. A verdict on several runs therefore compares these records.
+files. A run records its actual behavior in `resolved.json`, and a verdict on several runs compares these records.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from training.checkpoints.run_record import RESOLVED
 ABSENT = "absent"
 MEASURE_KEYS = (*FIXED, "train.objective")  # these settings determine the tokens on which a final loss is measured
 CONDITIONS = ("precision", "torch")  # keys of a record's numerics
-NAMED_RUNS = 3  # a message names at most this number of runs
+NAMED_RUNS = 3  # a message names at most this many runs
 HASH_DIGITS = 12
 
 
@@ -29,9 +29,10 @@ HASH_DIGITS = 12
 class RecordedRun:
     """The part of a run's `resolved.json` on which its loss depends.
 
-    It is read as plain JSON and not as a RunRecord, because the compared runs are often trained by other commits, for
-    example by a trial's candidate. In such a record, keys may be missing, or values may be unknown to this version. The
-    comparison must show these differences, but a RunRecord would raise an error or fill in this version's default.
+    The file is read as plain JSON and not as a RunRecord, because the compared runs were often trained by other
+    commits, for example by a trial's candidate. The record of such a run may lack keys, or may have values that this
+    version does not know. The comparison must show these differences, but a RunRecord would raise an error or fill in
+    this version's default.
     """
 
     directory: Path
@@ -42,7 +43,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":
-        """Read the record of a run directory. Raise BadInput if it is missing or damaged."""
+        """Read the record of a run directory. Raise BadInput if the record is missing or damaged."""
         record = read_json(directory / RESOLVED)
         measure: dict[str, Any] = {}
         for name in MEASURE_KEYS:
@@ -93,7 +94,7 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
 
 
 def check_same_tokens(runs: Sequence[RecordedRun]) -> None:
-    """Raise BadInput if two runs read different tokens from the same folder, because it was prepared again."""
+    """Raise BadInput if two runs read different tokens from the same folder, because the folder was prepared again."""
     first_readers: dict[str, tuple[str, RecordedRun]] = {}
     for run in runs:
         for name, identity in run.token_files.items():
@@ -103,7 +104,7 @@ def check_same_tokens(runs: Sequence[RecordedRun]) -> None:
 
 
 def check_same_measure(runs: Sequence[RecordedRun]) -> None:
-    """Raise BadInput if two runs have measured their losses on different tokens."""
+    """Raise BadInput if the losses of two runs were measured on different tokens."""
     for run in runs[1:]:
         for name, value in run.measure.items():
             if value != runs[0].measure[name]:
@@ -122,8 +123,9 @@ def describe_conditions(runs: Sequence[RecordedRun], intended: Collection[str] =
 def _different(first: RecordedRun, second: RecordedRun, name: str, first_value: Any, second_value: Any) -> BadInput:
     return BadInput(
         f"{second.directory / RESOLVED}: {name}: {quoted(second_value)}, but {first.directory.name} has "
-        f"{quoted(first_value)}: the losses of these runs cannot be compared, because they were not measured, or not "
-        f"trained, on the same tokens; undo that change, or move {second.directory} away and train it again"
+        f"{quoted(first_value)}: the losses of these runs cannot be compared, because the runs were trained or "
+        f"evaluated on different tokens; restore the earlier value, or move {second.directory} away and train that "
+        "run again"
     )
 
 
@@ -132,14 +134,14 @@ def _objects(value: Any) -> dict[str, Any]:
 
 
 def _streams(value: Any) -> list[dict[str, Any]]:
-    """Return the streams of one split as a list. If the run has a single dataset, its record has no list of streams."""
+    """Return the streams of one split as a list. For a run with a single dataset, `value` is the stream itself."""
     return [_objects(stream) for stream in (value if isinstance(value, list) else [value]) if stream is not None]
 
 
 def _identity(stream: Mapping[str, Any]) -> str:
     """Return a text that identifies the tokens of a stream.
 
-    It has the hashes of the tokens or, if they were still being prepared, the hash of their plan.
+    The text has the hashes of the tokens or, if the tokens were still being prepared, the hash of their plan.
     """
     hashes, tokens = stream.get("sha256"), stream.get("tokens")
     if isinstance(hashes, list) and hashes:

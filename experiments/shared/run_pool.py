@@ -1,4 +1,4 @@
-"""The pool of training jobs: trains several runs of an experiment at a time, under one budget.
+"""The pool of training jobs, which trains several runs of an experiment at a time under one budget.
 
 A run whose job was killed is resumed.
 """
@@ -34,15 +34,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class PoolStopped(Exception):
-    """Training ended early. Checkpoints were saved, so the same command can continue.
+    """Training ended early. Checkpoints were saved, so running the same command again continues the runs.
 
-    The message states the reason and the unfinished runs.
+    The message states the reason and names the unfinished runs.
     """
 
 
 @attrs.frozen
 class Job:
-    """A process that trains a target, and the devices that it uses: the numbers of GPUs or, on a CPU, of slots."""
+    """A process that trains a target, and its devices: GPU numbers or, if the process trains on a CPU, slot numbers."""
 
     target: Target
     process: TrainingProcess
@@ -124,7 +124,7 @@ class RunPool:
         for target in locked:
             if not target.awaited:
                 target.awaited = True
-                display.say(f"{target.name}: an earlier job is still training it; waiting for that job")
+                display.say(f"{target.name}: an earlier job is still training this run; waiting for that job")
         if locked and self.account.after_kill:
             self.account.beat()
             return  # a job of a killed call still uses devices until it has saved a checkpoint
@@ -150,7 +150,8 @@ class RunPool:
             hours = (read_earlier(target.directory, 0.0).seconds + seconds_left - TABLE_SECONDS) / 3600
         until = target.step if target.step < target.last_step else None
         command = train_command(target.directory, self._options, until_step=until, hours=hours, code=target.code)
-        # This must be written before the job starts: if this call is killed, the next call charges its time.
+        # If this call is killed, the next call charges the time since the last line of the account. A line must
+        # therefore be written before the job starts.
         self.account.beat()
         environment = self._devices.environment(devices) | {SETTINGS_VARIABLE: SETTINGS_OF_EXPERIMENT}
         return TrainingProcess(target.directory, command, environment)
@@ -176,7 +177,7 @@ class RunPool:
             self._problem = failure_of(target, end, job.process.log)
 
     def _finish(self, target: Target, progress: RunProgress, display: PoolDisplay) -> None:
-        """Record that a run has reached its target or diverged, and print which."""
+        """Record and print that a run has reached its target or has diverged."""
         target.done = True
         loss = progress.losses.get(target.step)
         details = "" if loss is None else f", validation loss {loss:.4f}"
@@ -203,11 +204,11 @@ class RunPool:
             raise KeyboardInterrupt
         seconds_left = max(0.0, self.account.seconds_left() or 0.0)
         reason = f"{seconds_left:.0f} s of the budget are left, but a job needs {LEAST_SECONDS:.0f} s"
-        command = "the same command with a larger budget"
+        command = "run the same command with a larger budget"
         if self._signal is not None:
-            reason, command = f"stopped by {signal.Signals(self._signal).name}", "the same command"
+            reason, command = f"stopped by {signal.Signals(self._signal).name}", "run the same command"
         unfinished = ", ".join(f"{target.name} ({target.describe()})" for target in missing)
         raise PoolStopped(
             f"{reason}: {count - len(missing)} of {count} runs are done; unfinished: {unfinished}; "
-            f"{self.account.describe()} spent; {command} continues"
+            f"{self.account.describe()} spent; to continue, {command}"
         )

@@ -21,7 +21,7 @@ from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS, STATES, Detail, Metric, RunEvent, event_of, read_metrics
 
-TAIL_BYTES = 1 << 13  # length of the part that is read at the end of the metrics file, about ten lines
+TAIL_BYTES = 1 << 13  # only this much of the end of the metrics file is read; it holds about ten lines
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +35,7 @@ class RunProgress:
     ended: int | None  # last step of the run, if it has ended
 
     def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
-        """Return whether the run is trained to a step.
+        """Return whether the run has been trained to a step.
 
         The run must have ended, or have a checkpoint at this step or later. If the run `validates`, it must also have
         the validation loss at this step.
@@ -59,8 +59,8 @@ def read_progress(directory: Path) -> RunProgress:
     checkpoints = checkpoints_of(directory)
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
-        # The step of a linked checkpoint is only in its state. Import this here, because it imports the network, which
-        # a trial's candidate may have broken.
+        # Only the state of a linked checkpoint has its step. The import is not at the top of this file, because it
+        # imports the network, which a trial's candidate may have broken.
         from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]
@@ -83,7 +83,7 @@ def measured_speed(directory: Path) -> float | None:
 
 
 def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hour: float | None) -> str:
-    """Return a text with the hours, and with a price also the dollars, that `work` takes at earlier runs' median speed.
+    """Return a text with the hours that `work` takes at the median speed of earlier runs, and the cost if it is known.
 
     `work` is in tokens or FLOPs, and `unit` is the corresponding unit of speed.
     """
@@ -97,7 +97,7 @@ def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hou
 
 
 def logged_step(directory: Path) -> int:
-    """Return the step of the newest line of the metrics, or 0 without lines. Only the end of the file is read."""
+    """Return the step of the newest line of the metrics, or 0 if there is none. Only the end of the file is read."""
     try:
         with open_regular(directory / METRICS) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -115,13 +115,16 @@ class Target:
     last_step: int  # the last step of the complete run
     step: int  # the step to which the run must be trained
     validates: bool
-    code: Path = ROOT  # folder of its train.py
+    code: Path = ROOT  # folder of the train.py that trains the run
     done: bool = False
-    awaited: bool = False  # whether a job of another process is training it
+    awaited: bool = False  # whether a job of another process is training the run
 
     @classmethod
     def of(cls, directory: Path, until_step: int | None, ranks: int) -> "Target":
-        """Return the target of a run; `until_step` None means the run's end. Raise BadInput for an invalid run."""
+        """Return the target of a run. If `until_step` is None, the target is the run's end.
+
+        Raise BadInput for an invalid run.
+        """
         run = load_run(directory, ())
         if run.train.validation.patience is not None:
             cause = "all runs of an experiment are compared at the same step"
@@ -145,4 +148,4 @@ class Target:
     def describe(self) -> str:
         """Return the run's progress as text."""
         steps = read_progress(self.directory).steps
-        return f"at step {steps:,} of {self.last_step:,}" if steps else "not begun"
+        return f"at step {steps:,} of {self.last_step:,}" if steps else "not started"

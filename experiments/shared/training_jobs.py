@@ -31,7 +31,7 @@ class PoolOptions:
             check=integer(1, 1 << 16),
         ),
     ] = None
-    ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
+    ranks: Annotated[int, option("number of ranks of each run, started by torchrun", "R", check=WORLD_SIZE)] = 1
     device: Device = None
     price_per_hour: Annotated[float | None, option("price of the machine per hour", "USD", check=USD)] = None
     budget: Budget = attrs.field(factory=Budget)
@@ -41,13 +41,13 @@ class PoolOptions:
 class PoolDevices:
     """The devices of this machine, the number of jobs that run on them at a time, and the ranks of each job."""
 
-    gpus: list[str]  # the numbers of GPUs, as in CUDA_VISIBLE_DEVICES; empty on a CPU
+    gpus: list[str]  # GPU numbers, as in CUDA_VISIBLE_DEVICES; empty on a CPU
     at_once: int
     ranks: int  # ranks of each job; each rank has one device
 
     @classmethod
     def of(cls, options: PoolOptions) -> "PoolDevices":
-        """Return the devices of this machine. Raise BadInput if it has too few."""
+        """Return the devices of this machine. Raise BadInput if there are too few."""
         gpus, ranks = _gpus(options.device), options.ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         at_once = options.at_once or max(1, (len(gpus) or cores) // ranks)
@@ -58,7 +58,7 @@ class PoolDevices:
         return cls(gpus, at_once, ranks)
 
     def free(self, used: list[list[str]]) -> list[str] | None:
-        """Return the devices for one more job, or None if there are too few. `used` are the devices of each job."""
+        """Return the devices for one more job, or None if there are too few. `used` has each job's devices."""
         slots = self.gpus or [str(slot) for slot in range(self.at_once * self.ranks)]
         free_slots = [slot for slot in slots if not any(slot in devices for devices in used)]
         return free_slots[: self.ranks] if len(used) < self.at_once and len(free_slots) >= self.ranks else None
@@ -81,7 +81,7 @@ def describe_jobs(options: PoolOptions) -> list[str | Notice]:
     limits = [] if budget.max_hours is None else [f"{budget.max_hours:g} hours"]
     limits += [] if budget.max_usd is None else [dollars(budget.max_usd)]
     if limits:
-        lines.append(f"stops before {either(limits)}, including earlier calls for this experiment")
+        lines.append(f"stops before all calls for this experiment together exceed {either(limits)}")
     return lines
 
 
@@ -93,9 +93,9 @@ def train_command(
     hours: float | None = None,
     code: Path = ROOT,
 ) -> list[str]:
-    """Return the arguments of Python for a job that trains a run with the train.py in `code`.
+    """Return the arguments that Python needs to train a run with the train.py in `code`.
 
-    With several ranks, the job runs under torchrun. `hours` is the limit for the total of all jobs of the run.
+    With several ranks, the job runs under torchrun. `hours` limits the total time of all jobs of the run.
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={options.ranks}"]
     command = [*(torchrun if options.ranks > 1 else []), str(code / "train.py"), str(directory)]

@@ -1,6 +1,6 @@
 """The key `measure` of a sweep: it measures all variants on the same held-out text, whatever tokens they train on.
 
-If all variants have the tokenizer of the measured tokens, the loss is in nats per token. Otherwise the text is encoded
+If all variants use the tokenizer of the measured tokens, the loss is in nats per token. Otherwise the text is encoded
 with each variant's own tokenizer, and the loss is in bits per byte.
 """
 
@@ -37,8 +37,8 @@ from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
-MEASURED = "measured"  # this folder next to the runs has the measured texts, encoded with other tokenizers
-SEQUENCE_BYTES = 56  # length of the sequences that are searched in the training tokens: 13 GPT-2 tokens of English
+MEASURED = "measured"  # folder next to the runs, for the measured texts encoded with the tokenizers of the runs
+SEQUENCE_BYTES = 56  # the training tokens are searched for sequences of this length: 13 GPT-2 tokens of English
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02
 
@@ -93,7 +93,7 @@ def read_measure(file: Path, value: Any, trains: Iterable[TrainConfig]) -> Share
 
 
 def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
-    """Raise BadInput if a training source contains the measured text, apart from common phrases."""
+    """Raise BadInput if a training source contains too much of the measured text. Common phrases are accepted."""
     for directory in sources_of(trains):
         tokenizer, stream = tokenizer_of(directory), open_split(directory, "train")
         for span in measure.ranges:
@@ -106,9 +106,9 @@ def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
             share = float(find_overlap([stream], sequences, n).touched.mean()) if sequences else 0.0
             if share > MOST_SEEN:
                 raise BadInput(
-                    f"{directory}: its training tokens contain {share:.1%} of the measured text {span}, in sequences "
-                    f"of {n} tokens, and at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, or measure "
-                    "other text"
+                    f"{directory}: its training tokens contain {share:.1%} of the measured text {span} (compared in "
+                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, "
+                    "or measure other text"
                 )
 
 
@@ -118,15 +118,16 @@ def measure_run(
     """Return the losses of a run's last checkpoint on all ranges.
 
     If losses were measured on the same weights before, they are read from evaluations.jsonl; otherwise they are
-    measured on `device`. Older versions stored no hash of the weights; such losses are measured again if there is a
-    device. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the checkpoint is
-    invalid.
+    measured on `device`. Older versions stored losses without a hash of the weights. If there is a device, such losses
+    are measured again. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the
+    checkpoint is invalid.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     weights = identity_on_disk(run, title)
     for span in measure.ranges if measure.same_ids else _encoded_ranges(measure, run, train):
         identity = span.identity()
-        # With --tokenizer, the token ids of the measured text had another meaning than the ids of the training tokens.
+        # Results measured with --tokenizer are skipped, because the token ids of the measured text do not have the same
+        # meaning as the ids of the training tokens.
         loss_results = [line for line in results_of(run, title, "loss") if GIVEN_TOKENIZER not in line]
         stored = [line for line in loss_results if line.get("range") == identity]
         matching = [line for line in stored if weights is None or weights.is_same(WeightsIdentity.of(line))]
@@ -154,7 +155,7 @@ def _loss_of(result: dict[str, Any], key: str, run: Path) -> float:
     if not number(0).holds(loss):
         raise BadInput(
             f"{run / EVALUATIONS}: {key}: got {quoted(loss)} in the last result on {result['range']['tokens']}, "
-            "expected a number from 0; remove that line to measure it again"
+            "expected a number of at least 0; remove that line to measure the loss again"
         )
     return float(loss)  # type: ignore[arg-type]  # the check above shows that it is a number
 
@@ -170,7 +171,7 @@ def tokenizer_of(directory: Path) -> Tokenizer:
     manifest = read_manifest(directory)
     if manifest is None:
         raise BadInput(
-            f"{directory}: there is no manifest.json, so the tokenizer is unknown; prepare it with prepare_data.py"
+            f"{directory}: no manifest.json, so the tokenizer is unknown; prepare the tokens with prepare_data.py"
         )
     return recorded_tokenizer(manifest.tokenizer, directory)
 

@@ -1,4 +1,4 @@
-"""The sweep file: a base run directory, levers, seeds, and a rule that stops losing variants early."""
+"""The sweep file: a base run directory, levers, seeds, and a rule for ending the runs of losing variants early."""
 
 import json
 import math
@@ -26,7 +26,7 @@ NO_LEVER = (
 )
 REFUSED = {
     f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the local disk",
-    "train.random_seed": "the seeds of a sweep are its key 'seeds'",
+    "train.random_seed": "the seeds of a sweep are set by its key 'seeds'",
 }
 
 
@@ -44,8 +44,8 @@ def read_variants(
 ) -> tuple[Variant, ...]:
     """Return the base, then a variant for each value of a lever that differs from the base.
 
-    `shared` are the changes of all runs, and `fixed` are the keys that cannot be levers. Raise BadInput for an invalid
-    lever.
+    `shared` has the changes that apply to all runs, and `fixed` the keys that cannot be levers. Raise BadInput for an
+    invalid lever.
     """
     if not isinstance(levers, dict) or not levers:
         raise BadInput(f'{file}: levers: got {quoted(levers)}, expected {{"train.KEY": [VALUE, ...]}}')
@@ -68,8 +68,8 @@ def read_variants(
 def read_changes(file: Path, where: str, values: Any, fixed: Collection[str] | None = None) -> Changes:
     """Return the changes of a lever, or of `set`, as a mapping from "SECTION.KEY" to value.
 
-    Keys in the file may have the same forms as for --set. `fixed` are the keys that cannot be levers; for `set`, it is
-    None. Raise BadInput for an unknown key or a key that an experiment cannot change.
+    A key in the file may have any form that --set accepts. `fixed` has the keys that cannot be levers; it is None for
+    the changes of `set`. Raise BadInput for an unknown key or a key that an experiment cannot change.
     """
     if not isinstance(values, dict) or (fixed is not None and not values):
         raise BadInput(f'{file}: {where}: got {quoted(values)}, expected {{"train.KEY": VALUE}}')
@@ -95,7 +95,7 @@ def _choices(file: Path, name: str, lever: Any, fixed: Collection[str]) -> Itera
         yield name, read_changes(file, f"levers: {name}", lever, fixed)
         return
     if not isinstance(lever, list) or not lever:
-        raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, expected a list of values or an object of keys")
+        raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, expected a list of values, or an object")
     for value in lever:
         changes = read_changes(file, "levers", {name: value}, fixed)
         if isinstance(value, list | dict):
@@ -146,7 +146,7 @@ class Sweep:
 
     file: Path
     base: Path
-    changes: Changes  # the key "set": changes of all runs
+    changes: Changes  # the key "set": changes that apply to all runs
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     halving: Halving
@@ -154,7 +154,7 @@ class Sweep:
 
 
 def read_sweep(file: Path) -> Sweep:
-    """Read a sweep file. Raise BadInput if it is invalid; the error names the file and the key."""
+    """Read a sweep file. Raise BadInput if the file is invalid; the error names the file and the key."""
     advice = 'expected {"base": RUN, "levers": {"train.KEY": [VALUE, ...]}, "seeds": N}'
     values = read_experiment(file, KNOWN, advice, removed=REMOVED)
     base = values.get("base")
@@ -200,7 +200,7 @@ def _halving(file: Path, rule: Any) -> Halving:
     valid = valid and 1 < rule["factor"] < MOST_VARIANTS and bool(rule["rungs"])
     if not valid or not all(low < high for low, high in pairwise([0, *rule["rungs"], 1])):
         raise BadInput(
-            f"{file}: halving: got {quoted(rule)}, expected a factor above 1 and ascending shares of the steps below "
-            '1, such as {"factor": 3, "rungs": [0.25, 0.5]}'
+            f"{file}: halving: got {quoted(rule)}, expected a factor above 1 and ascending shares of the steps, all "
+            'below 1, such as {"factor": 3, "rungs": [0.25, 0.5]}'
         )
     return Halving(factor=rule["factor"], rungs=tuple(rule["rungs"]))

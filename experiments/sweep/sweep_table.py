@@ -1,7 +1,7 @@
 """The verdicts of a sweep, and its table, which is printed and written as Markdown and JSON.
 
-A verdict compares a variant with the base. Runs are paired by seed. Dunnett's intervals take all variants that have
-started into account, including the variants that the rule has stopped, because each could have become a false winner.
+A verdict compares a variant with the base. Runs are paired by seed. Dunnett's intervals account for all variants that
+have started, including the variants that the rule has stopped, because each of them could have become a false winner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ class SweepVerdict:
     """The verdict on a variant, compared with the base."""
 
     text: str
-    difference: Interval | None = None  # loss of the variant - loss of the base; None if they were not compared
+    difference: Interval | None = None  # loss of the variant - loss of the base; None if the two were not compared
 
 
 def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds: Sequence[int]) -> list[SweepVerdict]:
@@ -97,7 +97,7 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
 
 def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) -> list[tuple[Interval, SeedNoise]]:
-    """Return the difference between each variant and the base, as an interval, and its noise.
+    """Return the difference between each variant and the base, as an interval, and the noise of the difference.
 
     The confidence of the intervals applies to all comparisons together.
     """
@@ -113,7 +113,7 @@ def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) ->
 
 @attrs.frozen(kw_only=True)
 class SweepTable:
-    """The results and verdicts of a sweep. The first result is that of the base, whose verdict has no comparison."""
+    """The results and verdicts of a sweep. The first result and the first verdict are the base's."""
 
     sweep: Sweep
     results: Sequence[VariantResult]
@@ -134,7 +134,7 @@ class SweepTable:
         return "\n".join([table, "", *self._notes()])
 
     def show(self, output: Path) -> None:
-        """Print the table, and write sweep.md and sweep.json unless they have results of runs that no longer exist."""
+        """Print the table, and write sweep.md and sweep.json unless these files have results of removed runs."""
         if removed_runs := self._removed_runs(output):
             table_file, _ = result_files(output, SWEEP)
             note_text = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
@@ -195,7 +195,10 @@ class SweepTable:
         if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
             lines.append(f"Rule, set in advance: at {rungs} of the steps, the best 1/{rule.factor:g} continue.")
-            lines.append("They were chosen by these losses, so their means look too good; a gain is given as a bound.")
+            lines.append(
+                "The variants that continued were chosen by these same losses, so their means look too good; a gain is "
+                "given as a bound."
+            )
         if missing := self._missing():
             lines.append(f"Missing: {', '.join(missing)}.")
         return [*lines, *self.warnings]
@@ -232,7 +235,8 @@ def describe_power(sweep: Sweep) -> str:
     if seeds < 2:
         return "no verdict is possible: one seed cannot separate a difference from luck"
     detectable, enough = detectable_deviations(comparisons, seeds), default_seeds(comparisons)
-    advice = f"; {enough} seeds find a difference of {SOUGHT_DEVIATIONS:g}" if detectable > SOUGHT_DEVIATIONS else ""
+    more = f"; {enough} seeds find a difference of {SOUGHT_DEVIATIONS:g} seed deviations"
+    advice = more if detectable > SOUGHT_DEVIATIONS else ""
     return (
         f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (standard "
         "deviations of one run over seeds, without the effect that a seed has on all variants); smaller differences "

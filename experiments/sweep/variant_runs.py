@@ -71,9 +71,9 @@ class VariantRun:
 
 
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
-    """Return all runs of a sweep, variant by variant. Nothing is written.
+    """Return all runs of a sweep, variant by variant, without writing any files.
 
-    Raise BadInput if a run cannot be trained, or was started with other settings.
+    Raise BadInput if a run cannot be trained, or if a run was started with other settings.
     """
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
@@ -103,7 +103,7 @@ def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
             raise BadInput(
                 f"{sweep.file}: halving: {run.directory.name}: the rungs are at steps "
                 f"{', '.join(map(str, steps[:-1]))} of {run.plan.steps:,}, but they must be different steps before the "
-                "last; spread the rungs, or train more steps"
+                "last step; spread the rungs, or train more steps"
             )
     stopped = stopped_variants(sweep, runs)
     for share in sweep.halving.rungs:
@@ -128,7 +128,7 @@ def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None)
             continue
         variant, earlier = same
         plumbing = ", ".join(key for key in variant.changes if key.partition(".")[2] in PLUMBING_KEYS)
-        advice = "leave one out"
+        advice = "remove one of them"
         if plumbing:
             advice = f"{plumbing} does not change results, so it cannot be a lever; put it into 'set', for all runs"
         where = ""
@@ -194,8 +194,8 @@ def train_sweep(
 def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: str | None) -> None:
     """Write and print the table of the runs that have been trained.
 
-    `device` is used to measure losses for the key `measure`. If it is None, only losses that were measured before are
-    shown.
+    `device` is used to measure losses for the key `measure`. If `device` is None, only losses that were measured before
+    are shown.
     """
     warnings = check_records(sweep, runs)
     bar = tqdm(runs, "measured", unit="run", leave=False, disable=True if sweep.measure is None else None)
@@ -204,7 +204,7 @@ def show_sweep(sweep: Sweep, runs: Sequence[VariantRun], output: Path, device: s
 
 
 def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
-    """Return warnings about conditions in which the runs differ, according to their own records.
+    """Return warnings about conditions that differ between the runs, according to their own records.
 
     Raise BadInput if their losses were not measured on the same tokens.
     """
@@ -219,7 +219,7 @@ def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
     """Return the variants that the rule has stopped, with the step at which each was stopped.
 
-    A rung is used only if all variants that were not stopped before have a loss there.
+    A rung is used only if it has a loss of every variant that was not stopped at an earlier rung.
     """
     stopped: dict[str, int] = {}
     for share in sweep.halving.rungs:
@@ -278,7 +278,7 @@ def describe_runs(
     return [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
         f"{len(sweep.variants)} variants x {with_count(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
-        + (" at most, because the rule stops losing variants early" if sweep.halving.rungs else ""),
+        + (" at most, because the rule ends the runs of losing variants early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
         describe_power(sweep),
         *_describe_same_here(sweep, runs, device),

@@ -26,7 +26,7 @@ from experiments.trial.new_files import needed_files
 
 WORKING_TREE = "."
 MOST_UNCOMMITTED_BYTES = 32_000_000  # a trial copies at most this many bytes of uncommitted files
-NAMED_FILES = 3  # notes and errors name at most this number of files
+NAMED_FILES = 3  # notes and errors name at most this many files
 CHECKOUT_WAIT_SECONDS = 600.0  # how long to wait for another trial that is writing the same files
 
 
@@ -98,14 +98,14 @@ class Snapshots:
             "command again"
         )
         with writing(folder), partial_directory(folder, contention, wait_seconds=CHECKOUT_WAIT_SECONDS) as partial:
-            if folder.exists():  # another trial has written it while this one waited
+            if folder.exists():  # another trial wrote the folder while this trial waited
                 return
             tokens.mkdir(exist_ok=True)
             with tarfile.open(fileobj=io.BytesIO(archive)) as files:
                 files.extraction_filter = getattr(tarfile, "tar_filter", None)  # exists since Python 3.11.4
                 files.extractall(partial)
             if not (partial / tokens.name).exists():
-                (partial / tokens.name).symlink_to(tokens.resolve())  # in a worktree, token_files may be a link itself
+                (partial / tokens.name).symlink_to(tokens.resolve())  # in a worktree, token_files may itself be a link
             publish_folder(partial, folder)
 
     def _working_tree(self) -> str:
@@ -119,7 +119,7 @@ class Snapshots:
         self.copied = sorted([*changed, *needed])
         _check_size(self.copied)
         with tempfile.TemporaryDirectory() as folder:
-            index = Path(folder) / "index"  # this is a copy, so that the user's staged changes do not change
+            index = Path(folder) / "index"  # a copy, so that the user's own index does not change
             with suppress(FileNotFoundError):  # there is no index before the first commit
                 shutil.copy2(ROOT / _git("rev-parse", "--git-path", "index").decode().strip(), index)
             self._git("add", "--update", index=index)
@@ -140,7 +140,7 @@ class Snapshots:
 
 
 def describe_left_out(paths: Sequence[str]) -> Iterator[str]:
-    """Yield a note on the new files that are not part of the snapshot of the working tree, if there are any."""
+    """Yield a note about the new files that are not part of the snapshot of the working tree, if there are any."""
     if paths:
         verb, them = ("is", "it") if len(paths) == 1 else ("are", "them")
         yield (
@@ -161,7 +161,7 @@ def first_paths(paths: Sequence[str]) -> str:
 
 
 def uncommitted_size(paths: Sequence[str]) -> str:
-    """Return the number and size of files of the working tree as text."""
+    """Return the number and the total size of the given files of the working tree, as text."""
     return describe_size([*_sizes(paths).values()])
 
 

@@ -1,7 +1,7 @@
 """Find the new files of a working tree that its programs import or name.
 
 A candidate is defined by the behavior of its programs. If no program refers to a new file, such as notes, another run
-or a plot, then the file does not change the behavior, so the candidate with this file must be the same candidate.
+or a plot, the file does not change this behavior. Such a file must therefore not turn the candidate into another one.
 """
 
 import ast
@@ -17,8 +17,8 @@ UNUSED_FOLDERS = ("tests",)  # no training job runs programs from these folders
 def needed_files(root: Path, tracked: Collection[str], new: Sequence[str]) -> list[str]:
     """Return the new files that are imported or named by a tracked Python file or by another needed new file.
 
-    A program names a file if one of its string constants is the file's path. If both are in the same top-level folder,
-    the file's name without folders is enough. All paths are relative to `root`.
+    A program names a file if one of its string constants is the file's path. If the program and the file are in the
+    same top-level folder, the file's name without folders is enough. All paths are relative to `root`.
     """
     waiting = [path for path in tracked if _is_program(path)]
     needed: dict[str, None] = {}

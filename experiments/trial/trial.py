@@ -26,7 +26,7 @@ MEASURE = ("training/validation.py", "training/loop.py", "model/loss.py", "token
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """Two commits and a run directory. All mappings have the same keys as SIDES."""
+    """Two commits and a run directory. The keys of every mapping are SIDES."""
 
     revisions: dict[str, str]  # as the user entered them
     trees: dict[str, str]  # hashes of the files
@@ -39,7 +39,7 @@ class Trial:
 
     @classmethod
     def of(cls, snapshots: Snapshots, base: str, candidate: str, run: Path) -> "Trial":
-        """Read two git revisions. Nothing is written; `check_out` does that.
+        """Read two git revisions without writing any files. `check_out` writes them.
 
         Raise BadInput if a revision is unknown, or if the final losses of the two sides could not be compared.
         """
@@ -60,7 +60,7 @@ class Trial:
             path = run.resolve() / f"{section}.json"
             raise BadInput(
                 f"{path}: {key}: the candidate has {candidate_value}, but the base has {base_value}; both need the "
-                "same value, because it changes the tokens on which the final loss is measured"
+                "same value, because this key determines the tokens on which the final loss is measured"
             )
         return cls(
             revisions=revisions,
@@ -74,10 +74,10 @@ class Trial:
         )
 
     def check_out(self, snapshots: Snapshots) -> None:
-        """Write the files of each side into a folder, unless it exists, and print their number and size."""
+        """Write the files of each side into a folder, unless the folder exists, and print their number and size."""
         for side, tree in self.trees.items():
             if not (folder := CODE / tree).exists():
-                show(progress(f"{folder}: {self.sizes[side]}, the {side}"))
+                show(progress(f"{folder}: writing the {side}, {self.sizes[side]}"))
                 snapshots.check_out(tree, folder)
 
     @property
@@ -95,7 +95,7 @@ class Trial:
         return self.output / ("" if name.startswith("seed-") else "probes") / f"{side}-{name}"
 
     def notes(self) -> list[str]:
-        """Return notes on the change: different settings, requirements, and files that measure the loss."""
+        """Return notes about the settings, the requirements and the files for measuring the loss that have changed."""
         files, notes = self.changed_files, [*describe_left_out(self.left_out)]
         if keys := differing_keys(self.sections):
             notes.append(f"The run directories differ in {', '.join(keys)}.")
@@ -122,7 +122,7 @@ def differing_keys(sections: dict[str, Sections]) -> list[str]:
 
 
 def form_of(section: str, sections: Sections) -> dict[str, Any]:
-    """Return a section's settings in a form that can be compared: with defaults, and without older key names.
+    """Return a section's settings in a form that can be compared, with defaults filled in and old key names replaced.
 
     If only the commit's own code can read the settings, they are returned unchanged.
     """
@@ -130,7 +130,7 @@ def form_of(section: str, sections: Sections) -> dict[str, Any]:
 
 
 def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:
-    """Return the settings of a run directory in a tree. If the tree does not contain it, read the directory on disk."""
+    """Return the settings of a run directory in a tree. If it is not in the tree, read the directory on disk."""
     path, sections = run.resolve(), {}
     for name in KEYS:
         values = None

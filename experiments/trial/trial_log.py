@@ -1,8 +1,8 @@
 """The log of all trials, trials.jsonl.
 
-When a trial starts, a line with its number, level and looks is written; when it ends, a line with its verdict. The log
-determines the part of the error probability that a new trial may spend. A damaged or edited line is skipped, but counts
-as a trial. Otherwise, a later trial would get a larger level because a line cannot be read.
+A trial writes a line with its number, level and looks when it starts, and a line with its verdict when it ends. The log
+determines the part of the error probability that a new trial may spend. A damaged or edited line is skipped, but it
+counts as a trial. Otherwise, one line that cannot be read would give all later trials a larger level.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def _are_looks(value: Any) -> bool:
 
 @attrs.frozen(kw_only=True)
 class TrialLine:
-    """A line of the log: the start of a trial, with its number and rule, or its end, with a verdict."""
+    """A line of the log: the start of a trial, with its number and rule, or the end of a trial, with its verdict."""
 
     trial: str = attrs.field(validator=text())
     number: int = attrs.field(default=0, validator=integer(0, MOST_TRIALS))
@@ -77,17 +77,17 @@ class TrialLog:
 
 
 def read_trials(folder: Path) -> TrialLog:
-    """Return the log of a folder, and print a note on damaged lines. Raise BadInput if the log cannot be read."""
+    """Return the log of a folder, and print a note about damaged lines. Raise BadInput if the log cannot be read."""
     log = read_json_lines(folder / TRIALS, partial(structured, kind=TrialLine, unknown_keys=True))
     for notice in log.notes():
-        show(note(f"{notice.text}; each of them counts as a trial"))
+        show(note(f"{notice.text}; each damaged line counts as a trial"))
     return TrialLog(log.records, len(log.damaged))
 
 
 def rule_of(log: TrialLog, name: str, pairs: int | None) -> tuple[int, TrialRule]:
-    """Return the number and the rule of a trial. If it has not started, they are those of a trial that starts now.
+    """Return the number and the rule of a trial, or what these would be if the trial started now.
 
-    Raise BadInput if it was started with another number of pairs.
+    Raise BadInput if the trial was started with another number of pairs.
     """
     if (line := log.first_line(name)) is not None:
         if pairs is not None and line.looks != (pairs,):
@@ -99,7 +99,7 @@ def rule_of(log: TrialLog, name: str, pairs: int | None) -> tuple[int, TrialRule
 
 
 def begin(folder: Path, name: str, pairs: int | None, details: dict[str, Any]) -> tuple[int, TrialRule]:
-    """Return the number and the rule of a trial. If it has not started, write them and the `details` to the log."""
+    """Return a trial's number and rule. If the trial has not started, write both and the `details` to the log."""
     with _locked(folder) as log:
         number, rule = rule_of(log, name, pairs)
         if log.first_line(name) is None:

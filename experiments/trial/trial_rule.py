@@ -4,11 +4,11 @@ A pair is two runs with the same seed and data, and its difference is candidate 
 difference from luck, at a level that takes all earlier trials into account. Each look at the results spends a separate
 share of the level. The sum of the shares bounds the error of stopping early, however the looks are correlated.
 
-This is correct if differences are roughly normal, or symmetric with heavy tails. It is not correct if they are skewed.
-A change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth run. No
-rule can distinguish such a change from a real gain with only a few pairs. The verdict therefore states the assumption,
-and the share of runs that the pairs may not represent. benchmarks/trial_loops.py measures the error if the assumption
-is wrong.
+The rule is correct if differences are roughly normal, or symmetric with heavy tails. It is wrong if differences are
+skewed. A change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth
+run. No rule can distinguish such a change from a real gain with only a few pairs. The verdict therefore states the
+assumption, and the share of runs that the pairs may not represent. benchmarks/trial_loops.py measures the error if the
+assumption is wrong.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ GAMMA = 0.389  # the sum of GAMMA / (t x max(1, log t) ** 2) over all trials t i
 LOOKS = (0.4, 0.7, 1.0)  # the rule looks at the results after these shares of the pairs
 SPENDING = 2.5  # exponent of the spending function
 AIMED_POWER = 0.95  # POWER, plus the power that is lost by stopping for futility
-# The trial stops for futility if this is the one-sided confidence that there is no gain of the size it looks for.
+# The trial stops for futility once it is this confident (one-sided) that a gain of the target size does not exist.
 FUTILITY = 0.985
 
 
@@ -135,15 +135,15 @@ class TrialRule:
 
 
 def assumption(pairs: int) -> str:
-    """Return a phrase with the assumption behind a verdict, and the rare events that the pairs may not have shown.
+    """Return a phrase with the assumption behind a verdict, and a limit for rare events that the pairs may have missed.
 
-    If something happens in a share p of all runs, n pairs do not show it with the probability (1 - p) ** n, whatever
-    the distribution is. The phrase has the largest share for which this probability is at least ERROR.
+    If something happens in a share p of all runs, the probability that it happens in none of n pairs is (1 - p) ** n,
+    whatever the distribution is. The phrase has the largest share for which this probability is at least ERROR.
     """
     unseen = 1 - ERROR ** (1 / pairs)
     return (
-        f"if differences are roughly normal; what happens in up to {unseen:.0%} of runs may not have shown in {pairs} "
-        "pairs"
+        f"if differences are roughly normal; events that occur in up to {unseen:.0%} of runs may have been missed by "
+        f"{pairs} pairs"
     )
 
 
@@ -154,7 +154,7 @@ def detectable(level: float, pairs: int) -> float:
 
 
 def seeds_of(name: str) -> range:
-    """Return the seeds of a trial. They are the same in each call.
+    """Return the seeds of a trial, which are the same in every call.
 
     Different trials have different seeds, so that earlier decisions cannot have benefited from the luck of these seeds.
     """

@@ -48,7 +48,8 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     return [
         f"{trial.output}: {len(trial.changed_files):,} files differ",
         f"copies: base {trial.sizes['base']}, candidate {trial.sizes['candidate']}; not committed: {trial.uncommitted}",
-        f"first, both train 1 step and a run of {short_steps(plan.steps)} steps; if the bits are equal, the trial ends",
+        f"first, both sides train 1 step, and then a run of {short_steps(plan.steps)} steps; if the bits are equal, "
+        "the trial ends",
         rule.describe(number),
         f"at most {most_runs} runs, {tokens:,} tokens",
         describe_cost(tokens, "tokens/s", [speed] if speed else [], options.price_per_hour),
@@ -60,7 +61,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
 
     Raise BadInput if a run fails, or if the losses cannot be compared.
     """
-    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # the surrounding repository is at another commit
+    os.environ["GIT_CEILING_DIRECTORIES"] = str(CODE)  # git must not report the surrounding repository's commit
     table = TrialTable(trial=trial, notes=trial.notes())
     try:
         pool.reach(_targets(trial, "probe", dict.fromkeys(SIDES, 1), {}, ends_run=False))
@@ -107,7 +108,8 @@ def recorded_number(path: Path, name: str) -> int:
     number = values.get(key) if isinstance(values, dict) else None
     if not integer(1).holds(number):
         raise BadInput(
-            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; the code of this commit wrote it"
+            f"{path}: {name}: got {quoted(number)}, expected a whole number above 0; this record was written by the "
+            "code of the trained commit"
         )
     return int(number)  # type: ignore[arg-type]  # the check above shows that it is a number
 
@@ -118,13 +120,13 @@ def short_steps(steps: int) -> int:
 
 
 def describe_same_bits(short: int, steps: int) -> str:
-    """Return a verdict of equal bits. It claims only what was compared: `short` of the run's `steps` steps."""
+    """Return the text of the verdict "same bits". It claims only what was compared: `short` of the `steps` steps."""
     equal = "same bits: equal weights, moments and validation losses"
     if short == steps:
         return f"{equal} after the whole run of {steps:,} steps"
     return (
-        f"{equal} in a run shortened to {short:,} steps; the full run has {steps:,}, and anything that a program does "
-        f"only after step {short:,} was not compared"
+        f"{equal} in a run shortened to {short:,} steps; the full run has {steps:,} steps, and anything that a "
+        f"program does only after step {short:,} was not compared"
     )
 
 
@@ -155,7 +157,7 @@ def _targets(
 ) -> list[Target]:
     """Write the run directory of each side, with the `changes` of train.json, and return the targets.
 
-    `steps` has the target step of each side. If `ends_run` is false, the run has another step after it.
+    `steps` has the target step of each side. If `ends_run` is false, the complete run has one more step.
     """
     targets = []
     for side in SIDES:
@@ -196,7 +198,7 @@ def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
 
 
 def _show(trial: Trial, table: TrialTable) -> int:
-    """Print and write the table and its record, and return the verdict's exit status. The record is the last line."""
+    """Print and write the table and its record, and return the verdict's exit status. The record is printed last."""
     base, candidate = trial.revisions.values()
     show_results(table.text, table.record, trial.output, TRIAL, f"{candidate} against {base} on {trial.run}")
     show(json.dumps(table.record()))

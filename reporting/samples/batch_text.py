@@ -48,10 +48,10 @@ from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import Detail, RunEvent, event_of, read_metrics
 
-LISTED = 10  # of a large batch, the terminal shows this number of sequences, those with the highest loss
+LISTED = 10  # number of sequences of a large batch that the terminal shows: those with the highest loss
 PRINTED_TOKENS = 1 << 12  # a batch of at most this number of tokens is printed completely
-STRETCH = 16  # of each sequence of a large batch, this number of tokens is printed
-COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colours in a terminal with 256 colours
+STRETCH = 16  # number of tokens that are printed of each sequence of a large batch
+COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colors in a terminal with 256 colors
 SIGN = b"Lockstep's <code>train.py --look</code>"
 
 
@@ -73,7 +73,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     Raise BadInput if the batch cannot be rebuilt.
     """
     if environment_rank() > 0:
-        return EXIT_DONE  # only rank 0 prints it
+        return EXIT_DONE  # only rank 0 prints the batch
     if command.html is not None:
         check_replaceable(command.html, SIGN, "a page of train.py --look", "--html")
     os.nice(10)  # yields to a training run on the same machine
@@ -87,7 +87,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
     chosen = [sequence for sequence in batch if command.rank in (None, sequence.rank)]
     if not chosen:
         raise BadInput(
-            f"--rank {command.rank}: no sequence of this step was read by it; "
+            f"--rank {command.rank}: this rank read no sequence of the step; "
             f"pass a data-parallel rank from 0 to {batch[-1].rank}"
         )
     network, weights_source = weights_before(run, record, step, initial, job.tokenizer)
@@ -208,9 +208,10 @@ def weights_before(
 
 
 def batch_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:
-    """Return the loss in nats of each token after the first of sequences (N, T + 1), as fp32 (N, T).
+    """Return the loss of every token except the first one of each sequence, in nats, fp32 (N, T).
 
-    Raise BadInput if the device cannot compute it, for example because it has too little memory.
+    `ids`: the sequences, (N, T + 1). Raise BadInput if the device cannot compute the losses, for example because it has
+    too little memory.
     """
     try:
         network = network.to(device).eval()
@@ -257,7 +258,7 @@ def ends_before(stream: TokenStream, end_of_text: int, positions: np.ndarray) ->
 
 
 def in_terminal(cells: Sequence[dict[str, str]]) -> str:
-    """Return tokens as text for a terminal, coloured by their losses if the terminal has colours."""
+    """Return tokens as text for a terminal, colored by their losses if the terminal supports colors."""
     coloured, parts = sys.stdout.isatty() and not os.environ.get("NO_COLOR"), []
     for token in cells:
         shown = token["text"].replace("·", " ") if "space" in token["classes"] else token["text"]

@@ -57,7 +57,7 @@ class HeldOutText:
     source: str  # where its tokens were read
     ids: list[int]
     tokens: list[str]  # the bytes of each token, decoded as Latin-1; older lines have "" for a special token
-    window: int  # tokens that are predicted together; the first prediction in a window sees only one token before it
+    window: int  # number of tokens that are predicted together; the first prediction in a window sees only one token
     special: list[int] = attrs.field(factory=list)  # the ids in `ids` that are special tokens, ascending
 
 
@@ -105,7 +105,7 @@ def spaced(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def weights_on_disk(run: Path) -> dict[str, str]:
-    """Return the sha256 of each checkpoint's weights, as its manifest has it.
+    """Return the sha256 of each checkpoint's weights, as recorded in its manifest.
 
     Checkpoints that are damaged or are just being deleted are left out.
     """
@@ -130,9 +130,9 @@ def record_samples(run: Path) -> list[str]:
     path = run / SAMPLES
     try:
         with writing(path), closing(JsonLog(path)) as log:
-            contention = f"{path}: another report.py is recording samples; this page shows those recorded so far"
+            contention = f"{path}: another report.py is recording samples; this page shows the samples recorded so far"
             lock(log.file, path, contention)
-            for name in _missing(run, text):  # list them again, because another process may have recorded some
+            for name in _missing(run, text):  # list them again, because another process may have recorded some of them
                 starts = len(read_starts(run))
                 try:
                     if (sample := _sample(run, name, text, starts)) is not None:
@@ -169,7 +169,7 @@ def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
 
 
 def _missing(run: Path, text: Range | None) -> list[str]:
-    """Return the names of the checkpoints to sample: the newest and the best first, then from new to old."""
+    """Return the names of the checkpoints to sample: first the newest and the best, then the rest from new to old."""
     samples = {sample.name: sample for sample in read_samples(run)[0]}
     done = {name for name, sample in samples.items() if sample.held_out is not None or text is None or sample.problem}
     names = [name for name, weights in weights_on_disk(run).items() if name not in done]
@@ -183,7 +183,7 @@ def _missing(run: Path, text: Range | None) -> list[str]:
 
 def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     """Return the first tokens of the run's validation stream, or None and a note if they cannot be read."""
-    record, job, _ = read_resolved(run)  # without its notes: the run's history has them already
+    record, job, _ = read_resolved(run)  # the notes are in the run's history already
     start, vocabulary = (0, 0) if record is None else (record.train.validation.start_val_token, record.model.vocab_size)
     problem = f"{run / RESOLVED}: lists no token files"
     for directory in job.token_directories:
@@ -216,8 +216,8 @@ def _is_of(record: RunRecord, directory: Path) -> bool:
 def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
     """Return prompts from the held-out text, evenly spaced; none if there is no such text.
 
-    A prompt is the beginning of a line. In conversations it is the beginning of a row up to the first answer, with the
-    same ids that the model was trained on.
+    A prompt is the beginning of a line. In conversations, a prompt is the beginning of a row up to the first answer,
+    with the ids that the model was trained on.
     """
     if text is None:
         return []

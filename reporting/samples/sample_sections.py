@@ -1,4 +1,4 @@
-"""The sections of a report about checkpoints: continuations of prompts, and the heat map of a held-out text."""
+"""The sections about checkpoints in a report: continuations of prompts, and the heat map of a held-out text."""
 
 import math
 import unicodedata
@@ -17,7 +17,7 @@ from training.supervision.run_lock import is_locked
 
 MOST_SHOWN = 12  # checkpoints in the gallery; samples.jsonl has all of them
 MOST_LISTED = 40  # checkpoints whose means are listed, for all runs together
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # lower bounds of the colours of a difference, better or worse
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # lower bounds of the colors of a difference, better or worse
 # Reasons for leaving out a run.
 NOT_RECORDED = "no log-probabilities are recorded for it"
 OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context length"
@@ -64,8 +64,8 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup |
     """Return the heat map of named runs as HTML, or None if there is nothing to show.
 
     It has two views: the last checkpoint of the first run that has a text, and a difference. With a second run on the
-    same text, the difference is between the last checkpoints of both runs, otherwise between the first run's last and
-    first checkpoints. A line names the runs that are left out, and the reason.
+    same text, the difference is between the last checkpoints of both runs. Otherwise, it is between the last and the
+    first checkpoint of the first run. Runs that are left out are named, with the reason.
     """
     usable = {name: [sample for sample in samples if sample.log_probabilities] for name, samples in runs}
     text = next((samples[-1].held_out for samples in usable.values() if samples), None)
@@ -120,7 +120,7 @@ def _is_same(text: HeldOutText | None, reference: HeldOutText) -> bool:
     """Return whether two texts have the same tokens and windows, so that their predictions can be compared."""
     if text is None or (text.ids, text.window) != (reference.ids, reference.window):
         return False
-    # An older version stored "" for each special token.
+    # Older versions stored "" for each special token.
     return all(a == b or "" in (a, b) for a, b in zip(text.tokens, reference.tokens, strict=True))
 
 
@@ -137,8 +137,8 @@ def _difference(first: Checkpoint, second: Checkpoint) -> tuple[str, Values]:
 def cell(text: HeldOutText, at: int, values: Values) -> dict[str, str]:
     """Return what the page needs to show a token: its text, CSS classes, and a description with the value in each view.
 
-    The classes of colours are p0 (expected) to p8, a1 to a5 if the first checkpoint is better, and b1 to b5 if it is
-    worse.
+    The color classes are p0 (expected) to p8, and, for a difference, a1 to a5 if the first checkpoint is better and b1
+    to b5 if it is worse.
     """
     shown, kind = token_text(text.tokens[at], special=text.ids[at] in text.special)
     if not text.tokens[at] and len({token for token, name in zip(text.ids, text.tokens, strict=True) if not name}) > 1:

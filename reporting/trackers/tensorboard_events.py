@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in `tensorboard/` of the run directory. Scalars are float64 tensors, so they are exact."""
+"""TensorBoard: an event file in the run's folder `tensorboard/`. Scalars are float64 tensors, so they are exact."""
 
 import json
 import os
@@ -22,7 +22,8 @@ from common.files import writing
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 FOLDER = "tensorboard"
-CONFIG, HEAD_BYTES = "config", 256  # name of the first text in a file, and the number of bytes in which it occurs
+CONFIG = "config"  # name of the first text in a file
+HEAD_BYTES = 256  # the name is within this number of bytes from the beginning of the file
 SCALAR = scalars.create_summary_metadata(display_name="", description="")
 TEXT = texts.create_summary_metadata(display_name="", description="")
 
@@ -73,7 +74,7 @@ class TensorBoardEvents(Store):
 def _is_ours(path: Path) -> bool:
     """Return whether `begin` wrote an event file, judged by its name and its first text.
 
-    A file is empty if the process was killed before it wrote anything.
+    An empty file counts as ours, because the process may have been killed before it wrote anything.
     """
     if not re.fullmatch(r"events\.out\.tfevents\.\d{19}\.v\d+", path.name) or not path.is_file():
         return False

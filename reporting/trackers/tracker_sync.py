@@ -1,4 +1,4 @@
-"""Sends a run's metrics to an experiment tracker: new rows are appended.
+"""Send a run's metrics to an experiment tracker: new rows are appended.
 
 If rows that were already sent have changed, for example after a restart from a checkpoint, all rows are sent again.
 """
@@ -126,7 +126,7 @@ class Store(Protocol):
         """Store the added rows durably. With `at_once`, there is nothing to do."""
 
 
-# By package, which is also a choice of report.py --to: the tested version, and module and class of the Store.
+# By package, whose name is also a value of `--to`: the tested version, and the module and the class of the Store.
 TRACKERS = {
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
@@ -146,7 +146,7 @@ class Progress:
 
 
 class TrackerSync:
-    """Sends a run to one tracker. Each call of `advance` sends the new rows.
+    """Send a run to one tracker. Each call of `advance` sends the new rows.
 
     A lock makes sure that only one process sends a run to a tracker.
     """

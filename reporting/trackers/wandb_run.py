@@ -1,4 +1,4 @@
-"""Weights & Biases: an online run if an API key is configured, otherwise an offline run in `wandb/` of the run."""
+"""Weights & Biases: an online run if an API key is configured, else an offline run in the run's folder `wandb/`."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from common.errors import BadInput, refusing
 from common.output import note, show
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
-# Time for the server to answer, and to receive the data. W&B's own environment variables take precedence.
+# Time limits for the server to answer, and to receive the data. W&B's own environment variables take precedence.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
 ADVICE = "rerun the same command when the server answers, or set WANDB_MODE=offline"
 SETTLE_SECONDS = 30.0  # time for the server to show the data that it received
@@ -19,8 +19,8 @@ SETTLE_SECONDS = 30.0  # time for the server to show the data that it received
 class WandbRun(Store):
     """One run of W&B. An online run is continued by its id, after the last step that the server has.
 
-    At the end the server is asked for that step. Without this check, rejected data would go unnoticed: W&B's client
-    continues, reports success, and with `silent` prints nothing (wandb issue 9335).
+    At the end, the server is asked for its last step. Without this check, rejected data would go unnoticed: W&B's
+    client continues, reports success, and with `silent` prints nothing (wandb issue 9335).
 
     An offline run has one folder, because `wandb sync` keeps only the last of several folders with the same id (wandb
     issue 3841).
@@ -132,7 +132,7 @@ class WandbRun(Store):
                     settings=self._wandb.Settings(
                         **limits,
                         finish_timeout_raises=True,
-                        # Not the state of this machine, which may not be the one that trained the run.
+                        # Do not send the state of this machine, because another one may have trained the run.
                         x_disable_stats=True,
                         x_disable_meta=True,
                         x_disable_machine_info=True,

@@ -57,7 +57,7 @@ def test_a_command_line_becomes_its_class() -> None:
     assert parsed("a", "--count", "4", "b") == Example(("a", "b"), count=4)
     assert parsed("--span", "2", "5", "a").span == (2, 5)
     assert parsed("a", "--set", "x=1", "--set=y=2") == Example(("a",), marks=("x=1", "y=2"))
-    assert parsed("a", "--device=cpu", "--fast", "--fast").fast  # a repeated flag means the same
+    assert parsed("a", "--device=cpu", "--fast", "--fast").fast  # repeating a flag changes nothing
     assert parsed("--", "-a").names == ("-a",)
     assert parsed("a\udcff\x1b").names == ("a\udcff\x1b",)  # bytes of a path that are not UTF-8 are preserved
 
@@ -91,7 +91,7 @@ def test_a_command_line_becomes_its_class() -> None:
         (["a", "--wandb"], "--wandb: unknown option; use python report.py RUN --to wandb --watch"),
     ],
 )
-def test_a_usage_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_takes_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(words, capsys).startswith(f"example.py: {message}")
 
 
@@ -137,7 +137,7 @@ COMMANDS: dict[str, Mapping[str, Command]] = {
     "report.py": REPORT_COMMANDS,
     "experiment.py": EXPERIMENT_COMMANDS,
 }
-# The options of all commands of all scripts, by script and command.
+# The class with the options of each command of each script
 SCRIPTS: dict[str, dict[str, Any]] = {"train.py": {"": TrainCommand}} | {
     script: {name: command.options for name, command in commands.items()} for script, commands in COMMANDS.items()
 }
@@ -166,7 +166,7 @@ def parsed_by(script: str, words: Sequence[str]) -> Any:
 
 
 def usage_error(script: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the line that one of our scripts prints about a wrong command line. No library may have written it."""
+    """Return the line that a script prints about a wrong command line, after checking that no library wrote it."""
     with Script(script) as end:
         parsed_by(script, words)
     output = capsys.readouterr()
@@ -181,7 +181,7 @@ def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys
     arguments = [argument for argument in arguments_of(SCRIPTS[script][command]) if argument.show]
     positional = [argument for argument in arguments if argument.name.strip("-.").isupper()]
     options = [argument for argument in arguments if argument not in positional]
-    # Required options come before the wrong one, because errors are found in the order of the class.
+    # Required options come before the wrong one, because options are checked in the order of the class.
     required = [
         f"{argument.name}={'999' if 'int' in str(argument.hint) else 'x'}" for argument in options if argument.required
     ]
@@ -229,15 +229,13 @@ def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys
 @pytest.mark.parametrize(("script", "command"), PAIRS)
 def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of(SCRIPTS[script][command])
-    repeatable = [argument for argument in options if argument.hint is not bool and not argument.token_count()[1]]
-    for argument in repeatable:
+    single = [argument for argument in options if argument.hint is not bool and not argument.token_count()[1]]
+    for argument in single:
         values = ["1 2", "3 4"] if argument.token_count()[0] == 2 else ["1", "3"]
         words = [word for example in values for word in (argument.name, *example.split())]
         repetition = f"{argument.name} is given twice ({values[0]!r} and {values[1]!r}); give it once"
         assert repeated_problem(options, given_options(options, words)) == repetition
-    path_names = [
-        argument.name for argument in repeatable if "str" in str(argument.hint) or "Path" in str(argument.hint)
-    ]
+    path_names = [argument.name for argument in single if "str" in str(argument.hint) or "Path" in str(argument.hint)]
     for name in path_names[:1]:  # a single option shows that the command applies the rule
         positional = [
             argument for argument in arguments_of(SCRIPTS[script][command]) if argument.name.strip("-.").isupper()
@@ -276,7 +274,7 @@ def test_option_rules_cover_all_options(script: str, command: str) -> None:
     assert table_options <= names and (not rules.modes or mode_options == names)
     assert {*rules.reasons_unused} <= {rules.work, *rules.modes}
     assert {*rules.reasons_needed} <= {*rules.needs} and {*rules.reasons_excluded} <= {*rules.excludes}
-    for mode, reasons in rules.reasons_unused.items():  # reasons only for options that the mode does not use
+    for mode, reasons in rules.reasons_unused.items():  # there are reasons only for options that the mode does not use
         assert {*reasons} <= names - {*(rules.uses if mode == rules.work else rules.modes[mode]).split()}
     choices = {argument.name: argument.get_choices(force=True) for argument in options_of(SCRIPTS[script][command])}
     for condition in conditions:
@@ -343,7 +341,7 @@ def test_a_sweep_limits_only_its_own_machine() -> None:
 
 
 def test_an_unknown_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """This also applies with --help: a script that names a removed command must not end with status 0."""
+    """`--help` does not change this, because a script that names a removed command must not end with status 0."""
     commands = {f"command-{number}": Example for number in range(20)}
     for words, problem in (
         (["bogus"], "'bogus': unknown command"),

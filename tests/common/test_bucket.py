@@ -51,7 +51,7 @@ def test_files_in_several_pieces_are_unchanged(tmp_path: Path) -> None:
     assert [offset for offset, _ in bucket.pieces("a/file", len(content))] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
 
 
-def test_failed_requests_are_one_line(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_requests_are_reported_in_one_line(bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
     bucket_server.refusal = lambda _: 503
     with pytest.raises(BadInput, match=r"s3://runs/x/a: cannot be written: Refused: by the test$"):
@@ -61,17 +61,17 @@ def test_failed_requests_are_one_line(bucket_server: BucketServer, monkeypatch: 
         Bucket("s3://runs/x").objects()
 
 
-def test_failed_requests_are_repeated(bucket_server: BucketServer) -> None:
+def test_failed_requests_are_retried(bucket_server: BucketServer) -> None:
     bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) == 1 else None
     Bucket("s3://runs/again").write("a", b"1")
     assert len(bucket_server.requests) == 2
 
 
-def test_damaged_uploads_are_repeated(
+def test_damaged_uploads_are_retried(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # the minimum of S3
-    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # otherwise the server compares the content with its signature
+    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # S3's minimum
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # a signed payload could not be damaged unnoticed
     bucket = Bucket("s3://runs/damaged")
     for size in (20_000, 12_000_000):  # in a single request, and in parts
         path, content = tmp_path / f"{size}.bin", os.urandom(size)
@@ -206,7 +206,7 @@ class Recorder:
 
     url: str = ""
     requests: list[tuple[str, dict[str, str]]] = attrs.field(factory=list)
-    location: str | None = None  # to which each request is redirected
+    location: str | None = None  # the address to which each request is redirected
 
     @property
     def received(self) -> str:

@@ -1,6 +1,6 @@
-"""Checks of configuration fields and options: accepted values, and the messages about other values.
+"""Checks of configuration fields and options: accepted values, and the messages about refused values.
 
-JSON values become attrs classes without conversion. A value that does not fit is named in one line.
+JSON objects become attrs classes without conversion of their values. A wrong value is named in one line.
 """
 
 import math
@@ -11,7 +11,7 @@ import pytest
 
 from common import checks
 
-ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not a float, or its square is not a finite float above 0
+ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not finite floats, or their squares are not finite and above 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Errors: a problem is data and one line, and several problems are one error."""
+"""Errors: a problem is stored as data and printed as one line, and an error can contain several problems."""
 
 import pickle
 from pathlib import Path
@@ -25,7 +25,7 @@ from common.errors import BadInput, InvalidValue, Problem, check_all, refusing
         (Problem(where="f", key="k"), "f: k"),
     ],
 )
-def test_a_problem_is_data_and_one_line(problem: Problem, line: str) -> None:
+def test_a_problem_with_fields_is_printed_in_one_line(problem: Problem, line: str) -> None:
     assert str(problem).startswith(line) and str(BadInput(problem)) == str(problem)
     assert str(InvalidValue(problem)) == str(problem)
 

@@ -1,4 +1,4 @@
-"""Atomic writes; locks, and the note if the file system does not support them; errors that explain failed writes."""
+"""Atomic writes, locks (with a note if the file system has none), and errors that explain failed writes."""
 
 import errno
 import fcntl
@@ -57,7 +57,7 @@ def test_concurrent_writers_leave_one_complete_file(tmp_path: Path) -> None:
             replace_file(tmp_path / "x", content)
             assert (tmp_path / "x").read_text() in contents
 
-    with ThreadPoolExecutor() as threads:  # the lock works for threads as it does for processes
+    with ThreadPoolExecutor() as threads:  # the lock works between threads as it does between processes
         list(threads.map(write, contents))
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

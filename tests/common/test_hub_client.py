@@ -1,4 +1,4 @@
-"""Names that the hub would refuse are refused before an upload, and errors of the hub's client are one line."""
+"""Names that the hub would refuse are refused before an upload, and errors of the hub's client take one line."""
 
 import os
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_failed_downloads_explain_the_cause() -> None:
         assert explained(download_error, "read") == message
 
 
-def test_a_failing_hub_advises_to_repeat_the_command() -> None:
+def test_errors_of_a_failing_hub_advise_a_rerun() -> None:
     class BadRequestError(HubError, ValueError):
         pass
 
@@ -120,8 +120,8 @@ def test_ambiguous_local_names_are_noted(capsys: pytest.CaptureFixture[str]) -> 
     for _ in range(2):
         note_local("openai-community/gpt2", MODEL)
     note_local("owner/words", DATASET)
-    for meant in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
-        note_local(meant, DATASET)
+    for local_path in ("runs/quickstart", "token_files/quickstart", "./owner/words", "/tmp/x", "a/b/c", "words"):
+        note_local(local_path, DATASET)
     assert capsys.readouterr().err.splitlines() == [
         "NOTE: openai-community/gpt2: using the local path of this name; for a model on the hub, write "
         "hf:openai-community/gpt2",

@@ -26,7 +26,7 @@ TOO_DEEP = b'{"a": ' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1)
         (b'{"a": 1' + b"0" * 5000 + b"}", "integer string conversion"),
     ],
 )
-def test_invalid_json_is_one_line_of_error(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_json_is_reported_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=message) as raised:

@@ -25,8 +25,8 @@ import sys, time
 from common.launch import job_seconds
 
 clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-launcher, own = map(float, sys.argv[1:])
-print(clock() - launcher, job_seconds(), clock() - own)
+launcher_start, process_start = map(float, sys.argv[1:])
+print(clock() - launcher_start, job_seconds(), clock() - process_start)
 """
 TICK_SECONDS = 0.02  # the system records the start of a process in ticks
 
@@ -82,7 +82,7 @@ def joined(ranks: int, of_this_node: int) -> dict[str, str]:
         ),
         (joined(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but only 2 nodes have joined"),
         (joined(16, 8) | {"PET_NNODES": "2"}, None),
-        # 8 + 1 + 1 ranks; in the second case, torchrun counts the nodes
+        # Three nodes have 8 + 1 + 1 ranks. Only in the second case does torchrun give the number of nodes.
         (joined(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but only 2 nodes have joined"),
         (joined(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
     ],
@@ -123,8 +123,8 @@ RANK_1 = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a",
             RANK_1 | {"MASTER_PORT": "65536"},
             "MASTER_PORT is '65536', wanted a whole number of at least 1, at most 65,535",
         ),
-        (RANK_1 | {"RANK": "2"}, "RANK is 2, wanted less than WORLD_SIZE, 2"),
-        (RANK_1 | {"LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK is 1, wanted less than LOCAL_WORLD_SIZE, 1"),
+        (RANK_1 | {"RANK": "2"}, "RANK is 2, wanted less than WORLD_SIZE, which is 2"),
+        (RANK_1 | {"LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK is 1, wanted less than LOCAL_WORLD_SIZE, which is 1"),
         ({"TORCHELASTIC_RESTART_COUNT": "-1"}, "TORCHELASTIC_RESTART_COUNT is '-1'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_titles_mention_hidden_values_and_logarithmic_axes() -> None:
     assert "<figcaption>loss (values above 3 are not shown; the largest is 36k)<" in chart(
         [2.0, 3.0, 36_000.0], top=3.0
     )
-    assert "<figcaption>loss<" in chart([36_000.0], top=3.0)  # no line is hidden
+    assert "<figcaption>loss<" in chart([36_000.0], top=3.0)  # a top that would hide the whole line is ignored
     assert "<figcaption>loss<" in chart([2.0, 3.0], top=3.0)
     assert "<figcaption>loss, logarithmic axis<" in chart([2.0, 3.0], logarithmic=True)
 

@@ -1,4 +1,4 @@
-"""Option rules: modes, options that need another one, and options that have no effect."""
+"""Option rules: modes, options that need another option, and options that have no effect."""
 
 import pytest
 

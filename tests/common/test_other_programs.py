@@ -1,4 +1,4 @@
-"""The table of other programs' options: each row names an existing command or key, and docs show the table."""
+"""The table of other programs' options: each row names an existing command or key, and the docs show the table."""
 
 import itertools
 import re
@@ -67,7 +67,7 @@ def test_foreign_names_have_one_meaning() -> None:
         ("train.py", "--zzz", "", ""),
     ],
 )
-def test_keys_as_options_suggest_set(script: str, word: str, value: str, advice: str) -> None:
+def test_keys_as_options_suggest_the_set_option(script: str, word: str, value: str, advice: str) -> None:
     answer = option_advice(script, word, value, KEY_ROWS, sets_keys=script == "train.py")
     assert answer.startswith(advice) if advice else answer == ""
 

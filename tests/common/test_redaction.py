@@ -1,4 +1,4 @@
-"""Secrets are hidden in URLs, headers, options, settings and the environment, in any spelling; other text stays."""
+"""Secrets are hidden in URLs, headers, options, settings and the environment, in any spelling; other text is kept."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Remote files have the same bytes as local ones; failed requests are repeated, or reported in one line."""
+"""Remote files have the same bytes as local ones; failed requests are retried, or reported in one line."""
 
 import gzip
 import os
@@ -26,7 +26,7 @@ TEXTS = "s3://runs/texts"
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with documents in every format, also in a subfolder, and with a file that has no documents."""
+    """A folder with a file of documents in every format, one of them in a subfolder, and a file without documents."""
     folder = tmp_path_factory.mktemp("remote") / "texts"
     (folder / "deeper").mkdir(parents=True)
     draw = random.Random(0)
@@ -49,7 +49,7 @@ def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture
 def texts(corpus: Path, bucket_server: BucketServer) -> Bucket:
-    """A prefix in a bucket that contains the corpus."""
+    """A bucket that contains the corpus below the prefix TEXTS."""
     bucket = Bucket(TEXTS)
     for path in corpus.rglob("*.*"):
         bucket.write(str(path.relative_to(corpus)), path.read_bytes())
@@ -162,7 +162,7 @@ def test_an_object_replaced_during_reading_is_not_damaged(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bucket_server")
-def test_missing_servers_and_packages_are_one_line(
+def test_missing_servers_and_packages_are_reported_in_one_line(
     tmp_path: Path, web: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)

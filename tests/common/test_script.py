@@ -1,4 +1,7 @@
-"""Missing packages give a one-line error; the allocator is set up before torch is imported; Ctrl-C is not damage."""
+"""Missing packages give a one-line error, and the allocator is set up before torch is imported.
+
+Ctrl-C while a file is being read is not reported as damage to the file.
+"""
 
 import os
 import signal
@@ -46,7 +49,7 @@ def test_ctrl_c_during_reading_is_not_damage(
     def read() -> None:
         try:
             load_file(tmp_path / "weights")
-        except Exception as error:  # a loader also converts any error
+        except Exception as error:  # like a loader, which converts any error
             raise BadInput(f"weights: {error}") from error
 
     monkeypatch.setattr(torch.UntypedStorage, "__len__", interrupt)

@@ -1,4 +1,4 @@
-"""Untrusted text is escaped and shortened; the nearest known word is suggested; different amounts differ as text."""
+"""Untrusted text is escaped and shortened; the nearest known word is suggested; different amounts look different."""
 
 import pytest
 from hypothesis import given

@@ -57,7 +57,7 @@ def test_a_large_file_of_announced_size_arrives(tmp_path: Path) -> None:
         assert client.get(f"{server.url}/a.safetensors").content == bytes(1_000_000)
 
 
-def test_the_hub_client_has_these_limits() -> None:
+def test_the_hub_client_uses_our_transports() -> None:
     from huggingface_hub.utils import get_session
 
     from common.hub_client import hub_errors

@@ -38,7 +38,7 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
 def make_small_run(make_run: MakeRun) -> MakeRun:
     """Return a function that writes a run directory with a small network. Keywords override train.json.
 
-    By default, the network is not compiled, and it is not validated, because that would compile another graph.
+    By default, the network is not compiled. It is not validated either, because that would compile another graph.
     """
 
     def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:

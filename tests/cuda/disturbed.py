@@ -1,7 +1,7 @@
 """A script for tests on emulated GPUs, whose kernels compute nothing: disturbed.py NAME ARGUMENTS.
 
-It runs the function NAME of this file. If that function only prepares an entry script, ARGUMENTS are the script and its
-arguments, which run afterwards.
+The script runs the function NAME of this file. If this function only prepares the process for an entry script,
+ARGUMENTS are the entry script and its arguments, and the entry script runs afterwards.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from training.planning import batch_probe as probe
 from training.replay import self_test
 
 BAD_STEP = 1  # counted from 0
-# Steps to record, counted from 0. DDP measures itself, and waits for the GPU, in its first ten steps and every 100th.
+# Steps to record, counted from 0. DDP measures itself, and waits for the GPU, in its first ten and every 100th step.
 FIRST, LAST = 15, 114
 
 
@@ -42,7 +42,7 @@ def finite_noise() -> None:
 
 
 def differing_gradients() -> None:
-    """Let gradients overflow twice in the self-test, and let a gradient of rank 1 differ each time."""
+    """Make gradients overflow twice in the self-test, and make a gradient of rank 1 differ each time."""
     norms = itertools.chain([math.inf] * 2, itertools.repeat(1.0))
     plain, counter = self_test.run_microbatches, itertools.count()
 
@@ -50,7 +50,8 @@ def differing_gradients() -> None:
         losses = plain(state, settings, step, next_batch)
         if state.parallel.data_parallel.rank == 1:
             gradient = local_tensor(state.parallel.named_parameters()["final_norm.weight"].grad)
-            gradient.copy_(torch.full(gradient.shape, float(next(counter))))  # a copy, because copies really happen
+            # The values are copied, because the emulated driver really performs copies.
+            gradient.copy_(torch.full(gradient.shape, float(next(counter))))
         return losses
 
     self_test.run_microbatches = disturbed
@@ -58,7 +59,7 @@ def differing_gradients() -> None:
 
 
 def bad_step() -> None:
-    """Let the guard see a loss of rank 1 that is not finite in step 2."""
+    """Make the guard believe that the loss of rank 1 is not finite in step 2."""
     observe = Guard.observe
 
     def observe_bad_step(guard: Guard, step: int, *measured: Any) -> Any:
@@ -72,7 +73,7 @@ def bad_step() -> None:
 
 
 def recorded_loop() -> None:
-    """Print when the host waits for the GPU, and copies that make it wait, in steps of the training loop."""
+    """Print how often the host waits for the GPU in the training loop, and which copies make it wait."""
     train_step, stack, recordings = loop.train_step, ExitStack(), []
 
     def recorded_step(state: Any, settings: Any, step: int, next_batch: Any) -> Any:
@@ -94,7 +95,7 @@ def recorded_loop() -> None:
 def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
     """Run steps of GPT-2 124M with torch's CUDA sanitizer, and print the number of streams in use.
 
-    The network is not compiled, because the sanitizer only sees calls of torch's dispatcher, and not Triton's kernels.
+    The network is not compiled, because the sanitizer sees calls of torch's dispatcher, but not Triton's kernels.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import emulated_steps
@@ -117,9 +118,10 @@ def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
 
 
 def trial(*allocations: str) -> None:
-    """Run a trial of the batch-size search, whose steps make the given allocations: torch=GIB or library=GIB.
+    """Run a trial of the batch-size search in which each step makes these allocations: torch=GIB or library=GIB.
 
-    Memory of `torch` is freed at once. Memory of `library` is not, like that of cuBLAS or NCCL at their first use.
+    Memory of `torch` is freed at once. Memory of `library` is not freed, like the memory that cuBLAS or NCCL allocate
+    when they are first used.
     """
 
     def allocate(*_: object) -> None:

@@ -40,7 +40,7 @@ def atomic_kernels(cache: Path) -> list[str]:
 def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
     """Return the environment of processes on emulated GPUs.
 
-    `variables` are more environment variables, such as those in tests/fakegpu/README.md.
+    `variables` has additional environment variables, such as those in tests/fakegpu/README.md.
     """
     folder = cache_of(gpu, determinism)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
@@ -54,7 +54,7 @@ def start(script: Path, *arguments: object, ranks: int = 1, **variables: str) ->
 
 
 def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end. The parameters are those of `start`."""
+    """Run a script to its end. The parameters are the same as for `start`."""
     return launch.finish(start(script, *arguments, ranks=ranks, **variables), TIMEOUT_SECONDS)
 
 

@@ -14,14 +14,16 @@ from emulated_steps import EmulatedSteps
 from tests.conftest import ROOT
 from tests.cuda.emulated import CACHES, run
 
-STEPS = 10  # steps before the recorded one, with the warm-up: DDP measures itself, and waits, in its first ten steps
+# Measured steps before the recorded step, in addition to the warm-up. In its first ten steps, DDP measures itself and
+# waits.
+STEPS = 10
 
 
 @attrs.frozen(kw_only=True)
 class Layout:
     """A network on rank 0 of a job.
 
-    Its text is SIZE, micro-batch x accumulation x world size, wrapper, determinism, settings, GPU.
+    As text, it is SIZE, micro-batch x accumulation x world size, wrapper, determinism, settings, GPU.
     """
 
     size: str
@@ -46,7 +48,7 @@ EIGHT_RANKS = [
 
 
 def case(layout: Layout, *parameters: object, oldest: bool = False) -> object:
-    """Return the parameters of a test of a layout. With `oldest`, it also runs on the oldest supported torch."""
+    """Return the parameters of a test of a layout. With `oldest`, the test also runs on the oldest torch."""
     return pytest.param(layout, *parameters, id=str(layout), marks=[pytest.mark.oldest_torch] * oldest)
 
 

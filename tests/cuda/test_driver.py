@@ -1,4 +1,4 @@
-"""The emulated driver is honest: calls that it cannot emulate end with a reason, and it records torch's real calls."""
+"""The emulated driver is honest: if it cannot emulate a call, it aborts and says why. It records torch's real calls."""
 
 import json
 import signal

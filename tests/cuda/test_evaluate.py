@@ -46,5 +46,5 @@ def test_fine_tuning(trained: Path, tmp_path: Path) -> None:
 
 def test_samples_are_generated(trained: Path) -> None:
     options = ("--prompt", "def ", "--tokens", "20")
-    # Status 1 is for degenerate output, which noise may be.
+    # Status 1 means that the output is degenerate, which can happen because the output is noise.
     assert "def " in evaluated(trained, 1, "smoke", *options, statuses=(EXIT_DONE, EXIT_ERROR))

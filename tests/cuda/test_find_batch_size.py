@@ -1,4 +1,4 @@
-"""find_batch_size.py on emulated GPUs with limited memory: a trial that barely fits counts as one that does not."""
+"""find_batch_size.py on emulated GPUs with limited memory: a trial that barely fits counts as too large."""
 
 import json
 import re

@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 plain_patch = interpreter._patch_lang_tensor
 
 
-def patch(tensor, scope):  # NumPy 2.4 rejects how Triton of torch 2.11 converts the end of a loop to an integer
+def patch(tensor, scope):  # NumPy 2.4 rejects how torch 2.11's Triton converts the end of a loop to an integer
     plain_patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
@@ -37,14 +37,14 @@ assert torch.equal(shard, torch.cat([sums[6:8], vectors[0][2:].square()]))
 
 @pytest.mark.oldest_torch
 def test_each_row_is_summed_in_order() -> None:
-    done = execute(sys.executable, "-c", VALUES, TRITON_INTERPRET="1")  # triton reads it when it is imported
+    done = execute(sys.executable, "-c", VALUES, TRITON_INTERPRET="1")  # Triton reads this variable on import
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.oldest_torch
 @pytest.mark.parametrize("capability", [80, 90])
 def test_it_compiles_without_atomics(capability: int) -> None:
-    import triton  # part of torch's CUDA build: `make test` collects this file without it
+    import triton  # part of torch's CUDA build; `make test` collects this file without Triton
     from triton.backends.compiler import GPUTarget
 
     from training.exactness.row_kernel import BLOCK, row_sums_kernel

@@ -45,7 +45,7 @@ def test_two_ranks_train_validate_save_and_end(make_small_run: MakeRun) -> None:
     assert [record["step"] for record in records(directory) if "state_sha256" in record] == [2, 4]
     numerics = read_json(directory / "resolved.json")["numerics"]
     assert numerics["device"] == "NVIDIA H100 80GB HBM3" and numerics["nccl"]
-    assert numerics["attention"] in ("flash", "efficient", "cudnn")  # the fastest one
+    assert numerics["attention"] in ("flash", "efficient", "cudnn")  # the fastest kernel
 
 
 @pytest.mark.oldest_torch

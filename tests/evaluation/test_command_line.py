@@ -1,4 +1,4 @@
-"""A registered command is a column of the comparison, with statements about its measure."""
+"""A registered command has a column in the comparison, and statements about its measure."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The cells of examples/quickstart.ipynb run in their order, on the CPU, with a small quickstart."""
+"""The cells of examples/quickstart.ipynb run in order, on the CPU, with a small quickstart."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def output_of(cell: Any) -> str:
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_the_notebooks_cells_run_in_order(clone: Path) -> None:
     notebook = nbformat.read(clone / NOTEBOOK, as_version=4)
-    # The notebook's own folder is the working directory, as in Jupyter; its first cell looks for the repository.
+    # The notebook's own folder is the working directory, as in Jupyter. The first cell looks for the repository.
     client = NotebookClient(notebook, timeout=HANG_SECONDS, resources={"metadata": {"path": str(clone / "examples")}})
     client.execute()  # raises an error if a cell fails
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

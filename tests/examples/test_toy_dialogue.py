@@ -8,7 +8,7 @@ from common.errors import BadInput
 from examples import toy_dialogue
 
 
-def test_a_toy_world_replaces_no_users_file(tmp_path: Path) -> None:
+def test_a_toy_world_never_replaces_a_users_file(tmp_path: Path) -> None:
     for _ in range(2):  # the same world again
         toy_dialogue.write(tmp_path, seed=0)
     (tmp_path / "conversations.jsonl").write_text("mine")

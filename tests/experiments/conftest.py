@@ -1,4 +1,4 @@
-"""Small sweeps and ladders: a tiny run, and a file that describes an experiment with it."""
+"""Small sweeps and ladders: a tiny run, and a file that describes an experiment with this run."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""experiment.py as a process: it gives the same results if it is killed, stopped, over budget or run by hand."""
+"""experiment.py gives the same results if it is killed, stopped or over budget, or if its runs are trained by hand."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LONG = {"train.max_epochs": 999, "train.min_train_tokens": 100_000 * 8 * 32, "tr
 
 
 def words(file: Path, arguments: tuple[object, ...]) -> list[str]:
-    """Return the command line of an experiment. The file has the name of the command."""
+    """Return the command line of an experiment. The file is named after the command."""
     return [file.stem, str(file), *map(str, arguments), "--device", "cpu"]
 
 
@@ -44,7 +44,7 @@ def finish(file: Path, *arguments: object) -> str:
 
 
 def start_until(file: Path, steps_logged: int, *arguments: object, directory: Path | None = None) -> launch.Process:
-    """Start an experiment. Return as soon as its runs have logged `steps_logged` steps, or it has ended."""
+    """Start an experiment. Return as soon as its runs have logged `steps_logged` steps, or when it ends."""
     process = launch.start(SCRIPT, *words(file, arguments))
     launch.wait_until(lambda: steps(directory or file.with_suffix("")) >= steps_logged or process.poll() is not None)
     return process
@@ -60,7 +60,7 @@ def results(directory: Path) -> dict[str, bytes]:
 
 
 def kill(process: launch.Process, *, with_jobs: bool) -> None:
-    """Kill experiment.py. Unless `with_jobs` is set, its jobs are not killed, but save a checkpoint."""
+    """Kill experiment.py. Unless `with_jobs` is set, its jobs survive, and save a checkpoint."""
     pids = process.children() if with_jobs else []
     for pid in [process.pid, *pids]:
         with suppress(ProcessLookupError):
@@ -169,8 +169,8 @@ def test_a_budget_is_never_exceeded(make_sweep: MakeSweep) -> None:
     assert ended.returncode == 75, ended.stdout + ended.stderr
     reason = r"\d s of the budget are left, but a job needs 18 s: 0 of 4 runs are done; "
     assert re.search(reason + r"unfinished: base-seed-42 \(at step", ended.stdout)
-    assert "learning_rate=0.05-seed-43 (not begun)" in ended.stdout
-    assert "$0.01 of $0.01 spent; the same command with a larger budget continues" in ended.stdout
+    assert "learning_rate=0.05-seed-43 (not started)" in ended.stdout
+    assert "$0.01 of $0.01 spent; to continue, run the same command with a larger budget" in ended.stdout
     assert (file.with_suffix("") / "base-seed-42" / "checkpoints" / "latest").exists()
     assert run(file, *budget).returncode == 75  # the call starts no job
 
@@ -254,7 +254,8 @@ def test_a_dry_run_writes_nothing(make_sweep: MakeSweep, make_ladder: MakeLadder
     file, ladder = make_sweep(seeds=3, set={"train.dataset": "/nope"}), make_ladder()
     dry = run(file, "--dry-run", "--at-once", "3", "--ranks", "2", "--max-hours", "5")
     shown = dry.stdout
-    assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before 5 hours, inclu" in shown
+    assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before all calls" in shown
+    assert "for this experiment together exceed 5 hours" in shown
     assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
     assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find a difference of 3" in shown
     assert "WARNING: " in dry.stderr and "/nope is not a directory here" in dry.stderr

@@ -1,6 +1,6 @@
 // Emulates the functions of all libraries whose calls always have the same result: they only succeed, create an object
-// of which only the address matters, free one, or return one number. None needs NVIDIA's declarations: success is 0 in
-// every library, and the other arguments are not read.
+// whose address is all that matters, free such an object, or return a constant. NVIDIA's declarations are not needed,
+// because success is 0 in every library and the other arguments are not read.
 #include <stdlib.h>
 
 #define SUCCEEDS(name)                                                                                                 \
@@ -43,7 +43,7 @@ SUCCEEDS(cuMemSetAccess)
 SUCCEEDS(cuModuleUnload)
 SUCCEEDS(ncclCommAbort)
 SUCCEEDS(ncclCommDeregister)
-SUCCEEDS(ncclCommDestroy) // frees nothing: torch's watchdog thread may still use it
+SUCCEEDS(ncclCommDestroy) // frees nothing, because torch's watchdog thread may still use the object
 SUCCEEDS(ncclCommFinalize)
 SUCCEEDS(ncclGroupEnd)
 SUCCEEDS(ncclGroupStart)

@@ -1,6 +1,6 @@
 // Emulates cuDNN's graph interface, which torch uses for attention. One engine without a workspace supports every
-// graph; which graphs the real cuDNN supports, and how much memory it needs, is not emulated. With FAKEGPU_CUDNN=0,
-// cuDNN fails to start, as if it were not installed.
+// graph. The limits of the real cuDNN's engines and their use of memory are not emulated. With FAKEGPU_CUDNN=0, cuDNN
+// fails to start, as if it were not installed.
 #include "record.h"
 #include "settings.h"
 
@@ -43,7 +43,7 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cu
   return CUDNN_STATUS_SUCCESS;
 }
 
-// There is one engine and one configuration, without notes and with zero bytes of workspace. A plan as JSON is "{}".
+// There is one engine and one configuration, without notes and with zero bytes of workspace. A plan's JSON is "{}".
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t requested, int64_t *count,
                                        void *values) {

@@ -1,7 +1,7 @@
-// Emulates the memory of the GPUs. Device addresses are reserved without access: a process that reads one on the host
-// crashes, as on a real GPU, and a message says why. A second reservation of the same size holds the bytes of small
-// copies, so a value that a program copies to the device and back, such as a step count, is preserved. Kernels change
-// nothing.
+// Emulates the memory of the GPUs. Device addresses are reserved without access: a process that reads such an address
+// on the host crashes, as on a real GPU, and a message says why. A second reservation of the same size holds the bytes
+// of small copies, so a value that a program copies to the device and back, such as a step count, is preserved. Kernels
+// change nothing.
 #define _GNU_SOURCE
 #include "device_memory.h"
 
@@ -24,17 +24,17 @@ typedef struct {
   char *start;
   size_t bytes;
   int device;
-  const char *function; // that allocated it
+  const char *function; // the function that allocated the block
   bool released;
 } Block;
 
 static char *base, *mirror;
 static size_t reserved;
-static Block *blocks; // by address
+static Block *blocks; // sorted by address
 static size_t block_count, block_capacity;
 static size_t used[MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction previous_action; // of SIGSEGV
+static struct sigaction previous_action; // the earlier handler of SIGSEGV
 
 static Block *block_of(const char *address) {
   size_t low = 0, high = block_count;
@@ -72,7 +72,7 @@ static char *map(int access) {
   return start;
 }
 
-// Called by the first allocation, not at the start: the driver is preloaded into every process, even into compilers.
+// Called by the first allocation and not at the start, because the driver is preloaded into every process, even gcc.
 static void open_space(void) {
   base = map(PROT_NONE);
   mirror = map(PROT_READ | PROT_WRITE);

@@ -1,5 +1,5 @@
-// Emulates the CUDA runtime's functions for devices and errors. The properties are those of the emulated GPU; those
-// that torch, Triton and this project do not read are 0.
+// Emulates the CUDA runtime's functions for devices and errors. The properties have the values of the emulated GPU.
+// Properties that torch, Triton and this project do not read are 0.
 #include "error.h"
 #include "record.h"
 #include "settings.h"
@@ -113,7 +113,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   return cudaSuccess;
 }
 
-// The driver's attributes have the same numbers.
+// The attributes have the same numbers in the driver's interface, so cuDeviceGetAttribute calls this function, too.
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
   const Gpu *gpu = settings()->gpu;
   *value = 0;

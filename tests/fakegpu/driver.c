@@ -1,5 +1,5 @@
 // Emulates the CUDA driver's own functions: devices, contexts, modules and their kernels, as Triton and the kernels
-// that torch compiles at run time use them. A module is not read; the handle of a function points to its name.
+// that torch compiles at run time use them. Modules are not read. A function's handle points to the function's name.
 #include "record.h"
 #include "settings.h"
 

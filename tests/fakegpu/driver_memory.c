@@ -1,6 +1,6 @@
 // Emulates the CUDA driver's memory functions: virtual memory, which torch's expandable segments use, and the
-// attributes of pointers, which Triton reads. It is not checked whether an address is mapped: no kernel reads it, and
-// the host never may.
+// attributes of pointers, which Triton reads. Addresses may be used without a mapping, because no kernel reads them and
+// the host must never read them.
 #include "device_memory.h"
 #include "record.h"
 

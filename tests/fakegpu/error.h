@@ -1,4 +1,4 @@
-// Set the calling thread's last CUDA error, which cudaGetLastError returns once, and return it.
+// Set the calling thread's last CUDA error, which cudaGetLastError returns once, and return this error.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 // Emulates the launch of kernels that nvcc compiled into a library, such as torch's own. A library registers its
-// kernels while it is loaded, which gives their names for the record; a launch does nothing. Every kernel reports 32
+// kernels while it is loaded, so the record can contain their names. A launch does nothing. Every kernel reports 32
 // registers.
 #include "error.h"
 #include "record.h"
@@ -13,7 +13,7 @@
 
 typedef struct Registered {
   const void *function; // the function on the host that launches the kernel
-  const char *name;     // mangled; it lies in the library's data
+  const char *name;     // mangled; stored in the library's data
   struct Registered *next;
 } Registered;
 
@@ -65,7 +65,7 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, cudaStrea
   return cudaSuccess;
 }
 
-// f<<<grid, block, shared, stream>>>(...) pushes the configuration; then the host function of f pops it and launches.
+// f<<<grid, block, shared, stream>>>(...) pushes the configuration. Then the host function of f pops it and launches f.
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, struct CUstream_st *stream) {
   if (depth == (int)(sizeof pushed / sizeof *pushed)) abort();
   pushed[depth++] = (Configuration){grid, block, shared, stream};
@@ -115,5 +115,5 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
   return cudaSuccess;
 }
 
-// Return the device address of the host's variable `symbol`. Its size is unknown, and no kernel needs it.
+// Return a device address for the variable `symbol`. The size of the variable is unknown, and no kernel needs it.
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) { return cudaMalloc(address, 4096); }

@@ -1,6 +1,6 @@
-// Emulates the driver's lookup of functions by name, with which torch, Triton and NVIDIA's libraries get them. Every
-// function in cuda.h is found, whether it is emulated (driver.c) or not (missing.c). A newer name is printed and not
-// found.
+// Emulates the driver's lookup of functions by name, which torch, Triton and NVIDIA's libraries use. Every function in
+// cuda.h is found, whether it is emulated (driver.c) or not (missing.c). A newer function is not found, and its name is
+// printed.
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <cuda_runtime_api.h>

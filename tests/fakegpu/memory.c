@@ -1,6 +1,6 @@
 // Emulates the CUDA runtime's memory functions. Allocations are limited by the GPU's memory. Copies of up to 64 KiB
-// between host and device move bytes; a larger copy only records an event, and fills its target on the host with zeros.
-// Every copy is complete when the call returns.
+// between host and device move bytes. A larger copy only records an event; if its target is on the host, the target is
+// filled with zeros. Every copy is complete when the call returns.
 #define _GNU_SOURCE
 #include "device_memory.h"
 #include "error.h"
@@ -75,7 +75,7 @@ static void copy(void *to, const void *from, size_t bytes, cudaStream_t stream) 
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
   copy(to, from, bytes, stream);
-  if (on_device(from) && !on_device(to) && !is_pinned(to)) // a call with a pageable target returns after the copy
+  if (on_device(from) && !on_device(to) && !is_pinned(to)) // with a pageable target, the real call waits for the copy
     record((Event){.kind = SYNCHRONIZE, .name = "cudaMemcpyAsync to pageable memory", .stream = (uint64_t)stream});
   return cudaSuccess;
 }

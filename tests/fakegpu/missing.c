@@ -1,7 +1,7 @@
-// The functions of CUDA that are not emulated. The build lists those that torch's libraries import or cuda.h declares
-// and that no other file here defines. A call of one prints the function's name and ends the process. Without these
-// definitions, the call would go to NVIDIA's library, which cannot use the emulated handles, and crash without a
-// message.
+// The functions of CUDA that are not emulated. The build lists the functions that torch's libraries import or cuda.h
+// declares, but that no other file here defines. A call to such a function prints the function's name and ends the
+// process. Without these definitions, the call would go to NVIDIA's library, which cannot use the emulated handles, and
+// would crash without a message.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 // Emulates NCCL. A collective returns at once and communicates with no other rank. Its event contains the bytes of the
-// larger buffer. A result of up to 64 KiB is this rank's data, as if every rank had sent the same. So rank 0 of a job
-// can run without the other ranks, two processes under torchrun never wait for each other, and hangs and mismatched
-// calls do not show.
+// larger buffer. A result of up to 64 KiB is this rank's data, as if every rank had sent the same data. Therefore, rank
+// 0 of a job can run without the other ranks. Two processes under torchrun never wait for each other, so hangs and
+// mismatched calls go unnoticed.
 #include "device_memory.h"
 #include "record.h"
 
@@ -77,7 +77,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *group, int ranks, int rank, in
   return communicator(group, "ncclCommInitRankScalable", rank, ranks);
 }
 
-// Which other ranks call this with the same color is unknown, so the new communicator has all ranks of the old one.
+// Which other ranks call this with the same color is unknown, so the new communicator has all ranks of its parent.
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
   return communicator(part, "ncclCommSplit", parent->rank, parent->ranks);
 }

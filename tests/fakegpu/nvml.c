@@ -1,5 +1,5 @@
 // Emulates NVML (libnvidia-ml.so.1), which counts the GPUs of a machine, even those that CUDA cannot use. There is no
-// NVLink and no fabric. torch and this project use no other functions. A function that is not defined here raises
+// NVLink and no fabric. torch and this project use only the functions in this file. Any other function raises
 // AttributeError or fails in dlsym, with its name in the message.
 #include "settings.h"
 

@@ -1,4 +1,4 @@
-// Emulates page-locked host memory. Nothing is locked; a process may use more than it could lock on a real machine.
+// Emulates page-locked host memory. Nothing is locked, so a process may use more memory than it could really lock.
 #define _GNU_SOURCE
 #include "pinned.h"
 

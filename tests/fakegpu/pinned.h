@@ -1,4 +1,4 @@
-// Page-locked host memory: ordinary memory in a range of addresses of its own, by which it is recognized.
+// Page-locked host memory. It is ordinary memory that is recognized by its separate range of addresses.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

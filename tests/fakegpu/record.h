@@ -14,7 +14,7 @@ enum EventKind {
   SYNCHRONIZE, // the host waits for the device
   ALLOCATE,    // device memory
   FREE,
-  REFUSED,     // an allocation for which the GPU's memory did not suffice
+  REFUSED,     // an allocation for which the GPU had too little memory
   PINNED,      // an allocation of page-locked host memory
   SIGNAL,      // an event recorded on a stream
   WAIT,        // a stream waits for an event
@@ -29,7 +29,7 @@ typedef struct {
   uint64_t object;            // the CUDA event for SIGNAL and WAIT; the address for ALLOCATE and FREE
   uint32_t grid[3], block[3]; // for kernels
   double flops;               // for GEMM
-  uint64_t bytes;             // for GEMM read and written bytes; for COLLECTIVE the larger of its two buffers
+  uint64_t bytes;             // for GEMM, bytes read and written; for COLLECTIVE, size of the larger buffer
   int ranks;                  // for COLLECTIVE and COMMUNICATOR
 } Event;
 

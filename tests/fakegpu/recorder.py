@@ -4,7 +4,7 @@
         train_step(...)
     recording.launches, recording.synchronizations, recording.collectives["AllReduce"].bytes
 
-This is for programs that are started with tests/fakegpu/run. It does not need torch.
+This module is for programs that are started with tests/fakegpu/run. The module does not need torch.
 """
 
 import ctypes
@@ -96,7 +96,7 @@ class Recording:
 
     @property
     def launches(self) -> int:
-        """The number of kernels that the host launches, including matrix products and without NCCL's kernels."""
+        """The number of kernels that the host launches, including matrix products but not NCCL's kernels."""
         return len(self.of(*LAUNCHES))
 
     @property
@@ -138,7 +138,7 @@ class Recording:
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Record this process's calls within the block. The recording is filled at its end. Blocks must not be nested."""
+    """Record this process's calls within the block, and fill the recording at its end. Blocks must not be nested."""
     driver = _driver()
     recording = Recording()
     driver.fakegpu_start()
@@ -151,12 +151,12 @@ def record() -> Iterator[Recording]:
 
 
 def launches() -> int:
-    """Return the number of kernels that this process has launched, recorded or not."""
+    """Return the number of kernels that this process has launched, including kernels that were not recorded."""
     return int(_driver().fakegpu_launches())
 
 
 def _driver() -> ctypes.CDLL:
-    """Return the emulated driver. Raise BadInput if there is no driver, or if it is a real one."""
+    """Return the emulated driver. Raise BadInput if there is no driver, or if the driver is real."""
     try:
         driver = ctypes.CDLL(LIBRARY)
         driver.fakegpu_stop.restype = ctypes.c_size_t

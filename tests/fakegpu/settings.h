@@ -1,4 +1,4 @@
-// Which GPUs are emulated. The settings are read once from environment variables; README.md lists them.
+// The settings of the emulated GPUs. They are read once from environment variables, which README.md lists.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@ typedef struct {
   const char *name; // as CUDA reports it
   int major, minor; // compute capability
   int multiprocessors;
-  int shared_memory; // maximum of a block, in bytes
+  int shared_memory; // the most that a block can use, in bytes
   int l2_bytes;
   int clock_khz, memory_clock_khz, bus_bits;
   double gib; // memory that CUDA reports
@@ -21,7 +21,7 @@ typedef struct {
   size_t memory_bytes; // of one GPU
   int present;         // GPUs that NVML counts
   int usable;          // GPUs that CUDA counts
-  bool slice;          // each is a part of a divided GPU (MIG)
+  bool slice;          // each GPU is a slice of a divided GPU (MIG)
   bool old_driver;     // CUDA cannot start
   bool cudnn;          // cuDNN can start
 } Settings;

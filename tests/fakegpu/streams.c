@@ -1,6 +1,6 @@
-// Emulates streams and CUDA events. All work is complete as soon as it is submitted, so nothing really waits; the
-// record says which stream waits for which event. Nothing is ever captured into a CUDA graph. The time between two
-// events is always one millisecond.
+// Emulates streams and CUDA events. All work is complete as soon as it is submitted, so nothing really waits. The
+// record only says which stream would wait for which event. Nothing is ever captured into a CUDA graph. The time
+// between two events is always one millisecond.
 #include "error.h"
 #include "record.h"
 

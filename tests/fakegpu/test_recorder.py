@@ -1,4 +1,4 @@
-"""The record of the emulated GPUs: it matches the driver, and its absence gives a message with advice."""
+"""The recorder of the emulated GPUs matches the driver, and without the driver, it raises an error with advice."""
 
 import re
 

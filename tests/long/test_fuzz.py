@@ -4,8 +4,8 @@ Each command runs in a copy of a workspace in which one input is damaged. The ou
 
     clear      an error line for each problem and a non-zero status, or the same result as with good input
     traceback  a Python traceback, death by a signal, or an error without a printable line or with a repeated line
-    hang       no end within HANG_SECONDS
-    silent     status 0 although the input is bad, or a result that differs from that of good input
+    hang       a command that does not end within HANG_SECONDS
+    silent     status 0 although the input is bad, or a result that differs from the result with good input
     lost       a checkpoint, token file or answer that existed before no longer exists
 """
 
@@ -34,14 +34,14 @@ from tests.long.fuzz.damage import Case
 from tests.model.architectures import QWEN3
 
 SEED = os.environ.get("FUZZ_SEED", "0")
-ONLY = os.environ.get("FUZZ_ONLY", "")  # part of "AREA: NAME", to repeat a case
+ONLY = os.environ.get("FUZZ_ONLY", "")  # run only the cases whose "AREA: NAME" contains this text
 WORKERS = 2
 HANG_SECONDS = 90
-MEMORY_BYTES = 6 << 30  # of a command
+MEMORY_BYTES = 6 << 30  # the most memory that a command may use
 CLASSES = ("clear", "traceback", "hang", "silent", "lost")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 PROTECTED = ("checkpoints", "archive", "tokens", "answers")  # files in these folders must never be lost
-STEPS = 8  # of the run, which is at step 4 and has checkpoints at steps 2 and 4
+STEPS = 8  # the last step of the run, which was stopped at step 4 and has checkpoints at steps 2 and 4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -64,7 +64,7 @@ def test_bad_input_is_always_one_clear_error(tmp_path: Path) -> None:
         outcomes = list(pool.map(attempt, chosen_cases))
     attempts = list(zip(chosen_cases, outcomes, strict=True))
     counts = Counter((case.area, outcome.verdict) for case, outcome in attempts)
-    print(f"\nseed {SEED}: {len(attempts)} bad inputs; FUZZ_SEED=N for others, FUZZ_ONLY=NAME to repeat some")
+    print(f"\nseed {SEED}: {len(attempts)} bad inputs; FUZZ_SEED=N generates others, FUZZ_ONLY=NAME repeats some")
     print(f"{'':<14}", *(f"{name:>10}" for name in CLASSES))
     for area in dict.fromkeys(case.area for case in chosen_cases):
         print(f"{area:<14}", *(f"{counts[area, name]:>10}" for name in CLASSES))
@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Workspace:
-    """A folder that is created again for each case, at the same path, because its files contain absolute paths."""
+    """A folder that is created again for each case. Its path never changes, because its files contain this path."""
 
     def __init__(self, directory: Path):
         self._here, self._template = directory, directory.with_name(f"{directory.name}-template")
@@ -138,7 +138,7 @@ class Workspace:
         shutil.copytree(self._template, self._here, symlinks=True)
 
     def _contents(self) -> set[str]:
-        """Return the sha256 of all files that must still exist, anywhere, after the command."""
+        """Return the sha256 of all protected files. After the command, each must still exist somewhere."""
         files = [path for name in PROTECTED for folder in self._here.rglob(name) for path in folder.rglob("*")]
         return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and _is_small(path)}
 
@@ -180,7 +180,7 @@ def _run(script: str, *arguments: str) -> None:
 
 
 def _fill(here: Path) -> None:
-    """Write texts, tokens, an unfinished run, exports of two classes, answers, records, and price lists."""
+    """Write texts, tokens, an unfinished run, two exported models, answers for a judge, records, and price lists."""
     texts, tokens, run = here / "texts", here / "tokens", here / "run"
     texts.mkdir(parents=True)
     words = random.Random(0)

@@ -35,7 +35,7 @@ MIXTURES = {
     "long replies": {"long": 1000},
     "odd counts": {"more cached than read": 1000},
 }
-# Seed, mixture, concurrency, --max-usd. In some, the maximum is enough for all requests.
+# Seed, mixture, concurrency, --max-usd. In some settings, --max-usd is enough for all requests.
 SETTINGS = [
     (1, "all faults", 8, 8.0),
     (2, "all faults", 64, 8.0),
@@ -49,7 +49,7 @@ SETTINGS = [
 
 
 def walk(folder: Path, setting: Setting) -> tuple[str, int]:
-    """Run sessions, of which the first are killed, until one ends because it is finished or reached --max-usd.
+    """Run sessions until a session finishes or reaches --max-usd. Up to KILLS sessions are killed before that.
 
     Return a line with the results, and the number of verdicts.
     """

@@ -44,7 +44,7 @@ NODE_KEYS = {
 IN_BUCKET = {"min_train_tokens": 6 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 PATIENTLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60"}}  # for a busy machine
 SLOWLY: dict[str, Any] = {"script": IMPATIENT, "environment": {"BUCKET_SECONDS": "60", "SLOW_STEP": "0.1"}}
-SECONDS = 120  # a process that takes longer hangs
+SECONDS = 120  # a process that takes longer must be hanging
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 

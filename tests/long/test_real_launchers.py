@@ -1,4 +1,4 @@
-"""Launchers on real systems: slurm.sbatch on a Slurm of two machines, two_boxes.sh over ssh; power cuts and Ctrl-C."""
+"""slurm.sbatch on a real Slurm with two machines, and two_boxes.sh on a real ssh, with power cuts and Ctrl-C."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ KEYS = {
     "validation_interval": None,
     "timeout_seconds": TIMEOUT,
 }
-# For Slurm, the GPUs are files.
+# This configuration describes ordinary files to Slurm as GPUs.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=a(10.77.0.1)
@@ -51,7 +51,7 @@ PartitionName=all Nodes=a,b Default=YES
 
 @attrs.frozen
 class Cluster:
-    """Slurm on two machines. The controller runs on the first."""
+    """Slurm on two machines. The controller runs on the first machine."""
 
     machines: Machines
     environment: dict[str, str]
@@ -61,7 +61,7 @@ class Cluster:
         self.daemons.append(machine.start(daemon, "-D", environment=self.environment))
 
     def call(self, *command: str) -> str:
-        """Return the output of a command of Slurm."""
+        """Run a Slurm command, and return its output."""
         process = self.machines[0].start(*command, environment=self.environment)
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
@@ -125,7 +125,7 @@ def test_boxes_continue_without_the_first_box(make_run: MakeRun, machines: Machi
         servers[0] = serve_ssh(machines[0], run)
         loops.append(loop(machines[1], run))
         assert loops[1].stdout is not None and "running: 10.77.0.2," in loops[1].stdout.readline()
-        # Like Ctrl-C, but a shell ignores SIGINT if its parent does.
+        # This stands for Ctrl-C. The signal is not SIGINT, because a shell ignores SIGINT if its parent does.
         os.kill(children(loops[1])[0], signal.SIGTERM)
         output = loops[1].communicate(timeout=120)
         assert loops[1].returncode == 75 and not processes(run), output
@@ -166,7 +166,7 @@ def slurm(machines: Machines) -> Iterator[Cluster]:
 
 
 def write_ssh_files(folder: Path) -> None:
-    """Write a key, and an `ssh` that uses it. Skip the test if there is no sshd."""
+    """Write a key, and an `ssh` command that uses the key. Skip the test if there is no sshd."""
     if shutil.which("sshd") is None or not shutil.which("ssh-keygen"):
         pytest.skip("needs sshd: apt-get install openssh-server")
     Path("/run/sshd").mkdir(exist_ok=True)

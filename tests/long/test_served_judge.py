@@ -1,4 +1,4 @@
-"""A judge that is a real model on a real server: `transformers serve`, with a small GPT-2 with one constant answer."""
+"""A judge that is a real model on a real server: `transformers serve`, with a small GPT-2 that has only one answer."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def test_a_model_served_by_transformers_judges(tmp_path: Path) -> None:
         assert scores["left_out"] == 0
         assert (
             scores["anchor"] == 50
-        )  # the score depends only on the position, and the anchor has each position equally often
+        )  # the score depends only on the position, and the anchor is in each position equally often
         assert [row["score"] for row in scores["candidates"]] == [50, 50]
         assert "so there are no ranks" in done.stdout  # there is only one fine-tuning run
         lines = map(json.loads, store.read_text().splitlines())

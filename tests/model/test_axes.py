@@ -1,4 +1,4 @@
-"""Named axes: every parameter of every network has named axes, and these determine its shape."""
+"""Named axes: every parameter of every network has named axes, and the axes determine its shape."""
 
 import pytest
 

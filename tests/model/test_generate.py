@@ -35,7 +35,7 @@ def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool
     model = network(SMALL)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(5)  # now logits are far apart, and the text has many different tokens
+            parameter.mul_(5)  # so that logits are far apart, and texts have many different tokens
     expected = uncached(model, [3, 1, 4, 1, 5], 43, sampling)
     if laid_out:
         before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -35,7 +35,7 @@ def test_tokens_do_not_see_later_tokens() -> None:
     assert not torch.equal(before[:, 30:], after[:, 30:])
 
 
-def test_initialization_is_gpt2s() -> None:
+def test_initialization_matches_gpt2() -> None:
     config = attrs.evolve(SMALL, emb_dim=256, context_length=256)
     weights = dict(network(config).named_parameters())
     residual = 0.02 / math.sqrt(2 * config.n_layers)

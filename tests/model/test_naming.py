@@ -1,4 +1,4 @@
-"""Weights with the names of other programs give the same network."""
+"""Weights with other programs' parameter names give the same network."""
 
 import re
 
@@ -41,7 +41,7 @@ def plain_of(model: GPT) -> dict[str, Tensor]:
 
 
 def hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as GPT-2's files on the Hub have them: without the prefix of the class, and with causal masks."""
+    """Return weights as in GPT-2's files on the Hub: without the prefix of the class, and with causal masks."""
     state = {name.removeprefix("transformer."): value for name, value in to_stock(plain, config).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 4, 4) for layer in range(config.n_layers)}
     return state | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4)}
@@ -58,7 +58,7 @@ def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 
 def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as OpenAI released them. OpenAI's weights never had a head; here, it is stored in the same way."""
+    """Return weights with the names of OpenAI's release. It had no head, so a head gets a name in the same style."""
     state = {}
     for name, value in to_stock(plain, config).items():
         module, _, leaf = name.removeprefix("transformer.").rpartition(".")

@@ -1,6 +1,6 @@
 """Tensor shards: loss and gradients equal those of the plain network, and shards cover every parameter.
 
-Other tests are on dropout and on networks that shards refuse.
+Other tests are about dropout and about networks that are refused.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from tests.model.test_gpt import SMALL
 from tests.model.test_naming import network
 from training.parallel.mesh import within
 
-PADDED = attrs.evolve(SMALL, vocab_size=90, tie_weights=False)  # the last of four shards has only padding
+PADDED = attrs.evolve(SMALL, vocab_size=90, tie_weights=False)  # the last of four shards consists of padding
 FEW = MODERN | {"GPT-2": SMALL, "padding": PADDED}
 ALL = FEW | {str(number): attrs.evolve(SMALL, **options) for number, (_, options) in enumerate(CASES)}
 OPTIONS: list[dict[str, Any]] = [{}, {"chunks": 3}, {"recompute_blocks": True}]
@@ -77,7 +77,7 @@ def batch(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
 def test_loss_and_gradients_equal_the_plain_networks(
     monkeypatch: pytest.MonkeyPatch, name: str, shards: int, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # training computes these parts in fp32
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what training computes in fp32 is in fp64 here
     config = attrs.evolve(ALL[name], drop_rate=0.0, context_length=16, n_layers=2)
     assert indivisible_sizes(config, shards) == {}
     plain_network = network(config).double()
@@ -121,7 +121,7 @@ def test_dropout_masks_differ_by_shard_and_repeat(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(F, name, partial(recording, getattr(F, name)))
     gradients = gradient_bits(config, 1)
     first_seeds = set(seeds)
-    # Dropout is after the embedding and, in each block, inside attention, after attention and after the MLP.
+    # Dropout is applied after the embedding and, in each block, inside attention, after attention and after the MLP.
     assert len(seeds) == len(first_seeds) == 4 * (1 + 3 * config.n_layers)
     seeds.clear()
     recomputed_gradients = gradient_bits(config, 1, recompute_blocks=True)
@@ -152,7 +152,7 @@ OPTION_VALUES: list[Any] = [
 
 
 def changed_configurations() -> dict[str, ModelConfig]:
-    """Return configurations that differ from GPT-2's or NanoChat's in one option, with every value that it accepts."""
+    """Return configurations that differ from GPT-2's or NanoChat's in one option, for each value that it accepts."""
     starts, configurations = {"GPT-2": SMALL, "NanoChat": MODERN["NanoChat"]}, {}
     options = [name for name in attrs.fields_dict(ModelConfig) if name != "drop_rate"]  # dropout has its own test
     for (start, config), option, value in product(starts.items(), options, OPTION_VALUES):
@@ -166,7 +166,7 @@ def changed_configurations() -> dict[str, ModelConfig]:
 
 
 def test_every_option_has_the_same_loss_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # training computes these parts in fp32
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what training computes in fp32 is in fp64 here
     configurations = changed_configurations()
     changed_options = {name.split()[-2] for name in configurations}
     assert attrs.fields_dict(ModelConfig).keys() - changed_options == {"drop_rate"}
@@ -187,7 +187,7 @@ def parallel_forward(block: Block, x: Any, rotation: Any = None, cache: Any = No
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "NanoChat"])
-def test_changes_of_the_forward_pass_apply_to_shards(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_changes_to_the_forward_pass_apply_to_shards(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     plain_network = network(attrs.evolve(FEW[name], drop_rate=0.0)).double()
     models, (inputs, targets) = (NextTokenLoss(plain_network), in_shards(plain_network, 2)), batch(plain_network.config)

@@ -1,6 +1,6 @@
 """Exported weights give the same network in transformers, and can be imported again.
 
-All logits are equal, and so are the tokens of generation with a cache.
+The logits are equal, and so are the tokens that are generated with a cache.
 """
 
 from pathlib import Path

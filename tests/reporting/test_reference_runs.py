@@ -1,4 +1,4 @@
-"""References are written from finished runs of one recipe, and used for runs of that recipe on the same tokens."""
+"""References are written from finished runs of a recipe, and used for runs of the same recipe on the same tokens."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def test_a_run_is_compared_and_differences_are_named(tmp_path: Path) -> None:
 
 
 def stream_of(place: Path, name: str, source: str) -> dict[str, object]:
-    """Write the manifest of a token directory, and return the stream of a run that read it."""
+    """Write the manifest of a token directory, and return the stream of a run that read this directory."""
     folder = place / f"tokens-{name}"
     folder.mkdir()
     tokenizer = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
@@ -83,7 +83,7 @@ def test_three_token_files_make_a_reference_for_others(tmp_path: Path) -> None:
     assert problem(finished_run(tmp_path / "3.14", 1, train_stream=on("3.14")), runs[0]).startswith("band ")
     text = finished_run(tmp_path / "text", 1, train_stream=on("text", "my text"))
     assert problem(text, runs[0]) == "the reference is not for these tokens"
-    with pytest.raises(BadInput, match="text: was trained with another recipe or on other tokens"):
+    with pytest.raises(BadInput, match="text: its recipe or its tokens differ from those of"):
         write_reference([*runs, text], runs[0])
 
 
@@ -110,11 +110,11 @@ def test_hub_tokens_may_be_prepared_again(tmp_path: Path, recorded: str) -> None
 
 def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:
     first, second, third = reference_in(tmp_path)
-    with pytest.raises(BadInput, match="or other tokens; got 2 runs"):
+    with pytest.raises(BadInput, match="or tokens; got 2 runs"):
         write_reference([first, second], first)
-    with pytest.raises(BadInput, match="needs at least 3 runs, each with another seed or other tokens; got 3 runs"):
+    with pytest.raises(BadInput, match="needs at least 3 runs, each with a different seed or tokens; got 3 runs"):
         write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
-    with pytest.raises(BadInput, match="other: was trained with another recipe"):
+    with pytest.raises(BadInput, match="other: its recipe or its tokens differ"):
         write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)
     change = {"step": 3, "key": "learning_rate", "old": 1, "new": 2}
     unfit: dict[str, dict[str, Any]] = {"short": {"steps": STEPS + 1}, "changed": {"changes": [change]}}

@@ -78,7 +78,7 @@ def test_time_table_has_each_part_and_the_total(tmp_path: Path) -> None:
         ("lost", "6s", "$0.0033", 0.06),
         ("total", "1m40s", "$0.0556", 1.0),
     ]
-    assert '"lost" is the whole time of jobs that were killed' in report_page([run], [history], {})
+    assert '"lost" is the total time of jobs that were killed' in report_page([run], [history], {})
     rows = list(ledger_rows(attrs.evolve(history, ledger={"training": 10.0, "lost": -5.0}, ledger_usd=None)))
     assert [(time, usd, share) for _, time, usd, share in rows] == [("10s", "", 1), ("-5s", "", 0), ("5s", "", 0.5)]
     page = _page(write_run(tmp_path / "killed", [start(), step(10)]))

@@ -1,4 +1,4 @@
-"""Charts of runs: every run is visible, lines, axes and events have names, and outliers do not flatten curves."""
+"""Charts of runs: every run is visible; lines, axes and events have names; and outliers do not flatten curves."""
 
 import re
 from pathlib import Path

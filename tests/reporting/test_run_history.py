@@ -22,7 +22,8 @@ def test_lost_steps_leave_curves_but_not_costs(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path / "run", killed + resumed))
     assert history.curves["train_loss"].steps.tolist() == [10, 20, 30]
     assert history.curves["train_loss"].last == 2.0
-    # 30 s at one cent per second, then 20 s at two cents; the first 10 of these are the start of the second job.
+    # 30 s at one cent per second, then 20 s at two cents. The first 10 s at two cents are the startup of the second
+    # job.
     assert history.usd == pytest.approx(0.30 + 0.40)
     assert history.axes["dollars"].last == pytest.approx(0.70)
     assert [(mark.step, mark.kind) for mark in history.marks] == [(20, "restart")]
@@ -78,13 +79,11 @@ def test_damaged_lines_do_not_affect_the_rest(tmp_path: Path) -> None:
         file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
     assert [str(note) for note in history.notes] == [
-        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, from line 5 on"
+        f"NOTE: {run / 'metrics.jsonl'}: skipped 4 damaged lines, starting at line 5"
     ]
     job = take_run_lock(run)
     assert job.file is not None
-    assert (
-        "skipped 3 damaged lines" in read_history(run).notes[0].text
-    )  # the last line may be in the middle of being written
+    assert "skipped 3 damaged lines" in read_history(run).notes[0].text  # a job may still be writing the last line
     job.file.close()
     assert history.curves["train_loss"].values.tolist() == pytest.approx([4.0, math.nan, 2.0], nan_ok=True)
     assert math.isnan(history.curves["tokens_per_second"].values[1])

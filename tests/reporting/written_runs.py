@@ -1,4 +1,4 @@
-"""Run directories for tests, with metrics that are written instead of trained."""
+"""Run directories for tests, whose metrics are written without any training."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def write_run(directory: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def write_resolved(run: Path, **changes: Any) -> Path:
-    """Write the `resolved.json` of a run with changes. Changes of `model` and `train` are merged with their values."""
+    """Write a run's `resolved.json` with these changes. Changes to `model` and `train` are merged with their values."""
     read = load_run(run, ())
     values: dict[str, Any] = {
         "model": attrs.asdict(read.model) | changes.pop("model", {}),

@@ -1,4 +1,4 @@
-"""Shared parts of the tests of training: a clock that the test sets, a small set of tokens, train.py with changes."""
+"""Shared by the tests of training: a clock that a test can set, a small set of tokens, changed versions of train.py."""
 
 import os
 import time
@@ -53,7 +53,7 @@ loop.train_step = changed
 
 @pytest.fixture
 def changed_train(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that writes a version of train.py that changes the modules imported by CHANGED_TRAIN."""
+    """Return a function that writes a version of train.py. Its argument is code that changes the imported modules."""
 
     def write(changes: str) -> Path:
         script = tmp_path / "changed_train.py"
@@ -67,7 +67,7 @@ def changed_train(tmp_path: Path) -> Callable[[str], Path]:
 def at_step_3(changed_train: Callable[[str], Path]) -> Callable[..., Path]:
     """Return a function that writes a version of train.py in which some ranks run a statement before step 3.
 
-    By default, this is rank 1.
+    By default, only rank 1 runs it.
     """
     return lambda statement, ranks=(1,): changed_train(AT_STEP_3.format(statement=statement, ranks=ranks))
 

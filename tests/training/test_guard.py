@@ -1,4 +1,4 @@
-"""Guard: if a loss or gradient is not finite, the update is never applied, for any world size."""
+"""Guard: if a loss or gradient is not finite, no rank applies the update, no matter how many ranks there are."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def judge(judging: Guard, step: int, loss: float, grad_norm: float, *, excused: 
     return judging.observe(step, torch.tensor([loss]), torch.tensor([loss, grad_norm]), excused).item()
 
 
-def test_fp16_overflow_is_excused_but_no_bad_loss() -> None:
+def test_fp16_overflow_is_excused_but_a_bad_loss_is_not() -> None:
     judging = guard()
     steps = [(1.0, 1.0, True), (2.0, torch.inf, True), (1.0, 1.0, True), (torch.nan, 1.0, True), (1.0, 1.0, True)]
     blocked = [judge(judging, step, loss, norm, excused=excused) for step, (loss, norm, excused) in enumerate(steps)]
@@ -47,7 +47,7 @@ POISON = {
 @pytest.mark.parametrize(
     ("kind", "ranks", "bad_ranks"), [("loss", 1, (0,)), ("loss", 2, (0, 1)), ("loss", 2, (1,)), ("gradient", 2, (0, 1))]
 )
-def test_update_that_is_not_finite_is_never_applied(
+def test_update_from_a_bad_loss_or_gradient_is_never_applied(
     make_run: MakeRun, at_step_3: Callable[..., Path], kind: str, ranks: int, bad_ranks: tuple[int, ...]
 ) -> None:
     run = make_run(checkpoint_interval=2)

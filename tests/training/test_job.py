@@ -29,7 +29,7 @@ def test_metrics_and_record_have_the_expected_fields(make_run: MakeRun) -> None:
     assert [record["step"] for record in steps] == list(range(1, 9))
     for record in steps:
         assert record.keys() == {*measured.split()}
-        assert record["mfu"] is None  # because the peak of a CPU is unknown
+        assert record["mfu"] is None  # because the peak speed of a CPU is unknown
         assert record["peak_memory_bytes"] > 50 * 2**20
     assert steps[1]["learning_rate"] == 0.02  # the peak, which is reached after 2 warm-up steps
     assert [record["step"] for record in records if "validation_loss" in record] == [0, 4, 8]
@@ -53,7 +53,7 @@ def copied_tokens(token_files: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(token_files, tmp_path / "tokens"))
 
 
-DAMAGED = "damaged: got sha256"  # the message if the damage gives another valid id
+DAMAGED = "damaged: got sha256"  # the message if the damaged id is still a valid one
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_resume_accepts_only_the_same_tokens(make_run: MakeRun, token_files: Pat
     assert f"{copied_tokens}: there are {len(tokens) - 1:,} train tokens, but {run}/checkpoints" in line
 
 
-# Runs under torchrun. The file changes after it was checked, so that only the loop and its feed can notice.
+# A script for torchrun. The file changes after it was checked, so that only the loop and its feed can notice this.
 DAMAGE_AFTER_THE_CHECK = """
 plain, damage = build.verify_tokens, os.environ["DAMAGE"]
 
@@ -142,7 +142,8 @@ build.verify_tokens = check_then_damage
 """
 
 
-# Runs under torchrun. Another program replaces a file after the tokens were opened and before they are verified.
+# A script for torchrun. It replaces a file, as another program might, after the tokens were opened and before they are
+# verified.
 REPLACED_BEFORE_THE_CHECK = """
 plain = build.verify_tokens
 
@@ -168,7 +169,7 @@ def test_token_file_replaced_during_start_up_is_refused(
     assert f"{copied_tokens / 'train.safetensors'}: was modified while the run was reading it" in line
 
 
-COUNTED_FUNCTIONS = {  # and the files that define them
+COUNTED_FUNCTIONS = {  # with the files that define these functions
     "make_plan": "training/config/batch_plan.py",
     "open_all": "training/data/open_tokens.py",
     "check_tokenizers": "training/data/open_tokens.py",

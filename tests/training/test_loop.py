@@ -1,4 +1,4 @@
-"""Training loop: the order of the work after a step, stops with a checkpoint, garbage collection between steps."""
+"""Training loop: the order of the work after a step, stops with a checkpoint, and garbage collection between steps."""
 
 import gc
 import time

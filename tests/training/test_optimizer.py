@@ -79,10 +79,10 @@ def test_each_group_has_its_rate_on_the_schedule(rule_name: str) -> None:
 def test_default_groups_follow_schedule(rule_name: str) -> None:
     parameters, optimizer = make(optimizer=rule_name, weight_decay=0.3)
     optimizer.set_step(0, 0.0037)
-    decays = {name: 0.3 if name.endswith("weight") and "norm" not in name else 0.0 for name in parameters}  # matrices
+    decays = {name: 0.3 if name.endswith("weight") and "norm" not in name else 0.0 for name in parameters}
     assert rates_of(parameters, optimizer) == {name: (0.0037, decay) for name, decay in decays.items()}
     assert [len(part.param_groups) for part in optimizer.parts] == ([2] if rule_name == "adamw" else [2, 1])
-    # 4e-4 is the default of learning_rate, so that this optimizer has the same rates.
+    # 4e-4 is also the default of learning_rate, so this optimizer has the same rates.
     parameters_2, optimizer_2 = make(optimizer=rule_name, weight_decay=0.3, head_learning_rate=4e-4)
     optimizer_2.set_step(0, 0.0037)
     assert rates_of(parameters_2, optimizer_2) == rates_of(parameters, optimizer)
@@ -126,7 +126,7 @@ def test_adamw_and_muon_take_steps_of_similar_size() -> None:
 
 
 class Shadowed(torch.optim.SGD):
-    """An optimizer that keeps, for its last parameter only, a tensor that its rule does not declare."""
+    """An optimizer that keeps a tensor that its rule does not declare, but only for its last parameter."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()

@@ -1,4 +1,4 @@
-"""Prefetch: micro-batches arrive in order, errors in the thread reach training, waiting time is counted."""
+"""Prefetch: micro-batches arrive in order, errors in the thread reach training, and waiting time is counted."""
 
 import threading
 import time

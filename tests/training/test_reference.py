@@ -1,4 +1,4 @@
-"""Reference: means over tenths, the coverage of the band, and the lines of a log that is resumed or damaged."""
+"""Reference: means over tenths of a run, the coverage of the band, the output for a resumed log, and damaged files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Resume: from which checkpoint a run continues, which it keeps, and that it has the bits of an uninterrupted run."""
+"""Resume: a run continues from the right checkpoint, keeps the right ones, and equals an uninterrupted run."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def test_resuming_by_name_makes_that_checkpoint_newest(make_run: MakeRun) -> Non
 def test_link_to_another_runs_checkpoint_is_refused(copied: Path, make_run: MakeRun) -> None:
     run, other_directory = make_run("mine"), copied / "checkpoints"
     before = sorted(other_directory.iterdir())
-    shutil.copytree(other_directory, run / "checkpoints", symlinks=True)  # the steps have the same names
+    shutil.copytree(other_directory, run / "checkpoints", symlinks=True)  # the checkpoints have the same names
     (run / "checkpoints" / "link").symlink_to(other_directory / before[-1].name)
     assert "in another folder; copy it here" in one_line(train(run, "--resume", "link"))
     assert sorted(other_directory.iterdir()) == before
@@ -81,7 +81,8 @@ def test_resumed_copy_replaces_the_checkpoint_of_its_step(make_run: MakeRun) -> 
     first_manifest = (archived / "manifest.json").read_text()
     assert (checkpoints / "step-00000002" / "manifest.json").read_text() == first_manifest != second_manifest
     manifests = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
-    assert manifests == {first_manifest, second_manifest}  # of the archived first run, and of the replaced checkpoint
+    # The archive has the checkpoint of the first run and the replaced one.
+    assert manifests == {first_manifest, second_manifest}
 
 
 def test_checkpoint_of_another_version_is_refused(copied: Path) -> None:

@@ -1,4 +1,4 @@
-"""A training step: one reduction for any accumulation, the correct gradient, dropout that depends on the position."""
+"""A training step reduces gradients once, computes the correct gradient, and seeds dropout by position."""
 
 import copy
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Validation: it gives the same mean for any micro-batch, without dropout, and ends early if a stop is requested."""
+"""Validation: the mean does not depend on the micro-batch size, dropout is off, and a request to stop ends it early."""
 
 import math
 from contextlib import nullcontext

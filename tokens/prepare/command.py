@@ -41,6 +41,12 @@ def _json_file(text: str) -> Path:
 class PrepareCommand:
     """Write train, validation and test token files and their manifest, in constant memory."""
 
+    help_groups: ClassVar[dict[str, str]] = {
+        "Input and output": "SOURCE... --output --scratch --shard-tokens",
+        "Documents": "--tokenizer --text-field --separator --template --context-length --on-bad-document",
+        "Held-out documents": "--validation-fraction --test-fraction --split --split-seed",
+        "Workers": "--executor --workers --ray-address --unit-bytes",
+    }
     option_rules: ClassVar[OptionRules] = OptionRules(
         needs={"--ray-address": "--executor=ray"},
         excludes={

@@ -57,7 +57,8 @@ class UnitProgress:
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
-    contents = f"{manifest.documents:,} {'documents' if manifest.rows is None else 'conversations'}"
+    noun = "document" if manifest.rows is None else "conversation"
+    contents = f"{manifest.documents:,} {noun}{'s' * (manifest.documents > 1)}"
     show(f"{command.output}: {contents}, {manifest.tokens:,} tokens in {seconds:.1f} s")
     tokens: dict[str, list[int]] = {}  # tokens of each file, by split
     for name, entry in manifest.files.items():

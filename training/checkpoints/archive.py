@@ -1,4 +1,4 @@
-"""The archive of earlier results. They are moved to `archive/<time>/` of a run directory, and never deleted.
+"""The archive of earlier results, which are moved to `archive/<time>/` in the run directory and never deleted.
 
 Functions that move files raise BadInput if the run directory cannot be changed.
 """
@@ -35,7 +35,7 @@ RESULTS = (METRICS, EVALUATIONS, ANSWERS, SAMPLES, REPORT, CHART, RESOLVED, RANK
 
 
 def archive_all(run_directory: Path) -> Path | None:
-    """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder."""
+    """Move all earlier results into `archive/<time>/` before a start from step 0, and return that folder."""
     directory = checkpoints_of(run_directory)
     with writing(run_directory, names_file=True):
         paths = [run_directory / name for name in RESULTS]
@@ -45,7 +45,7 @@ def archive_all(run_directory: Path) -> Path | None:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            archive(directory, checkpoints, target)  # the newest is last, so that a kill leaves it here
+            archive(directory, checkpoints, target)  # the newest one comes last, so that it is still here after a kill
             with suppress(OSError):  # the directory is a link or a mount, or it contains other files
                 directory.rmdir()
         for path in results:
@@ -54,17 +54,17 @@ def archive_all(run_directory: Path) -> Path | None:
 
 
 def describe(archived: Path) -> str:
-    """Return an archive's path, and the path of its checkpoints if they have stayed on another file system."""
+    """Return an archive's path, followed by the path of its checkpoints if they are on another file system."""
     checkpoints = archived / CHECKPOINTS
     return f"{archived}, checkpoints in {checkpoints.resolve()}" if checkpoints.is_symlink() else str(archived)
 
 
 def archive_after(checkpoint: Path) -> Path | None:
-    """Make a checkpoint the newest one, named for its step, and archive all later ones.
+    """Make a checkpoint the newest one, named after its step, and archive all later ones.
 
-    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links. They
-    are renamed after their steps, and the links are created again. Such a folder is archived if it is damaged, or if
-    its step already has a folder.
+    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links. Such
+    a folder gets the name of its step, and the link is created again. A folder that is damaged, or whose step already
+    has a folder, is archived instead.
     """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
@@ -91,7 +91,7 @@ def archive_after(checkpoint: Path) -> Path | None:
 def _rename_earlier(directory: Path, newest: Path) -> None:
     """Rename the intact folders that a copied run has instead of links.
 
-    Each one is named after its step, if that is before the newest step.
+    Each folder is named after its step, if that step is before the newest one.
     """
     for folder in linked_folders(directory):
         if verify(folder) is not None:

@@ -2,7 +2,7 @@
 
 All ranks of a node write a checkpoint under a hidden name and sync it; then the first rank renames it. A checkpoint
 under its final name is complete and never changes; it can only be replaced, moved or removed as a whole. After a kill
-and a call of `recover`, each name either has its complete old content or its complete new content, or does not exist.
+and a call of `recover`, each checkpoint has its complete old content or its complete new content, or does not exist.
 Failures are OSErrors that name the file.
 """
 
@@ -84,14 +84,14 @@ def publish(path: Path) -> None:
     """Give a hidden checkpoint its final name, replacing an older checkpoint of the same step.
 
     A step is saved twice if its validation was interrupted and is repeated later. If the new checkpoint cannot be
-    published, the older one gets its name back; after a kill, `recover` does that.
+    published, the older one gets its name back. After a kill, `recover` gives it back.
     """
     partial = partial_of(path)
     publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)
 
 
 def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
-    """Write a checkpoint from (offset in bytes, content) pairs of each file, and publish it if it is intact.
+    """Write a checkpoint from the (offset in bytes, content) pairs of its files, and publish it if it is intact.
 
     Returns a description of the damage if the checkpoint is damaged; otherwise None.
     """
@@ -132,7 +132,7 @@ def _write_durably(file: Path, content: bytes) -> None:
 
 
 def _read_back(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
-    """Return the size and hash of a file, read from its disk. Raises OSError if it differs from the written pieces."""
+    """Read a file from its disk; return its size and hash. Raises OSError if it differs from the written pieces."""
     file_digest, end = hashlib.sha256(), 0
     with path.open("rb") as opened:
         if sys.platform == "linux":  # otherwise the pages in this machine's cache would be read

@@ -3,10 +3,10 @@
 A checkpoint that is saved while another one is still being uploaded is not uploaded. If an upload fails, the next
 checkpoint is uploaded as usual. Training waits for uploads only at its end.
 
-Only one job uploads to a prefix of a bucket. It holds a lease: the object `lease.json`, which names the job, and which
-the job renews regularly. Another job may take over a lease that is no longer renewed. No clocks are compared; a job
-that wants the lease watches whether it is renewed. The lease is written only if it is still the version that was read
-before, so that only one of two jobs gets it.
+Only one job at a time uploads to a prefix of a bucket. It holds a lease: the object `lease.json`, which names the job,
+and which the job renews regularly. Another job may take over a lease that is no longer renewed. No clocks are compared:
+a job that wants the lease watches whether it is renewed. A job writes the lease only if the object has not changed
+since the job read it, so that only one of two jobs gets the lease.
 """
 
 import json
@@ -36,7 +36,8 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-EXPIRY_SECONDS = 90.0  # a lease expires after this time without a renewal; one request and its retries may take as long
+# A lease expires if it is not renewed for this time, which is enough for one request and its retries.
+EXPIRY_SECONDS = 90.0
 LEASE_POLL_SECONDS = 5.0
 
 
@@ -68,7 +69,7 @@ class Uploader:
         from_coordinator(ranks, claim, group=ranks.download)
 
     def offer(self, checkpoint: Path) -> None:
-        """Begin to upload a checkpoint from the disk, unless another upload is running. Only rank 0 does anything."""
+        """Start to upload a checkpoint from the disk, unless another upload is running. Only rank 0 does anything."""
         if self._lease is None:
             return
         if self._thread is not None and self._thread.is_alive():
@@ -97,7 +98,7 @@ class Uploader:
         from_coordinator(self._ranks, work, group=self._ranks.download)
 
     def ended(self) -> Iterator[UploadOutcome]:
-        """Yield the new outcomes without waiting. Only rank 0 has any."""
+        """Yield the outcomes since the last call, without waiting for more. Only rank 0 has any."""
         while not self._outcomes.empty():
             yield self._outcomes.get()
 
@@ -154,7 +155,7 @@ class Uploader:
                 self.bucket.upload(f"{name}/{file}", content)
         lease.check()
         self.bucket.write(f"{name}/{STATE}", small[STATE])
-        # The manifest is last, so that `fetch` takes an older checkpoint if this upload is killed.
+        # The manifest comes last. If this upload is killed before that, `fetch` takes an older checkpoint.
         manifest = f"{name}/{MANIFEST}"
         self.bucket.replace(manifest, small[MANIFEST], self.bucket.read(manifest))
         newest = max(name, self._complete or name)  # the best checkpoint may be uploaded after a newer one
@@ -163,10 +164,10 @@ class Uploader:
 
 
 class BucketLease:
-    """The claim of this job on a prefix of a bucket, renewed by a thread until `release`. Only rank 0 has one."""
+    """This job's claim to a prefix of a bucket, which a thread renews until `release`. Only rank 0 has a lease."""
 
     def __init__(self, bucket: Bucket, run_directory: Path):
-        """Take the lease, and print a line if that needs time. Raises BadInput if another job holds it."""
+        """Take the lease, and print a line if this takes long. Raises BadInput if another job holds the lease."""
         self._bucket = bucket
         # The holder is a run directory on this machine. After a reboot, the machine counts as a different one, because
         # another machine may have the same name.
@@ -177,7 +178,7 @@ class BucketLease:
         threading.Thread(target=self._renew, name="bucket lease", daemon=True).start()
 
     def check(self) -> None:
-        """Renew the lease. Raises VersionConflict if another job has it, so that this job must not upload any more."""
+        """Renew the lease. Raises VersionConflict if another job has taken it; this job must then stop uploading."""
         with self._lock:
             try:
                 self._version = None if self._version is None else self._write(self._version)
@@ -204,7 +205,7 @@ class BucketLease:
     def _wait_until_free(self) -> Version | None:
         """Return the version of the lease that this job may replace. If another job holds it, wait until it expires.
 
-        A lease that was held for this run directory is returned at once, because only one job can lock the directory.
+        A lease of an earlier job of this run directory is returned at once, because only one job can lock a directory.
         """
         first_version = self._bucket.read(LEASE)
         if first_version is None or _holder_of(first_version) == self._holder:
@@ -220,7 +221,7 @@ class BucketLease:
             if version.tag != first_version.tag:
                 raise BadInput(
                     f"{self._bucket.url}: another job uploads to this prefix: {_holder_of(version)}; stop that job, or "
-                    "set checkpoints to another prefix"
+                    'set "checkpoints" to another prefix'
                 )
         return first_version
 
@@ -236,7 +237,7 @@ def _holder_of(version: Version) -> str:
 
 
 def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
-    """Return whether a bucket has this checkpoint of the disk, complete and with an intact state.
+    """Return whether a bucket has a complete copy of a checkpoint on the disk, with an intact state.
 
     Raises BadInput if the bucket's checkpoint of that name is from another run.
     """
@@ -250,6 +251,6 @@ def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
     if bucket_sha256 != read_state(checkpoint).state_sha256:
         raise BadInput(
             f"{bucket.url}/{checkpoint.name}: not the same checkpoint as {checkpoint}, because state_sha256 differs; "
-            "set checkpoints to another prefix, or move the checkpoints on the disk away"
+            'set "checkpoints" to another prefix, or move the checkpoints on the disk away'
         )
     return True

@@ -14,25 +14,25 @@ from training.config.train_config import recipe
 from training.exactness.fingerprint import drift
 from training.schedule import agree
 
-# Keys that must not change on a resume. If they did, the same step would read different windows, so that some tokens
-# would be read twice and others never. The optimizer must not change because each optimizer has its own kind of state.
+# Keys that must not change when a run resumes. If they did, a step would read different windows than before, so some
+# tokens would be read twice and some never. The optimizer must not change because each optimizer has its own state.
 _FIXED_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed", "optimizer")
 _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
     "steps",
 )
-# Keys that are not compared themselves; what they resolve to is compared instead: shares and files, steps, sequences
+# These keys are not compared. What follows from them is compared instead: shares and files, steps, sequences
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # they select a slice of the validation stream
 
 
 def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Path) -> list[Notice]:
-    """Return a notice for each change since the checkpoint. Raises BadInput for a change that rules out a resume."""
+    """Return a notice for each change since the checkpoint. Raises BadInput for a change that prevents a resume."""
     if before.shares != now.shares:
         raise BadInput(
             f"{run_directory / 'train.json'}: dataset: got shares {json.dumps(now.shares)} ([first step, samples of "
             f"each dataset]), but {checkpoint} was made with {json.dumps(before.shares)}; restore the datasets and "
-            "weights to resume, or start over with --resume never"
+            "their weights to resume, or start over with --resume never"
         )
     streams = [
         ("train", *pair)
@@ -100,9 +100,9 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
 
 
 def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allowed: bool) -> list[str]:
-    """Return the changes of the numerics.
+    """Return the changes in the numerics since the checkpoint.
 
-    Raises BadInput if there are changes although `determinism` promises the same bits, unless they are `allowed`.
+    Raises BadInput if there are any and `determinism` promises the same bits, unless changes are `allowed`.
     """
     changes = drift(before.numerics, now.numerics)
     promised_levels = {before.numerics["determinism"], now.numerics["determinism"]} - {"off"}
@@ -115,7 +115,7 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allow
 
 
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
-    """Return (file, key, old value, new value) of each difference between two resolved configurations."""
+    """Return (file, key, old value, new value) for each difference between two resolved configurations."""
     sections = {
         "model.json": (attrs.asdict(before.model), attrs.asdict(now.model)),
         "train.json": (before.train.flat(), now.train.flat()),

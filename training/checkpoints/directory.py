@@ -37,7 +37,7 @@ NAME_BYTES = 100  # upper limit for the size of a file that contains only the na
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
 REPLACED = "-aside"  # suffix of the hidden name of a checkpoint that is being replaced
-# Where checkpoints are, relative to the run directory, if a user has copied them to a wrong place
+# Where checkpoints are, relative to the run directory, if a user has copied them to the wrong place
 _MISPLACED = ("step-*", "checkpoints/checkpoints/*", "checkpoints/*/step-*")
 _HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({REPLACED})?|{'|'.join(LINKS)})")
 
@@ -47,7 +47,7 @@ def checkpoints_of(run_directory: Path) -> Path:
 
 
 def name_of(step: int) -> str:
-    """Return the checkpoint name of a step; names sort by step."""
+    """Return the name of a step's checkpoint. Names sort in the order of the steps."""
     return f"step-{step:08d}"
 
 
@@ -75,7 +75,7 @@ def steps_in(directory: Path) -> list[str]:
 def check_resume_name(run_directory: Path, name: str, *, is_here: bool) -> None:
     """Raise BadInput if the value of --resume is not the name of a checkpoint.
 
-    `is_here`: the checkpoint can only be on this disk, so that it must exist.
+    `is_here`: the checkpoint can only be on this disk, so it must exist now.
     """
     if name in ("auto", "never"):
         return
@@ -134,8 +134,8 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
     """Move checkpoints, in this order, to `archive/TIME/checkpoints/`; return the folder that contains them now.
 
     Checkpoints stay on their file system. If the archive is on another one, they are moved to `.archive/TIME/` next to
-    the checkpoints, and `archive/TIME/checkpoints` is a link to that folder. `into`: an `archive/TIME` that exists
-    already.
+    the checkpoints, and `archive/TIME/checkpoints` is a link to that folder. `into`: an existing folder `archive/TIME`,
+    to be used instead of a new one.
     """
     archived = into or new_archive(directory.parent)
     target, local_target = archived / directory.name, directory / ARCHIVED_HERE / archived.name
@@ -156,7 +156,7 @@ def archive(directory: Path, names: Sequence[str], into: Path | None = None) -> 
 
 
 def point_best(directory: Path, step: int | None) -> bool:
-    """Make `best` refer to the checkpoint of a step, if that exists; return whether it does."""
+    """Make `best` refer to the checkpoint of a step if that checkpoint exists, and return whether it exists."""
     if step is None or not is_folder(directory / name_of(step)):
         return False
     point(directory / "best", name_of(step))
@@ -186,8 +186,8 @@ def point(link: Path, name: str | None) -> None:
 def rename(path: Path, target: Path) -> None:
     """Rename a folder. If overlayfs cannot rename it, because it is part of a container's image, move its files.
 
-    The manifest is copied last and deleted first, so that after a kill, one of the two folders is a complete
-    checkpoint.
+    The manifest is copied last and deleted first, so that one of the two folders is a complete checkpoint even after a
+    kill.
     """
     try:
         path.rename(target)
@@ -206,7 +206,7 @@ def rename(path: Path, target: Path) -> None:
 
 
 def _name_in_file(path: Path) -> str | None:
-    """Return the name of a checkpoint if a file contains that and nothing else."""
+    """Return the name of a checkpoint if a file contains nothing but this name; otherwise None."""
     try:
         content = read_regular(path, NAME_BYTES)
     except OSError:
@@ -216,12 +216,12 @@ def _name_in_file(path: Path) -> str | None:
 
 
 def _is_checkpoint_or_link(path: Path) -> bool:
-    """Return whether a path has the name of a checkpoint or a link of a run, or contains a checkpoint.
+    """Return whether a path has the name of a run's checkpoint or link, or contains a checkpoint.
 
     The directory may contain other files as well: a mounted disk, for example, has `lost+found`.
     """
     if STEP_NAME.fullmatch(path.name) or path.name in LINKS:
         return True
-    # os.path.isfile returns False for a folder that this user must not read.
+    # os.path.isfile returns False for a folder that this user is not allowed to read.
     has_files = any(os.path.isfile(path / file) for file in (MANIFEST, WEIGHTS))  # noqa: PTH113
     return has_files and not path.name.startswith(".")

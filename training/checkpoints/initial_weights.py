@@ -37,7 +37,7 @@ class OtherModel(NamedTuple):
 class InitialWeights:
     """The model from whose weights a run starts."""
 
-    source: str  # as on the command line
+    source: str  # as written on the command line
     load: Callable[[], OtherModel]  # raises BadInput
 
     def load_checked(self, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:
@@ -61,13 +61,14 @@ class InitialWeights:
             raise BadInput(
                 f"--init-from {self.source}: that model's tokenizer, {model_tokenizer.name} with "
                 f"{model_tokenizer.vocabulary_size:,} ids, differs from the tokenizer of the run's tokens, "
-                f"{tokenizer.name} with {tokenizer.vocabulary_size:,} ids; prepare them with the model's tokenizer"
+                f"{tokenizer.name} with {tokenizer.vocabulary_size:,} ids; prepare the tokens with that model's "
+                "tokenizer"
             )
         return model
 
 
 def start_random(state: TrainState, seed: int) -> None:
-    """Give a state at step 0 random weights. Each rank copies its rows of one tensor at a time."""
+    """Give random weights to a state at step 0. Each rank copies its rows of one tensor at a time."""
     parameters = state.parallel.by_plain_name(state.parallel.named_parameters())
     for name, values in initial_weights(meta_network(state.parallel.network.config), seed):
         copy_local_rows(parameters[name], values)
@@ -76,7 +77,7 @@ def start_random(state: TrainState, seed: int) -> None:
 def start_from(
     initial: InitialWeights, state: TrainState, model_file: Path, tokenizer: TokenizerRecord | None, ranks: Ranks
 ) -> WeightsOrigin:
-    """Give a state at step 0 the weights of another model. Call it on every rank.
+    """Give the weights of another model to a state at step 0. Call it on every rank.
 
     Raises BadInput, including the errors of `InitialWeights.load_checked`.
     """
@@ -100,7 +101,9 @@ def start_from(
         growth = f"{origin.vocab_size:,} -> {config.vocab_size:,}"
         lines.append(f"vocabulary {growth}: each new row is the mean of the model's rows")
     if origin.unseen:
-        lines.append(f"{origin.unseen} special tokens that the model has never seen start as copies of the end of text")
+        lines.append(
+            f"{origin.unseen} special tokens that the model has never seen start as copies of the end-of-text token"
+        )
     show(*lines, once=True)
     return origin
 
@@ -108,7 +111,7 @@ def start_from(
 def values_from(
     initial: InitialWeights, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> tuple[dict[str, Tensor], WeightsOrigin]:
-    """Return the first weights of a run that starts from another model, by plain name, and the origin of the weights.
+    """Return the first weights of a run that starts from another model, under their plain names, and their origin.
 
     The tensors are complete and on the CPU. They include rows for new ids and for special tokens that the other model
     has never seen. Training begins with them, and `train.py --look` uses them to show losses before the first step.
@@ -163,9 +166,9 @@ def first_network(
 
 
 def unseen_tokens(model: OtherModel, tokenizer: TokenizerRecord) -> dict[int, int]:
-    """Return the ids of special tokens that a model has never seen, each with the id whose row it starts with."""
+    """Map the id of each special token that a model has never seen to the id whose row it starts with."""
     model_tokenizer, end = model.tokenizer, tokenizer.end_of_text_id
-    # Plain text, which has no chat template, contains no special token except the end of text.
+    # A model without a chat template was trained on plain text, whose only special token is the end of text.
     trained_on_text = model_tokenizer is not None and model_tokenizer.template is None
     first = 0 if trained_on_text else model.network.config.vocab_size
     special_ids = tokenizer.all_special_tokens.values()
@@ -189,7 +192,7 @@ def with_new_rows(name: str, values: Tensor, old_config: ModelConfig, config: Mo
 
 @torch.no_grad()
 def copy_local_rows(parameter: Placed, full: Tensor) -> None:
-    """Copy into the parameter the part of a full tensor that this rank holds: some rows, or some columns of those."""
+    """Copy this rank's part of a full tensor into the parameter: some rows, or some columns of some rows."""
     for rows, columns, local_part in held_pieces(parameter):
         local_part.copy_(within(full, rows, columns))
 
@@ -216,6 +219,6 @@ def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoi
 
 
 def _network_keys(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys that determine what a network computes. A null that stands for a number is replaced by it."""
+    """Return the keys that determine what a network computes. If null stands for a number, the number is returned."""
     resolved = attrs.asdict(config) | {"n_kv_heads": config.kv_heads, "mlp_width": config.hidden_width}
     return {key: value for key, value in resolved.items() if key not in FREE_KEYS}

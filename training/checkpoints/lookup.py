@@ -43,10 +43,10 @@ _MARKS = (MANIFEST, STATE)  # either file shows that a folder is, or was, a chec
 
 
 def checkpoints_by_step(directory: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run by step, oldest first.
+    """Map the step of each checkpoint of a run to its folder, oldest first.
 
-    In a copied run, a folder `latest` or `best` instead of a link is a checkpoint, too. It is left out if its state
-    cannot be read, or if there is a folder named for its step.
+    In a copied run, `latest` or `best` may be a folder instead of a link. Such a folder is a checkpoint, too. It is
+    left out if its state cannot be read, or if another folder is named after its step.
     """
     checkpoints = {step_of(name): directory / name for name in steps_in(directory)}
     for folder in linked_folders(directory):
@@ -133,7 +133,7 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
 def find_to_evaluate(directory: Path, name: str | None) -> Path:
     """Return the checkpoint to evaluate. Without a name, this is the best one, or the newest if nothing was validated.
 
-    It may be damaged, or written by another program. Raises BadInput if it is not on this disk.
+    The checkpoint may be damaged, or written by another program. Raises BadInput if it is not on this disk.
     """
     best = linked_checkpoint(directory, "best") if name is None else None
     if name is None:
@@ -171,7 +171,7 @@ def complete_steps(bucket: "Bucket") -> list[str]:
 
 
 def candidates(bucket: "Bucket", name: str) -> list[str]:
-    """Return the names of the checkpoints in a bucket from which the run may resume, in the order in which to try them.
+    """Return the names of the checkpoints in a bucket from which the run may resume, starting with the best choice.
 
     A name in NEWEST means all complete checkpoints, newest first, because only a download shows whether one is intact.
     """
@@ -194,8 +194,9 @@ def check_branch(bucket: "Bucket", step: int, name: str) -> None:
     if later and name not in NEWEST:
         downloaded = f" ({name_of(step)} is already on this disk)" if step > 0 else ""
         raise BadInput(
-            f"{bucket.url}: has {later[-1]}, but --resume {name} begins before that step, and checkpoints in a bucket "
-            f"are never archived; set checkpoints to another prefix{downloaded}, or delete them from the bucket"
+            f'{bucket.url}: has {later[-1]}, but "--resume {name}" would begin before that step, and checkpoints in a '
+            f'bucket are never archived; set "checkpoints" to another prefix{downloaded}, or delete the later ones '
+            "from the bucket"
         )
 
 
@@ -228,7 +229,7 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _check_leftovers(directory: Path) -> None:
-    """Raise BadInput if a directory without checkpoints under their own names contains traces or copies of some."""
+    """Raise BadInput if a directory has no checkpoint under its own name, but traces or copies of checkpoints."""
     copies = [name for name in names_in(directory) if any((directory / name / file).is_file() for file in _MARKS)]
     for link in LINKS:
         target = link_target(directory / link)
@@ -257,7 +258,7 @@ def bucket_link(bucket: "Bucket", link: str) -> str:
 
 
 def bucket_folders(bucket: "Bucket") -> dict[str, set[str]]:
-    """Return the files of each checkpoint in a bucket, complete or not, by the checkpoint's name."""
+    """Map the name of each checkpoint in a bucket, complete or not, to the names of its files."""
     folders: dict[str, set[str]] = {}
     for path in bucket.objects():
         name, _, file = path.partition("/")

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a run are kept, how much space they need, and the removal of all others.
+"""Retention: which checkpoints of a run are kept, how much space they need, and the removal of the rest.
 
 No other module removes a complete checkpoint of a run, on a disk or in a bucket; other modules only move checkpoints to
 an archive. Three functions remove something that resembles a checkpoint: `recover` in atomic_commit.py removes the
@@ -45,8 +45,8 @@ def kept_steps(steps: Collection[int], newest: int, best: int | None, keep: int)
     """Return the steps whose checkpoints are kept.
 
     These are the best step, and the `keep` newest steps up to `newest`, the step that was just saved. Later steps are
-    kept as well: a bucket may have checkpoints that were damaged when the run resumed, and nothing there is removed
-    before it is superseded.
+    kept as well: a bucket may have checkpoints that were damaged when the run resumed, and nothing in a bucket is
+    removed before it is superseded.
     """
     assert keep > 0, "keep_checkpoints in train.json is at least 1"
     recent = sorted(step for step in steps if step <= newest)[-keep:]
@@ -60,7 +60,7 @@ def prune_disk(directory: Path, newest: int, best: int | None, keep: int) -> Non
     which the link `best` refers is kept instead.
     """
     point(directory / "latest", name_of(newest))
-    # This is done every time, because a kill may have come between the publication of the best checkpoint and its link.
+    # This is done every time, because a kill may have left the best checkpoint published but without its link.
     point_best(directory, best)
     steps = [step_of(name) for name in steps_in(directory)]
     steps_to_keep = kept_steps(steps, newest, step_named(link_target(directory / "best")), keep)

@@ -1,4 +1,4 @@
-"""Run record: the resolved configuration of a run, which its checkpoints and `resolved.json` contain."""
+"""Run record: the resolved configuration of a run. It is stored in the run's checkpoints and in `resolved.json`."""
 
 import json
 import sys
@@ -37,17 +37,17 @@ class StreamRecord:
     tokens: int | None = attrs.field(validator=optional(integer(0)))  # None: the tokens are still being prepared
     files: list[str] = attrs.field(factory=list)
     sha256: list[str]
-    plan: str | None = None  # fingerprint of the plan by which the tokens are prepared; it determines every byte
+    plan: str | None = None  # fingerprint of the plan for preparing the tokens, which determines every byte
 
 
 @attrs.frozen(kw_only=True)
 class WeightsOrigin:
     """The model from whose weights a run started."""
 
-    source: str  # as on the command line
+    source: str  # as written on the command line
     sha256: str  # of the weights, as training/checkpoints/initial_weights.py computes it
     vocab_size: int | None = None  # of that model, if the run has added rows for new ids
-    # Number of special tokens that the model has never seen; their rows start as copies of the row of the end of text
+    # Number of special tokens that the model has never seen; their rows start as copies of the end-of-text token's row
     unseen: int | None = None
 
 
@@ -66,11 +66,11 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """The resolved configuration of a run. Keys that did not exist yet when it was recorded have their defaults."""
+    """The resolved configuration of a run. A key that was added after the recording has its default."""
 
     model: ModelConfig
     train: TrainConfig
-    # Keys that this version does not have, by section of KEYS
+    # Section of KEYS -> its keys that this version does not have, with their values
     unknown: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     global_batch_size: int = attrs.field(validator=integer(1))
     accumulation: int | None = attrs.field(default=None, validator=optional(integer(1)))
@@ -102,7 +102,7 @@ class RunRecord:
         return self.model
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
+        """Return the record as JSON. In a run with a single dataset, each split has one stream instead of a list."""
         settings = {"model": attrs.asdict(self.model), "train": self.train.flat()}
         values: dict[str, Any] = {section: keys | self.unknown.get(section, {}) for section, keys in settings.items()}
         values |= attrs.asdict(self, filter=lambda field, _: field.name not in (*settings, "unknown"))
@@ -116,9 +116,9 @@ class RunRecord:
 
 @attrs.frozen(kw_only=True)
 class JobEnvironment:
-    """Facts about the machine and the software of a job that are read again.
+    """The facts about a job's machine and software that Lockstep reads again later.
 
-    training/hardware/environment.py records more of them.
+    training/hardware/environment.py records more facts than these.
     """
 
     world_size: int | None = None
@@ -141,7 +141,7 @@ class JobRecord:
     tokenizer: TokenizerRecord | None = None
     environment: JobEnvironment | None = None
     price_per_hour: float | None = attrs.field(default=None)  # of the machine, USD
-    misfits: dict[str, InvalidValue] = attrs.field(init=False, factory=dict)  # by key
+    misfits: dict[str, InvalidValue] = attrs.field(init=False, factory=dict)  # key -> its error
 
     @price_per_hour.validator
     def _check_price(self, _: Any, value: float | None) -> None:
@@ -178,7 +178,7 @@ class JobRecord:
 
 
 def record_fields(values: Any) -> Any:
-    """Return a record's JSON as fields of `RunRecord`, with streams always as lists and unknown keys in `unknown`."""
+    """Convert a record's JSON to fields of `RunRecord`: streams are always lists, and unknown keys are in `unknown`."""
     if not isinstance(values, dict):
         return values
     sections = {section: values.get(section) for section in KEYS}
@@ -213,8 +213,8 @@ def read_job(directory: Path) -> JobRecord:
 def manifest_of(stream: StreamRecord, directory: Path | None = None) -> Manifest | None:
     """Return the manifest of the files that a run read; None if there is none, or if the files have changed since.
 
-    They change if different text is prepared into the same directory, or if a different tokenizer is used.
-    `directory`: where the files are now, instead of the path in the record. Raises BadInput for a damaged manifest.
+    The files change if different text is prepared into the same directory, or if a different tokenizer is used.
+    `directory`: where the files are now, if not at the path in the record. Raises BadInput for a damaged manifest.
     """
     manifest = read_manifest(directory or Path(stream.directory))
     if manifest is None:
@@ -258,7 +258,7 @@ def write_record(
 ) -> None:
     """Write `resolved.json` and the tokenizer's ranks, so that the run can be used without its tokens.
 
-    Raises BadInput if a file cannot be written, or if it would replace a file that no run has written.
+    Raises BadInput if a file cannot be written, or if it would replace a file that was not written by a run.
     """
     directories = [str(directory.path.resolve()) for directory in token_set.directories]
     origin, tokenizer = token_set.tokenizer or (None, None)

@@ -50,7 +50,7 @@ def parse_state(values: dict[str, Any]) -> SavedState:
 
     Raises ValueError for a wrong field, with the message "KEY: got ..., wanted ...".
     """
-    # A file must have every key; the defaults of the classes are not for files.
+    # A file must have every key, even if the class has a default for it.
     for key in (*attrs.fields_dict(Position), *attrs.fields_dict(SavedState)):
         if key not in values and key != "position":
             raise ValueError(f"{key}: missing")
@@ -95,16 +95,16 @@ def check_format(values: dict[str, Any], where: str) -> None:
 
 
 def best_name(checkpoint: Path) -> str | None:
-    """Return the name of the best checkpoint so far, from this checkpoint's state; None if nothing was validated."""
+    """Return the name of the best checkpoint so far, as recorded in this checkpoint; None if nothing was validated."""
     step = read_state(checkpoint).position.best_step
     return None if step is None else name_of(step)
 
 
 def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
-    """Raise ValueError unless a state has the step of its folder's name and belongs to the files with these sha256."""
+    """Raise ValueError unless a state has the step in its folder's name and belongs to files with these digests."""
     step, folder_step = state.position.step, step_named(name)
     if folder_step is not None and folder_step != step:
-        raise ValueError(f"step: got {step:,}, wanted {folder_step:,} because of the folder's name")
+        raise ValueError(f"step: got {step:,}, wanted {folder_step:,}, as in the folder's name")
     if state.state_sha256 != combined_sha256(step, digests):
         raise ValueError("state_sha256: does not match the step and the two tensor files")
 
@@ -127,7 +127,7 @@ class FileDigest:
 
 
 def manifest_text(files: Mapping[str, FileDigest]) -> str:
-    """Return the text of the manifest for files by name. It contains a sha256 of its own entries."""
+    """Return the text of a manifest with these entries. It also contains a sha256 of the entries."""
     entries = {name: attrs.asdict(entry) for name, entry in files.items()}
     digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
     manifest = {"format": MANIFEST_FORMAT, "files": entries, "files_sha256": digest}
@@ -135,7 +135,7 @@ def manifest_text(files: Mapping[str, FileDigest]) -> str:
 
 
 def manifest_entries(content: bytes) -> dict[str, FileDigest]:
-    """Return the entries of a manifest, by file. Raises ValueError, KeyError or TypeError for a damaged manifest."""
+    """Map each file in a manifest to its entry. Raises ValueError, KeyError or TypeError for a damaged manifest."""
     values = parse_json(content)
     files = {name: FileDigest(**entry) for name, entry in values["files"].items()}
     if manifest_text(files).encode() != content or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
@@ -144,7 +144,7 @@ def manifest_entries(content: bytes) -> dict[str, FileDigest]:
 
 
 def weights_digest(checkpoint: Path) -> str | None:
-    """Return the sha256 of a checkpoint's weights from its manifest; None if that is missing or damaged."""
+    """Return the sha256 of a checkpoint's weights from its manifest; None if the manifest is missing or damaged."""
     try:
         return manifest_entries(read_regular(checkpoint / MANIFEST))[WEIGHTS].sha256
     except (OSError, ValueError, KeyError, TypeError):

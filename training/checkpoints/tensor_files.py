@@ -3,8 +3,8 @@
 The bytes of both files depend only on the state: they contain complete tensors, ordered by name, without vocabulary
 padding. Under FSDP, a rank has consecutive rows of every tensor. Each rank writes its rows at their offset in the file,
 so that nothing is gathered. Under DDP, where every rank has all rows, a rank writes the rows that FSDP would give it.
-Tensors in tensor shards are gathered one at a time and written as under DDP. If several nodes share a disk, only the
-first one writes, and rows that only the other nodes have are sent to it.
+Tensors that are split into tensor shards are gathered one at a time and written as under DDP. If several nodes share a
+disk, only the first node writes, and rows that only the other nodes have are sent to it.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from training.parallel.process_group import RankGroup, Ranks, gather, members
 from training.state import TrainState
 
 HEADER_ALIGNMENT = 8  # bytes, as the safetensors format requires
-SENT_BYTES = 16 << 20  # sent at a time to the node that writes
+SENT_BYTES = 16 << 20  # size of one message to the node that writes
 STORED_DTYPES = {  # names of types in the safetensors format
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -72,12 +72,12 @@ class StateShard:
         self._writes = disk.rank == ranks.node.rank
         writes = gather(ranks, self._writes)
         writers = [rank for rank in members(ranks, disk) if writes[rank]]
-        # These ranks divide among themselves the rows of each tensor that all of them have completely.
+        # If all of these ranks have a complete tensor, they divide its rows among themselves.
         self._dividers = RankGroup(rank=disk.rank if self._writes else 0, size=len(writers))
         # Whether this rank's rows of sharded tensors are written. If not, a replica writes the same rows.
         self._gives_shard = disk.size == ranks.node.size or state.parallel.levels.across.rank == 0
         self._headers: dict[str, bytes] = {}
-        self.sizes: dict[str, int] = {}  # bytes of each complete file
+        self.sizes: dict[str, int] = {}  # file -> its complete size in bytes
         for file, tensors in _files(state):
             self._headers[file] = header = _header(tensors)
             self.sizes[file] = len(header) + sum(stored.rows * stored.row_bytes for stored in tensors)
@@ -89,18 +89,19 @@ class StateShard:
         rows_sent = gather(ranks, [] if self._writes else sent)
         senders = [rank for rank in members(ranks, disk) if rows_sent[rank]]
         writer_of = {sender: writers[number % len(writers)] for number, sender in enumerate(senders)}
-        self._writer = writer_of.get(ranks.rank)  # the rank to which this one sends its rows, to be written
+        # The rank to which this one sends its rows. None: this rank writes, or it has nothing to write.
+        self._writer = writer_of.get(ranks.rank)
         self._received = {sender: rows_sent[sender] for sender, writer in writer_of.items() if writer == ranks.rank}
 
     def stage(self) -> None:
-        """Copy this rank's rows from the device to the CPU, with their present values."""
+        """Copy this rank's rows from the device to the CPU, with their current values."""
         for (_, _, staged), (_, _, rows) in zip(self._staged, self._local_rows(), strict=True):
             staged.copy_(rows, non_blocking=True)
         if self._pinned:
             torch.cuda.current_stream().synchronize()
 
     def write(self, checkpoint: Path, group: Any) -> dict[str, list[WrittenBytes]]:
-        """Write the staged rows durably, or send them to the node that writes; return their digests by file."""
+        """Write the staged rows durably, or send them to the node that writes. Return the digests for each file."""
         pieces: dict[str, list[WrittenBytes]] = {}
         problem: OSError | None = None
         for file, header in self._headers.items():
@@ -130,7 +131,7 @@ class StateShard:
                 dist.send(part, self._writer, group=group)
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of the rows that other nodes send. Use each content before the next."""
+        """Yield (offset in bytes, content) of the rows that other nodes send. The next item overwrites the content."""
         buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
         for rank, sent in self._received.items():
             for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):
@@ -158,7 +159,7 @@ class StateShard:
 
 
 def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
-    """Return the `state_sha256` that a checkpoint of this state would have, on rank 0; None on all other ranks.
+    """On rank 0, return the `state_sha256` that a checkpoint of this state would have; on other ranks, return None.
 
     Call it on every rank.
     """
@@ -174,7 +175,7 @@ def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
 
 
 def load(checkpoint: Path, state: TrainState) -> None:
-    """Load a checkpoint; every rank reads the rows that it holds.
+    """Load a checkpoint. Every rank reads only the rows that it holds.
 
     Raises BadInput if the checkpoint is missing or belongs to another model.
     """
@@ -213,7 +214,8 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[StoredTensor]]]:
     config = state.parallel.network.config
 
     def stored(key: str, name: str, tensor: Placed) -> StoredTensor:
-        row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize  # not from a row: slicing a DTensor gathers it
+        # This is calculated, not read from a row, because slicing a DTensor gathers it.
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize
         return StoredTensor(key, tensor, stored_rows(name, tensor.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]

@@ -16,7 +16,7 @@ from training.config.optimization import describe_group_rates, describe_optimize
 from training.config.train_config import TrainConfig
 from training.schedule import Schedule
 
-MOST_SEQUENCES = 1 << 30  # in a global batch
+MOST_SEQUENCES = 1 << 30  # largest number of sequences in a global batch
 NEARLY_BEST = 0.9  # micro-batches with at least this fraction of the best balance are acceptable
 DIVISORS_SHOWN = 24
 MOST_STEPS = 99_999_999  # the step in a checkpoint's name has eight digits
@@ -29,8 +29,8 @@ class SourcePlan:
     """The part of a dataset that a run reads."""
 
     dataset: str
-    windows: int | None  # in one epoch; None if the token files are not available
-    sequences: int  # windows that the run reads; if it reads a window twice, the window counts twice
+    windows: int | None  # windows in one epoch; None if the token files are not available
+    sequences: int  # windows that the run reads; a window that is read twice counts twice
 
     def epochs(self, sequences: int) -> float | None:
         """Convert a number of windows to epochs. Return None if the length of an epoch is not known."""
@@ -48,7 +48,7 @@ class Plan:
     mixture: Mixture
     sources: tuple[SourcePlan, ...]
     schedule: Schedule
-    validation_sequences: int  # per validation, all ranks together; 0 without validation
+    validation_sequences: int  # sequences per validation, on all ranks together; 0 without validation
 
     @property
     def tokens_per_step(self) -> int:
@@ -131,8 +131,9 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     if train.execution.determinism == "run" and microbatches % ranks:
         divisors = [tensor_size * divisor for divisor in microbatch_sizes(microbatches, 1)]
         nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-        problem = f"{division}{world_size} does not divide, although determinism run requires it"
-        advice = f"set determinism to elastic, or use a world size that does, such as {', '.join(map(str, nearest))}"
+        problem = f'{division}{world_size} does not divide, although determinism "run" requires it'
+        examples = ", ".join(map(str, nearest))
+        advice = f'set determinism to "elastic", or use a world size that divides it, such as {examples}'
         keys["other_keys"] += ("determinism",)
         raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
     if batch is not None and accumulation not in (None, layout.accumulation):
@@ -151,9 +152,10 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
 
 
 def count_due(first: int, last: int, *intervals: int) -> int:
-    """Count the steps, from `first` to `last` inclusive, at which a task is due that runs at intervals.
+    """Count the steps from `first` to `last`, inclusive, at which a periodic task is due.
 
-    The task is due at every multiple of any of the intervals, of which there may be one or two, and at the last step.
+    The task is due at the last step and at every multiple of its interval. If it has two intervals, a multiple of
+    either one is enough.
     """
     assert 1 <= first <= last + 1
     multiples = sum(last // interval - (first - 1) // interval for interval in intervals)
@@ -176,7 +178,7 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
 
 
 def factors(layout: Layout, tensor_size: int) -> str:
-    """Return a text with the factors of a global batch. Groups of `tensor_size` ranks read the same sequences."""
+    """Return a text that shows the factors of a global batch. Groups of `tensor_size` ranks read the same sequences."""
     size, ranks = layout.microbatch_size, f"world size {tensor_size * layout.data_parallel_size}"
     ranks += f" / tensor_parallel {tensor_size}" if tensor_size > 1 else ""
     if layout.even:
@@ -206,7 +208,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
     """Return the description of a run that is printed before it starts, one topic per line."""
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
     product = factors(layout, train.execution.tensor_parallel)
-    dependent = " (train.json has no global_batch_size, so it depends on the world size)"
+    dependent = " (train.json has no global_batch_size, so the batch depends on the world size)"
     group_rates = describe_group_rates(train.optimization)
     validation = "none (validation_interval is null)"
     if sequences:

@@ -19,7 +19,7 @@ Stages = tuple[tuple[int, int | float], ...]
 
 _NAME = checks.text()
 _DATASET_ROW = KeyRow(
-    meaning="one dataset, in any form that dataset in train.json accepts except a list",
+    meaning='one dataset, in any form that the key "dataset" of train.json accepts, except a list',
     accepted_values=_NAME.accepted_values,
 )
 _WEIGHT_ROW = KeyRow(
@@ -55,8 +55,8 @@ def _read_weight(value: Any) -> Stages:
 def normalize_dataset(value: Any) -> Any:
     """Return a value of `dataset` in the form in which runs record it.
 
-    In this form, weights are floats, and a list with a single stage is replaced by the weight of that stage. An invalid
-    value is returned unchanged.
+    In this form, weights are floats, and a single stage is written as a plain weight, not as a list of stages. An
+    invalid value is returned unchanged.
     """
     try:
         parts = read_parts(value)
@@ -71,7 +71,7 @@ def normalize_dataset(value: Any) -> Any:
 
 @attrs.frozen
 class DatasetPart:
-    """One entry of `dataset`, if `dataset` is a list."""
+    """One entry of the list `dataset`. A single name counts as a list with one entry."""
 
     dataset: str = attrs.field(validator=_NAME, metadata={KeyRow: _DATASET_ROW})
     weights: Stages = attrs.field(converter=_read_weight, alias="weight", metadata={KeyRow: _WEIGHT_ROW})
@@ -100,7 +100,7 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
         parts[part.dataset] = part
     stages = sum(len(part.weights) for part in parts.values())
     if stages > MOST_STAGES:
-        raise ValueError(f"got {stages:,} datasets and stages in all, wanted at most {MOST_STAGES}")
+        raise ValueError(f"got {stages:,} datasets and stages in total, wanted at most {MOST_STAGES}")
     shares(list(parts.values()))
     return tuple(parts.values())
 

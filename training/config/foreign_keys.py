@@ -1,4 +1,4 @@
-"""Translate keys of gpjt's run directories, and explain unknown keys, such as those of other programs, in errors."""
+"""Translate keys of gpjt's run directories, and write advice for unknown keys, such as those of other programs."""
 
 import json
 from collections.abc import Mapping
@@ -41,8 +41,9 @@ def translate(
 ) -> list[Notice | str]:
     """Replace gpjt's older spellings in `model` and `train`, and return a notice for each of them.
 
-    `rows` has the row of each key of train.json. They are read in order, because microbatch_size must be known before
-    other keys are converted with it. Raises BadInput if an old and a new key contradict each other, or if `moe` is set.
+    `rows` has the row of each key of train.json. The rows are processed in order, because microbatch_size must be known
+    before other keys are converted with it. Raises BadInput if an old and a new key contradict each other, or if `moe`
+    is set.
     """
     file = files["train"]
     removed_keys = [key for key in _REMOVED_KEYS if train.pop(key, None) is not None]

@@ -1,8 +1,8 @@
 """The keys of `train.json`, in groups: the type, default, check, meaning and other names of each key.
 
 `train.py --keys` prints the texts in this file, and tests compare the tables in docs/ with them. Keys have the same
-names as in the file. If gpjt/ddp-base-model-from-scratch has a key, too, then its name and default are the same, so its
-run directories have the same meaning here.
+names as in the file. A key that gpjt/ddp-base-model-from-scratch also has keeps its name and default here, so that
+project's run directories mean the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from common.text import either, quoted
 from training.config.dataset_config import DATASET_VALUES, DatasetPart, normalize_dataset, read_parts
 from training.schedule import DECAYS
 
-# In gpjt's run directories, these schedules are booleans, and a run records the boolean.
+# In gpjt's run directories, these schedules are booleans, and a run's records keep the boolean.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
-LARGEST_RATE = 1e30  # such a learning rate fits into fp32 even after it is divided by Adam's bias correction
+LARGEST_RATE = 1e30  # such a learning rate still fits into fp32 after the division by Adam's bias correction
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
     "adamw": "AdamW",
@@ -45,11 +45,11 @@ _BUCKET = ValueCheck(
 
 
 def _microbatch_size_from_minibatch_size(size: Any, file_values: Mapping[str, Any]) -> Any:
-    """Return gpjt's minibatch_size, which is our microbatch_size. Raise ValueError if both keys differ in the file."""
+    """Return gpjt's minibatch_size, which is our microbatch_size. Raise ValueError if the two keys disagree."""
     if file_values.get("microbatch_size", size) != size:
         raise ValueError(
             f"got {quoted(size)}, wanted the value of microbatch_size, because it is the old name of that key; remove "
-            "one of them"
+            "one of the two"
         )
     return size
 
@@ -63,7 +63,9 @@ def _precision_from_use_amp(use_amp: Any, _: Mapping[str, Any]) -> str:
 def _sequences_from_validation_batches(batches: Any, file_values: Mapping[str, Any]) -> int:
     """Return the number of sequences in gpjt's validation_batches, which counts micro-batches."""
     if "validation_sequences" in file_values:
-        raise ValueError(f"got {quoted(batches)}, but validation_sequences sets the same; remove validation_batches")
+        raise ValueError(
+            f"got {quoted(batches)}, but validation_sequences sets the same value; remove validation_batches"
+        )
     size = file_values.get("microbatch_size")
     if type(batches) is not int or type(size) is not int:
         raise ValueError(f"got {quoted(batches)}, wanted a whole number of micro-batches")
@@ -139,7 +141,7 @@ class BatchOptions:
         meaning="sequences per forward pass on one rank, limited by memory",
         names="per_device_train_batch_size device_batch_size",
         similar={
-            "the sequences per forward pass on one GPU; for those of a whole step, set "
+            "the sequences per forward pass on one GPU; for the sequences of a whole step, set "
             "train.global_batch_size": "batch_size"
         },
         older=OlderSpelling("minibatch_size", _microbatch_size_from_minibatch_size),
@@ -297,7 +299,7 @@ class CheckpointOptions:
     keep_checkpoints: int = key_field(
         integer(1),
         3,
-        meaning="number of newest checkpoints to keep; the best checkpoint is always kept as well",
+        meaning="how many of the newest checkpoints to keep; the best checkpoint is always kept as well",
         names="save_total_limit",
         plumbing=True,
     )
@@ -351,22 +353,22 @@ class ExecutionOptions:
     tensor_parallel: int = key_field(
         integer(1, 1024),
         1,
-        meaning="number of neighboring ranks of a node that share each layer; works with every value of parallel",
+        meaning='number of neighboring ranks of a node that share each layer; works with every value of "parallel"',
         plumbing=True,
     )
     tensor_shards: int | None = key_field(
         optional(integer(1, 1024)),
         None,
-        meaning="number of parts per layer, computed on at most that many ranks; it changes the bits; null: "
+        meaning="number of parts per layer, computed on at most that many ranks; this number changes the bits; null: "
         "tensor_parallel",
         plumbing=True,
     )
     determinism: str | None = key_field(
         optional(one_of("off", "run", "elastic")),
         None,
-        meaning='runs that have the same bits; "off": none; "run": those with the same data-parallel size and value of '
-        'parallel; "elastic": all, on any number of ranks; null: elastic on a CPU if the world size allows it, off on '
-        "a GPU; see docs/exactness.md",
+        meaning='runs that have the same bits; "off": none; "run": those with the same data-parallel size and the '
+        'same value of "parallel"; "elastic": all, on any number of ranks; null: elastic on a CPU if the world size '
+        "allows it, off on a GPU; see docs/exactness.md",
         plumbing=True,
     )
     cpu_threads: int = key_field(

@@ -18,7 +18,7 @@ def key_table() -> str:
     for section, keys in KEYS.items():
         lines += [f"{section}.json:", *_table_rows(keys.values())]
     return "\n".join(
-        [*lines, "each entry of dataset in train.json, if that is a list:", *_table_rows(attrs.fields(DatasetPart))]
+        [*lines, "each entry of dataset in train.json, if dataset is a list:", *_table_rows(attrs.fields(DatasetPart))]
     )
 
 

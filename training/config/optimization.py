@@ -33,7 +33,7 @@ def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
 
 
 def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[Problem]:
-    """Yield a problem for each setting that has no effect, or that contradicts another one.
+    """Yield a problem for each setting that has no effect, or that contradicts another setting.
 
     `tied` is the value of tie_weights in model.json.
     """
@@ -62,7 +62,7 @@ def optimization_problems(options: OptimizationOptions, *, tied: bool) -> Iterat
                 key="decay_period_percent",
                 found=f"{period:g}",
                 expected=f"at most {100 - options.warmup_period_percent:g}",
-                cause=f"warmup_period_percent already takes {options.warmup_period_percent:g} of the 100",
+                cause=f"warmup_period_percent already takes {options.warmup_period_percent:g}%",
                 other_keys=("warmup_period_percent",),
             )
     if tied and options.head_learning_rate is not None:

@@ -90,12 +90,12 @@ class TrainConfig:
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> "TrainConfig":
-        """Return the settings of a record that a run wrote with any version of Lockstep; the keys are flat.
+        """Return the settings in a run's record, which any version of Lockstep may have written. Its keys are flat.
 
         If that version did not have a key, the key gets its default, which is how that version behaved. Keys that have
-        been removed since then are left out. If a recorded value is refused today, it is kept, because the run was
-        trained with it, and errors of a resume or a comparison have to show it. Raises ValueError if a key without a
-        default is missing or wrong.
+        been removed since then are left out. A recorded value that would be refused today is kept, because the run was
+        trained with it, and because errors must show it if the run is resumed or compared. Raises ValueError if a key
+        without a default is missing or wrong.
         """
         current_keys = {key: value for key, value in values.items() if key in KEYS["train"]}
         refused = {
@@ -110,7 +110,7 @@ class TrainConfig:
         return train
 
     def located(self, problem: Problem) -> Problem:
-        """Add to a problem the place where the user set its keys."""
+        """Return a problem with the place where the user set its keys."""
         return located(problem, self.file, self.explicit_keys, self.overridden)
 
     def flat(self) -> dict[str, Any]:
@@ -133,9 +133,9 @@ for _name in ("file", "explicit_keys", "overridden"):
     del KEYS["train"][_name]
 KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for section, keys in KEYS.items()}
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
-# Values that are better than the defaults, which are gpjt's. docs/run-directory.md has the measurements.
+# Values that train better than the defaults, which come from gpjt. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# The key of each older name, which gpjt/ddp-base-model-from-scratch used. The second mapping has both directions.
+# The key of each older name, which gpjt/ddp-base-model-from-scratch used. The second mapping works in both directions.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
@@ -157,7 +157,7 @@ def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the values that change results by more than rounding, by file and key.
+    """Return the values that change results by more than rounding errors, by file and key.
 
     The seed and plumbing keys are left out. If a key has no effect in combination with the other values, its default is
     returned.
@@ -226,7 +226,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_run(directory: Path) -> bool:
-    """Return whether a folder is a run directory, as far as its file names show."""
+    """Return whether a folder looks like a run directory, judging only by its file names."""
     return (directory / "train.json").exists()
 
 
@@ -271,7 +271,7 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
 
 
 def located(problem: Problem, file: Path, explicit_keys: Collection[str], overridden: Sequence[str]) -> Problem:
-    """Add to a problem the place where the user set its keys.
+    """Return a problem with the place where the user set its keys.
 
     If several keys contradict each other, this is the place where the last of these keys was set, because the file was
     valid before --set changed it. `explicit_keys` are the keys of the file and of --set.
@@ -304,7 +304,7 @@ def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _wrong_value(section: str, key: str, value: Any) -> Problem | None:
-    """Return the problem with the value of a known key, or None. Other keys are not considered."""
+    """Return the problem with the value of a known key, or None. The values of other keys are not considered."""
     field = KEYS[section][key]
     try:
         field.validator(None, field, field.converter(value) if field.converter else value)
@@ -398,7 +398,7 @@ def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Itera
             key="min_train_tokens",
             found="null (all tokens)",
             expected="a number, because dataset is a list",
-            cause="its datasets end at different times",
+            cause="the datasets of a list end at different times",
             advice="set min_train_tokens",
             other_keys=("dataset",),
         )

@@ -1,4 +1,4 @@
-"""The directories of a run's token files: local ones, or downloads from the hub or a bucket to `token_files/`."""
+"""The directories of a run's token files: local folders, or downloads from the hub or a bucket to `token_files/`."""
 
 import functools
 import re
@@ -22,7 +22,7 @@ TOKEN_FOLDERS = (Path("token_files"), DOWNLOADS)  # where token directories usua
 
 @attrs.frozen
 class TokenLocation:
-    dataset: str  # the name in train.json, or the directory of --token-files
+    dataset: str  # the name in train.json, or the directory given with --token-files
     directory: Path
     remote: bool = False  # whether the dataset is downloaded to the directory, if it is not there yet
 
@@ -32,7 +32,7 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
 
     Arguments:
         train: the configuration, which names the datasets
-        token_files: the directory of --token-files, which replaces a single dataset; None without this option
+        token_files: the directory given with --token-files, which replaces a single dataset; None without this option
         can_override: whether an error may recommend --token-files
 
     Raises BadInput if a dataset does not exist.
@@ -42,7 +42,7 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
     if not isinstance(train.data.dataset, str):
         raise BadInput(
             f"--token-files {token_files}: can replace only a single dataset, but {train.file} has a list; write the "
-            "directories there"
+            "directories into that list"
         )
     return [TokenLocation(str(token_files), token_files)]
 
@@ -50,7 +50,7 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
 def lengths_at_hand(train: TrainConfig) -> dict[str, int | None]:
     """Return the number of tokens of each dataset's train stream, by dataset.
 
-    The number is None if the stream is not completely on this machine. Raises BadInput as `streams_at_hand` does.
+    The number is None if any part of the stream is not on this machine. Raises BadInput as `streams_at_hand` does.
     """
     return lengths_of(streams_at_hand(train, None))
 
@@ -60,9 +60,9 @@ def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | Non
 
 
 def streams_at_hand(train: TrainConfig, token_files: Path | None) -> dict[str, TokenStream | None]:
-    """Return each dataset's train stream, by dataset; None if it is not completely on this machine.
+    """Return each dataset's train stream, by dataset, or None if any part of the stream is not on this machine.
 
-    Raises BadInput if a dataset does not exist, unless the number of steps does not depend on the streams.
+    If the number of steps depends on the streams, raises BadInput for a dataset that does not exist.
     """
     if token_files is not None or train.data.min_train_tokens is None:  # the streams determine the number of steps
         streams: dict[str, TokenStream | None] = {}
@@ -77,7 +77,7 @@ def streams_at_hand(train: TrainConfig, token_files: Path | None) -> dict[str, T
 
 
 def train_tokens_needed(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:
-    """Return how many tokens the run reads from the beginning of each train stream; None for all of them.
+    """Return how many tokens the run reads from the beginning of each train stream; None means all tokens.
 
     Raises BadInput as make_plan does.
     """
@@ -89,7 +89,7 @@ def train_tokens_needed(train: TrainConfig, context_length: int, world_size: int
 
 
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
-    """Download a dataset if it is remote. One rank per machine does it, while the other ranks wait in gloo.
+    """Download a dataset if it is remote. One rank per machine downloads it, while the other ranks wait in gloo.
 
     From the hub, at least `train_tokens` tokens of the train stream are downloaded; None means all of them.
     """
@@ -138,7 +138,7 @@ def _locate(dataset: str, train: TrainConfig, can_override: bool) -> TokenLocati
 
 
 def _note_local(dataset: str, directory: Path) -> None:
-    """Print a note if the name of a local folder could also be that of a dataset on the hub.
+    """Print a note if the name of a local folder could also be the name of a dataset on the hub.
 
     No note is printed for a folder that prepare_data.py has made.
     """

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class TokenDirectory:
-    """The opened token files of one dataset. They are verified if there are `contents`."""
+    """The opened token files of one dataset. If `contents` is not empty, the files have been verified."""
 
-    dataset: str  # the name in train.json, or the directory of --token-files
+    dataset: str  # the name in train.json, or the directory given with --token-files
     path: Path
     manifest: Manifest | None
     train: TokenStream
@@ -77,7 +77,7 @@ class TokenSet:
 
     @property
     def lengths(self) -> dict[str, int | None]:
-        """The number of tokens of each train stream, by dataset; None while it is being prepared."""
+        """The number of tokens in each train stream, by dataset; None while the stream is being prepared."""
         return {
             directory.dataset: directory.train.length if directory.growing is None else None
             for directory in self.directories
@@ -110,8 +110,8 @@ class PlannedTokens:
 def open_tokens(run: Run, token_files: Path | None, ranks: Ranks, *, follow: bool) -> PlannedTokens:
     """Open the run's tokens, and make its plan. Missing tokens are downloaded. Call this on every rank.
 
-    `token_files` is the directory of --token-files. With `follow`, tokens that are still being prepared are accepted.
-    Raises BadInput on every rank if the tokens are missing, damaged, or do not fit the run.
+    `token_files` is the directory given with --token-files. With `follow`, tokens that are still being prepared are
+    accepted. Raises BadInput on every rank if the tokens are missing, damaged, or do not fit the run.
     """
     context, world_size = run.model.context_length, ranks.data_parallel.size * ranks.tensor.size
     locations = locate_tokens(run.train, token_files)
@@ -145,9 +145,10 @@ def open_tokens(run: Run, token_files: Path | None, ranks: Ranks, *, follow: boo
 
 
 def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[GrowingTokens | None]":
-    """Return, for each directory, its growing tokens if it is still being prepared, and None if it is finished.
+    """Return, for each directory, its growing tokens if it is still being prepared, or None if it is finished.
 
-    Rank 0 decides which directories are still being prepared. Raises BadInput if there is one and `follow` is False.
+    Rank 0 decides which directories are still being prepared. Raises BadInput if there is such a directory and `follow`
+    is False.
     """
 
     def find_growing() -> list[bool]:
@@ -159,7 +160,7 @@ def _growing(directories: list[Path], ranks: Ranks, *, follow: bool) -> "list[Gr
         return is_growing
 
     def follow_tokens(path: Path) -> "GrowingTokens":
-        from tokens.prepare.growing_tokens import GrowingTokens  # imported here: finished tokens do not need it
+        from tokens.prepare.growing_tokens import GrowingTokens  # imported here because finished tokens do not need it
 
         return GrowingTokens(path)
 
@@ -194,7 +195,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
 def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", train: TrainConfig) -> TokenSet:
     """Open all train streams and, if the run validates, the validation streams.
 
-    The validation stream of growing tokens is opened only if no dataset before it has one.
+    The validation stream of growing tokens is opened only if no earlier dataset has a validation stream.
     """
     directories: list[TokenDirectory] = []
     run_validates = train.validation.validation_interval is not None
@@ -252,13 +253,13 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
         ):
             raise BadInput(
                 f"{directory.path}: was prepared with tokenizer {record.name} ({record.vocabulary_size:,} ids), but "
-                f"{first} with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or another tokenizer of that name; "
-                "prepare all datasets of a run with the same tokenizer"
+                f"{first} with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or with another tokenizer of that "
+                "name; prepare all datasets of a run with the same tokenizer"
             )
         if record is not None and record.template not in (None, tokenizer.template):
             raise BadInput(
-                f"{directory.path}: its conversations have a different template from those of other datasets; prepare "
-                "all of them with the same --template"
+                f"{directory.path}: its conversations have a different template than those of other datasets; prepare "
+                "all datasets with the same --template"
             )
 
 

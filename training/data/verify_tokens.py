@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from tokens.prepare.growing_tokens import GrowingTokens
 
 HASHED_AT_ONCE = 4  # files
-ANNOUNCED_BYTES = 2e9  # for a larger size, a line is printed, because reading takes more than a few seconds
-TOKEN_POLL_SECONDS = 1.0  # between two checks of tokens that are being written
+ANNOUNCED_BYTES = 2e9  # above this size, a line is printed, because reading the files takes more than a few seconds
+TOKEN_POLL_SECONDS = 1.0  # pause between two checks of tokens that are being written
 
 
 def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
-    """Verify the token files, and return the token set with their contents. Raises BadInput on every rank.
+    """Verify the token files, and return the token set with their contents.
 
-    Files are read once per machine.
+    Files are read once per machine. If a check fails, raises BadInput on every rank.
     """
     train, plan, vocabulary_size = run.train, tokens.plan, run.model.vocab_size
     directories = _with_enough_validation(tokens.token_set, train, plan, ranks)
@@ -55,7 +55,7 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
     checked = []
     for directory in directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)
-        # The other ranks wait in gloo, which does not use the processor.
+        # The other ranks wait in gloo, which does not keep a CPU core busy.
         on_machines = together(ranks, read, only=ranks.node.rank == 0, group=ranks.download)
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
@@ -67,7 +67,7 @@ def verify_tokens(run: Run, tokens: PlannedTokens, ranks: Ranks) -> TokenSet:
             begin = first + ranks.node.rank * share
             stream.check_ids(begin, max(0, min(share, first + count - begin)), vocabulary_size)
 
-    def check_unchanged() -> None:  # since the streams were opened, which was before their contents were read
+    def check_unchanged() -> None:  # versions were recorded before the contents were read
         for stream in [stream for directory in checked if directory.growing is None for stream in directory.streams]:
             for path, version in stream.versions.items():
                 if version_of(path) != version:
@@ -92,7 +92,7 @@ def tokens_at_hand(train: TrainConfig, token_files: Path | None) -> TokenSet | N
 def check_tokens(run: Run, token_files: Path | None, world_size: int) -> PlannedTokens | None:
     """Return the run's tokens with its plan; None if they are not on this machine, or if the job has several nodes.
 
-    Raises BadInput with all problems of the tokens.
+    Raises BadInput with all problems that the tokens have.
     """
     token_set = tokens_at_hand(run.train, token_files) if environment_nodes() == 1 else None
     if token_set is None:
@@ -108,13 +108,13 @@ def check_tokens(run: Run, token_files: Path | None, world_size: int) -> Planned
 
 
 def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
-    """Return the contents of the token files. Raises BadInput if they differ from those of the first machine."""
+    """Return the contents of the token files. Raises BadInput if they are not the same on all machines."""
     for number, contents in enumerate(on_machines):
         for name, content in on_machines[0].items():
             if contents.get(name) != content:
                 raise BadInput(
                     f"{directory / name}: machine {number + 1} of {len(on_machines)} has no file of this name, or "
-                    "a different one from the first machine's; copy the same token files to all machines"
+                    "a file that differs from the first machine's; copy the same token files to all machines"
                 )
     return on_machines[0]
 
@@ -128,9 +128,7 @@ def _ranges_to_read(
 ) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
     """Yield (directory, stream, first token, number of tokens) for each range that the run reads."""
     for directory, source in zip(directories, plan.sources, strict=True):
-        if (
-            source.windows is None
-        ):  # these tokens are still being prepared, and their ids are checked when they are read
+        if source.windows is None:  # still being prepared, so ids are checked when they are read
             continue
         # A shuffled run may read any window.
         windows = source.windows if train.data.shuffle else min(source.windows, source.sequences)
@@ -147,7 +145,8 @@ def _validation_tokens(plan: Plan) -> int:
 def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan, ranks: Ranks) -> list[TokenDirectory]:
     """Return the directories, without the validation streams that are too short.
 
-    Waits for a validation stream that is still being prepared. Raises BadInput if the first one is too short.
+    Waits for a validation stream that is still being prepared. Raises BadInput if the first validation stream is too
+    short.
     """
     needed_tokens, directories = train.validation.start_val_token + _validation_tokens(plan), []
     for directory in token_set.directories:
@@ -229,28 +228,28 @@ def _wait_for_validation(growing: "GrowingTokens", needed_tokens: int) -> None:
 
 
 class TokenWatch:
-    """Checks during the run whether this rank's files have changed.
+    """Checks, during the run, whether this rank's token files have changed.
 
     Files are hashed in threads, so that no rank waits for another rank's disk.
     """
 
     def __init__(self, streams: Sequence[TokenStream], digests: dict[Path, str]):
-        """`digests` are the sha256 of the files before the first step."""
+        """`digests` are the sha256 hashes of the files before the first step."""
         self._versions = {path: version for stream in streams for path, version in stream.versions.items()}
         self._digests = digests
         self._threads = ThreadPoolExecutor(HASHED_AT_ONCE, thread_name_prefix="token hash")
-        # Files that are being hashed, with their version before the hash was started
+        # Files that are being hashed, with their version before hashing started
         self._hashing: dict[Path, tuple[Version, Future[str]]] = {}
 
     def check(self, *, wait: bool) -> list[Path]:
-        """Return the files that were touched, but whose content is the same.
+        """Return the files that were touched without a change to their content.
 
         With `wait`, wait for all hashes. Raises BadInput, on this rank only, if the content of a file has changed.
         """
         touched = []
         for path, before in self._versions.items():
             now = version_of(path)
-            if now in (before, None):  # None: the file was deleted; it is open, so it can still be read
+            if now in (before, None):  # None: deleted, but still readable, because it is open
                 continue
             if before is None or now[0] != before[0] or path not in self._digests:
                 raise _modified(path)

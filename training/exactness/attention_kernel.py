@@ -1,10 +1,10 @@
 """The attention kernel of a run on a GPU: a fused kernel that is tested and timed before the first step.
 
-If no fused kernel supports the inputs, torch by default uses unfused attention, with T x T matrices and without a
-warning. The fastest fused kernel depends on the GPU: at training shapes, cuDNN's kernel is the fastest on Hopper (1.7
-to 2.3 times as fast as flash-attention 2) and slower on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull
-request 48163). There are also public reports of wrong results from cuDNN's kernel (pytorch/pytorch, issues 193893,
-196678). Flash attention is therefore preferred.
+By default, if no fused kernel supports the inputs, torch silently uses unfused attention with T x T matrices. The
+fastest fused kernel depends on the GPU: at training shapes, cuDNN's kernel is the fastest on Hopper (1.7 to 2.3 times
+as fast as flash-attention 2) and slower on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull request 48163).
+There are also public reports of wrong results from cuDNN's kernel (pytorch/pytorch, issues 193893, 196678). Flash
+attention is therefore preferred.
 """
 
 import math
@@ -36,13 +36,13 @@ KERNELS = {  # in the order of preference
 }
 REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
-TIMED_SEQUENCES = 8  # at most; enough to fill a GPU, and small compared with the run itself
+TIMED_SEQUENCES = 8  # maximum for a timed run; enough to fill a GPU, and cheap compared with the run itself
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
-# Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. A largest value
-# below 1 counts as 1; for the gradients of queries and keys, a largest value below the deviation of the scores counts
-# as that deviation. Smaller values occur only in a few saturated rows, which consist mostly of rounding errors.
+# Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. The largest
+# value counts as at least 1 or, for gradients of queries and keys, as at least the deviation of the scores: smaller
+# values occur only in a few saturated rows, which consist mostly of rounding errors.
 TOLERANCE = 0.05
-COMPARED_SCORES = 1 << 30  # number of scores that a test compares; it always compares at least two heads
+COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
 SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # fields of the numerics on which the speed of kernels depends
 
@@ -51,13 +51,13 @@ T = TypeVar("T")
 
 @attrs.frozen
 class ScoreCase:
-    """The random scores of a test. Queries and keys have this deviation; the shift is added to all scores."""
+    """The random scores of a test: the standard deviation of queries and keys, and a shift of all scores."""
 
     deviation: float
     shift: float = 0.0
 
 
-# The first case occurs in networks with QK-norm. The last one is a head with "massive activations": fp32 cannot invert
+# The first case occurs in networks with QK-norm. The last case is a head with "massive activations": fp32 cannot invert
 # its sums of exponentials, and the backward pass of a wrong kernel returns NaN.
 CASES = (ScoreCase(1.0), ScoreCase(0.1), ScoreCase(6.0), ScoreCase(0.1, shift=-120.0))
 
@@ -93,12 +93,12 @@ class Shape:
 
 
 def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
-    """Enable one attention kernel, the same on every rank. Raises BadInput if no kernel supports the shape."""
+    """Enable the same attention kernel on every rank. Raises BadInput if no kernel supports the shape."""
     _enable(from_coordinator(ranks, lambda: _choose(shape, determinism, model_json)))
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the kernel of a checkpoint if this job has chosen another one only because of its timings.
+    """Enable the kernel of a checkpoint if this job has chosen another kernel only because of its timings.
 
     Return the numerics of this job, with the enabled kernel.
 
@@ -130,7 +130,7 @@ def _enable(name: str) -> None:
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
-    """Compare a kernel's outputs and gradients with unfused attention. Return the problem, or None if it is correct."""
+    """Compare a kernel's outputs and gradients with unfused attention. Return the problem, or None if there is none."""
     return _in_memory(shape.microbatch_size, partial(_problem, name, shape))
 
 
@@ -149,7 +149,7 @@ def fastest(names: list[str], shape: Shape) -> str:
 
 
 def seconds_of(name: str, shape: Shape, sequences: int) -> float:
-    """Return the seconds of a forward and a backward pass: the minimum of several timings."""
+    """Return the seconds that a forward and a backward pass take: the minimum of several timings."""
     inputs, timings = shape.random_inputs(sequences), []
     gradient = _random_gradient(inputs)
     for _ in range(ROUNDS):
@@ -195,7 +195,7 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
 
 
 def _in_memory(sequences: int, work: Callable[[int], T]) -> T:
-    """Return what `work` returns for this number of sequences, or for fewer if they do not fit in memory.
+    """Return what `work` returns for this number of sequences or, if they do not fit in memory, for fewer sequences.
 
     The memory error is raised if a single sequence does not fit.
     """
@@ -221,7 +221,7 @@ def _problem(name: str, shape: Shape, sequences: int) -> str | None:
             if is_memory_error(error):
                 raise
             return str(error).partition("\n")[0].rstrip(".")
-        if not difference <= TOLERANCE:  # also if it is NaN
+        if not difference <= TOLERANCE:  # NaN is a problem, too
             return f"differs from unfused attention by {difference:.2g} of its largest value"
     return None
 
@@ -248,13 +248,13 @@ def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, sco
         for part, reference, floor in zip(tensors, [*references, references[0]], smallest_scales, strict=True):
             difference = (part[indices] - reference)[..., channels].abs().max()
             differences.append(difference / reference[..., channels].abs().max().clamp(min=floor))
-    return torch.stack(differences).max().item()  # torch's maximum is NaN if any of them is
+    return torch.stack(differences).max().item()  # torch's maximum is NaN if any difference is NaN
 
 
 def _random_gradient(inputs: list[Tensor]) -> Tensor:
     """Return a random gradient of the concatenated outputs of the heads, (B, T, C).
 
-    Its shape and layout are those that the output matrix would return.
+    It has the shape and layout of the gradient that the output matrix would return.
     """
     batch, heads, length, width = inputs[0].shape
     generator = torch.Generator(inputs[0].device).manual_seed(0)

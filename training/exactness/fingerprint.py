@@ -2,7 +2,7 @@
 
 off       the fastest kernels and reductions; runs are equal up to rounding
 run       bit-identical with the same data-parallel size, wrapper and number of tensor shards
-elastic   bit-identical on any world size and under DDP or FSDP, with the same number of tensor shards, resumed or not
+elastic   bit-identical on any world size, under DDP or FSDP and after a restart, with the same number of tensor shards
 
 The fingerprint contains the versions, the hardware and the settings on which a run's bits depend.
 """
@@ -24,7 +24,7 @@ from training.hardware.environment import cpu_name
 from training.parallel.process_group import Ranks, gather
 from training.precision import Numerics, resolve
 
-# Variables that change which kernels run, or the order of their additions.
+# Environment variables that change which kernels run, or the order of the kernels' additions
 _ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -34,7 +34,7 @@ _ENVIRONMENT = (
     "ONEDNN_MAX_CPU_ISA",
 )
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
-# The largest values that glibc accepts for these two. Versions differ in the second one.
+# The largest values that glibc accepts for these two parameters. The second one depends on the version of glibc.
 KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)
 
 
@@ -50,8 +50,8 @@ def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
 def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
     """Return what a run on a GPU compiles when it starts. Compiling needs a C compiler.
 
-    The keys name what is compiled; each value is the setting that avoids it. This function calls the same functions
-    that choose the code of the run, so that its answer is always right. It does not use the GPU.
+    The keys name what is compiled. Each value is the setting that avoids this compilation. This function calls the same
+    functions that choose the code of the run, so that its answer is always right. It does not use the GPU.
     """
     execution, work = train.execution, {}
     determinism, sharded = _determinism(execution, "cuda"), execution.shards > 1
@@ -93,7 +93,8 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
-    # With "elastic", the bits do not depend on these two. They never depend on the number of ranks that share layers.
+    # With "elastic", the bits do not depend on these two values. No level's bits depend on how many ranks share a
+    # layer.
     if numerics.determinism == "run":
         values |= {"data_parallel_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
@@ -107,7 +108,7 @@ def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> 
         if changes and numerics.determinism != "off":
             raise BadInput(
                 f"determinism {numerics.determinism}: the numerics of rank {rank} differ from those of rank 0 "
-                f"({'; '.join(changes)}); use equal machines, or set determinism to off"
+                f"({'; '.join(changes)}); use identical machines, or set determinism to off"
             )
     return fingerprints[0]
 
@@ -129,13 +130,13 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
         torch.set_num_threads(cpu_threads)
         _keep_freed_memory()
     if level != "off":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it starts
         torch.use_deterministic_algorithms(True)
         # Otherwise torch would fill every new buffer with NaN.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
-        # cuDNN's attention has no deterministic backward pass. Strict mode skips it anyway, but the fingerprint must
-        # record this, too.
+        # cuDNN's attention has no deterministic backward pass. torch skips that kernel in this mode anyway, but the
+        # fingerprint must record this, too.
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -1,9 +1,9 @@
-"""A Triton kernel for the sum of squares of each row, for matrices anywhere in memory. Imported only on GPUs.
+"""A Triton kernel for the sum of squares of each row of matrices that may be anywhere in memory. Only GPUs use it.
 
-Its bits do not depend on the number of rows or on their position. A program sums one row: lane i adds the elements i,
-i + BLOCK, ... in order, and the lanes are added in an order that the compiler has fixed. Everything that differs
-between calls is read from memory, so that every call runs the same binary. Programs share no sums, so there are no
-atomic operations.
+Its bits do not depend on the number of rows or on their position. Each program of the kernel sums one row: lane i adds
+the elements i, i + BLOCK, ... in order, and the lanes are added in an order that the compiler has fixed. Everything
+that differs between calls is read from memory, so that every call runs the same binary. Programs share no sums, so
+there are no atomic operations.
 """
 
 import triton
@@ -14,7 +14,7 @@ BLOCK = 1024  # lanes
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_sums_kernel(matrices, owners, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the sums of fp32 rows.
+    """Write the sum of squares of each fp32 row.
 
     `matrices` has the address, the first row and the width of each matrix; `owners` has the index of each row's matrix.
     """

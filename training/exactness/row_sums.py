@@ -1,6 +1,6 @@
 """The sum of squares of each row, in an order that depends only on the row's width: the same bits in any shard.
 
-The order of a library's reduction depends on the shape of the complete tensor, and a shard has another shape.
+The order of a library's reduction depends on the shape of the whole tensor, and a shard has a different shape.
 """
 
 from functools import cache
@@ -8,11 +8,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; these 4 MiB stay in its cache
+BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; they take 4 MiB, which stay in its cache
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
-    """Return whether a run's gradient norm is added in a fixed order of rows. In tensor shards, it always is.
+    """Return whether a run's gradient norm is added up in a fixed order of rows, as it always is in tensor shards.
 
     On a GPU the exact norm is a Triton kernel, so preflight also calls this to know whether a C compiler is needed.
     """
@@ -22,7 +22,7 @@ def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
 def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
     """Return the sums of squares of all rows of all tensors, (rows,) fp32. A vector's elements count as rows.
 
-    The tensors are in the given order; on a GPU, they are in the order of `in_row_order`.
+    The result follows the given order of tensors or, on a GPU, the order of `in_row_order`.
     """
     if tensors[0].is_cuda:
         return by_kernel(tensors)
@@ -58,7 +58,7 @@ def _fold(squares: Tensor) -> Tensor:
 
 
 def by_kernel(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of squares of the rows of matrices, and then of vectors.
+    """Return the sums of squares of the rows of all matrices, followed by those of all vectors.
 
     One Triton kernel processes all matrices, and reads each of them once.
     """
@@ -66,7 +66,7 @@ def by_kernel(tensors: list[Tensor]) -> Tensor:
 
     matrices = [tensor.flatten(1).contiguous() for tensor in tensors if tensor.dim() > 1]
     vectors = [tensor for tensor in tensors if tensor.dim() == 1]
-    assert all(matrix.dtype == torch.float32 for matrix in matrices)  # the kernel gets only addresses
+    assert all(matrix.dtype == torch.float32 for matrix in matrices)  # the kernel gets only addresses, not types
     counts = tuple(len(matrix) for matrix in matrices)
     owners = _owners(counts, tensors[0].device)
     entries, first_row = [], 0

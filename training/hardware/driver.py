@@ -16,7 +16,7 @@ TORCH_CUDA = "13.0"  # CUDA version of the torch build that pip installs from re
 
 
 def driver_gpus() -> int:
-    """Return the number of GPUs that the NVIDIA driver has, even if torch cannot use them; 0 without a driver."""
+    """Return the number of GPUs that the NVIDIA driver sees, even if torch cannot use them; 0 without a driver."""
     try:
         nvml = ctypes.CDLL(NVML)
     except OSError:
@@ -24,7 +24,7 @@ def driver_gpus() -> int:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         return count.value
-    # torch cannot use them if, for example, the library was updated but the kernel module was not.
+    # NVML fails, and torch cannot use the GPUs, if, for example, only the library was updated, not the kernel module.
     return len(list(DRIVER_GPUS.glob("*")))
 
 

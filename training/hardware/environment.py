@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", 
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 peak of this rank's GPU in FLOP/s. It is None for an unknown GPU, so there is no MFU."""
+    """Return the dense bf16 peak of this rank's GPU in FLOP/s. For an unknown GPU it is None, so no MFU is reported."""
     if device.type != "cuda":
         return None
     from training.hardware.gpus import named_gpus

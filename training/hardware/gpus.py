@@ -29,12 +29,12 @@ class Gpu:
     """A row of the table."""
 
     name: str = attrs.field(validator=checks.text())
-    memory_gib: float = attrs.field(validator=_SIZE)  # memory that torch can use on one GPU
+    memory_gib: float = attrs.field(validator=_SIZE)  # memory of one GPU that torch can use
     bf16_tflops: float = attrs.field(validator=_SIZE)  # dense peak, without sparsity
     gb_per_second: float = attrs.field(validator=_SIZE)  # memory bandwidth in units of 1e9 bytes
     # The name that torch uses for the GPU, or consecutive words of that name
     torch_name: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
-    # The roofline uses the shares that were fitted to this GPU.
+    # The roofline uses the fractions that were fitted to this GPU: FITS in training/planning/throughput.py.
     similar_to: str = attrs.field(default="a100", validator=checks.one_of("a100", "h100"))
 
     @property
@@ -59,7 +59,7 @@ def read_gpus(path: Path, rows: Any) -> dict[str, Gpu]:
 def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
     """Return the GPU with this name.
 
-    If there is none, raises BadInput. The error begins with `where`, names similar GPUs and explains how to add a GPU.
+    Raises BadInput if there is none. The error begins with `where`, names similar GPUs and explains how to add a GPU.
     """
     gpu = gpus.get(name) or gpus.get(name.lower())
     if gpu is not None:
@@ -74,7 +74,7 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
 def named_gpus(device: str) -> list[Gpu]:
     """Return the GPUs whose name matches a torch device name.
 
-    The list is empty for a laptop's GPU and for a slice of a GPU (MIG), because they are slower.
+    The list is empty for a laptop's GPU and for a slice of a GPU (MIG), because these are slower than the GPU itself.
     """
     if re.search(r"\b(Laptop|MIG)\b", device):
         return []

@@ -1,7 +1,7 @@
 """Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files, and the run's bucket.
 
 python -m training.hardware.preflight    checks the machine without a run
-train.py RUN --preflight                 checks it for a run, including disk space and the bucket for its checkpoints
+train.py RUN --preflight                 checks the machine for a run, including disk space and the checkpoints' bucket
 """
 
 import os
@@ -34,10 +34,10 @@ SHARED_MEMORY = Path("/dev/shm")
 # two or three ranks but not for four (NVIDIA/nccl issues 342, 525). GPUs with direct access need smaller files, but
 # with less than 64 MiB, even those did not fit (pytorch/torchtitan issue 853).
 NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
-# The default limit of open files on Linux, and the limit to which this program raises it if the system allows that
+# Linux's default limit on open files, and the limit to which this program raises it if the system allows that
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
-# Words in the type or source of a mount that show that it is an object store. Such mounts upload only complete files,
-# and rename a folder one object at a time.
+# If the type or source of a mount contains one of these words, it is an object store. Such mounts upload only complete
+# files, and rename a folder one object at a time.
 OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
 
 
@@ -67,7 +67,7 @@ class DiskNeed:
 
 @attrs.frozen(kw_only=True)
 class PreflightRequirements:
-    """The requirements of a run for this machine."""
+    """What a run requires of this machine."""
 
     device: str | None = None  # the requested device; None: cuda if there are GPUs
     # Features that compile kernels on a GPU, mapped to the settings that turn them off; `compiled_on_gpu` returns them
@@ -87,7 +87,7 @@ FINEWEB = DiskNeed(
 
 
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
-    """Run the checks of a training process, and return their outcomes. None of them uses a GPU."""
+    """Run the checks that a training process makes, and return their outcomes. None of these checks uses a GPU."""
     gpus, count = _check_gpus(needs.device, needs.ranks)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:
@@ -132,7 +132,7 @@ def enforce(needs: PreflightRequirements, *, quiet: bool = False) -> None:
 
 
 def check_compiler(compiles: Mapping[str, str]) -> Check:
-    """Check that the C compiler and Python.h exist. Triton needs them for GPU kernels from the first step on."""
+    """Check that the C compiler and Python.h exist. Triton needs both for GPU kernels, from the first step on."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     problem = "gcc was not found"
     if compiler is not None:
@@ -205,13 +205,13 @@ def check_shared_memory(ranks: int) -> Check:
 
 
 def check_open_files() -> Check:
-    """Raise this process's limit of open files as far as the system allows. A limit that stays low is a warning."""
+    """Raise this process's limit on open files as far as the system allows. Return a warning if the limit stays low."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return Check("open files", "no limit")
     before, raised = limit, OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if limit < raised:
-        with suppress(OSError, ValueError):  # on macOS, there is another limit in addition to the hard limit
+        with suppress(OSError, ValueError):  # macOS has another limit in addition to the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             limit = raised
     finding = f"at most {limit:,}{f', raised from {before:,}' if limit != before else ''}"
@@ -224,7 +224,7 @@ def check_open_files() -> Check:
 def _check_gpus(device: str | None, ranks: int | None) -> tuple[Check, int]:
     """Check the driver and torch. Return the outcome, and the number of GPUs that a run can use.
 
-    If there is a problem, this is the number of GPUs that the driver has.
+    If torch cannot use the GPUs, the number of GPUs that the driver sees is returned instead.
     """
     try:
         cuda = choose_device(device) == "cuda"

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from training.config.train_config import Run, TrainConfig
 
 NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
-# Words that show that a RuntimeError of torch is about memory. Only torch's CUDA allocator has a separate error type.
+# If torch's RuntimeError contains one of these phrases, memory is exhausted. Only torch's CUDA allocator has a separate
+# error type.
 CPU_WORDS = ("can't allocate memory",)
-# In this order, they come from: CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; torch on
-# a slice of a GPU (MIG), for which NVML does not report the memory of each process (pytorch issue 112377).
+# These come, in this order, from CUDA and NCCL; from cuBLAS; from cuBLAS and cuDNN without memory for a handle; from
+# cuDNN 9; and from torch on a slice of a GPU (MIG), for which NVML does not report the memory of each process (pytorch
+# issue 112377).
 GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "NVML_SUCCESS == ")
 
 
@@ -79,7 +81,7 @@ def is_gpu_memory_error(error: Exception) -> bool:
 
 @contextmanager
 def memory_advice(run: "Run") -> Iterator[None]:
-    """Turn a memory error into BadInput on this rank only, with remedies for this run."""
+    """Turn a memory error into a BadInput that is raised on this rank only and has remedies for this run."""
     try:
         yield
     except Exception as error:
@@ -120,7 +122,7 @@ def _describe_unusable(usable: int, installed: int, warning: str) -> str:
             "torch build for the driver's CUDA version"
         )
     elif usable:
-        reason = "see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES"
+        reason = "see nvidia-smi; to train on the usable GPUs, set CUDA_VISIBLE_DEVICES"
     return (
         f"the NVIDIA driver has {installed} GPU{'s' * (installed > 1)}, but CUDA can use {usable or 'none'}: "
         f"{reason or 'see nvidia-smi'}; --device cpu uses the CPU"

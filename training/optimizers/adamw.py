@@ -18,7 +18,7 @@ def _build(
     adamw = torch.optim.AdamW(
         groups, lr=options.learning_rate, betas=(options.adam_beta1, options.adam_beta2), **kernel
     )
-    # torch creates this state in the first update, but a checkpoint is loaded before.
+    # torch creates this state in the first update, but a checkpoint is loaded before that.
     for parameter in parameters.values():
         adamw.state[parameter]["step"] = torch.zeros((), device=device if "fused" in kernel else "cpu")
     return adamw

@@ -1,9 +1,9 @@
 """Muon (Jordan 2024) for the matrices of the blocks, and AdamW for all other parameters.
 
-Muon makes a matrix's momentum nearly orthogonal by five Newton-Schulz steps in bf16. Its update is scaled to the size
-of AdamW's (Liu et al., arXiv 2502.16982), so that both can use the same learning rate and weight decay. The matrices
-are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank then updates the momentum
-and the weights that it holds.
+Muon makes a matrix's momentum nearly orthogonal with five Newton-Schulz steps in bf16. Its updates are scaled to the
+size of AdamW's updates (Liu et al., arXiv 2502.16982), so that both optimizers can use the same learning rate and
+weight decay. The matrices are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank
+then updates the momentum and the weights that it holds.
 """
 
 import math
@@ -23,16 +23,16 @@ from training.optimizers.update_rule import Placement, UpdateRule, parameter_gro
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, make_rounds
 from training.parallel.mesh import HeldPiece, Spread
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic with the steepest slope at zero (Jordan 2024)
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # coefficients of the quintic with the steepest slope at zero (Jordan 2024)
 NEWTON_SCHULZ_STEPS = 5
 SMALLEST_NORM = 1e-7
 ADAMW_UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, divided by the learning rate (arXiv 2502.16982)
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return a matrix (m, n) with the singular vectors of the given one, and with singular values near 1.
+    """Return a matrix (m, n) with the singular vectors of the given matrix, and with singular values near 1.
 
-    It is computed in the precision of the given matrix.
+    The computation uses the precision of the given matrix.
     """
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
@@ -52,7 +52,7 @@ def orthogonalization_flops(matrix: Matrix) -> int:
 def matrices_of(name: str, axes: Axes, spread: Spread, *, split: bool) -> list[Matrix]:
     """Return the matrices of a parameter.
 
-    With `split`, a fused parameter has several matrices, such as those of queries, keys and values.
+    With `split`, a fused parameter counts as several matrices, such as queries, keys and values.
     """
     rows, columns = axes.shape
     heights = [axis.size for axis in axes.rows] if split else [rows]
@@ -124,10 +124,10 @@ def _rows(piece: HeldPiece, local: Tensor) -> Tensor:
 
 @contextmanager
 def _updated(tensor: Tensor, update_blocked: Tensor | None) -> Iterator[Tensor]:
-    """Yield a tensor that the block changes in place.
+    """Yield a tensor for the `with` block to change in place.
 
-    If there is a switch, `update_blocked`, the block changes a copy, which is afterwards copied to the tensor unless
-    the switch is true. The host does not have to read the switch.
+    With `update_blocked`, a switch on the device, the `with` block changes a copy instead. Afterwards, the copy is
+    written to the tensor unless the switch is true. The host never has to read the switch.
     """
     if update_blocked is None:
         yield tensor

@@ -1,4 +1,4 @@
-"""Update rules: the torch optimizers of which an optimizer in train.json consists, and their state per parameter."""
+"""Update rules: the torch optimizers that make up an optimizer of train.json, and their state for each parameter."""
 
 import functools
 import importlib
@@ -14,7 +14,7 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.parallel.mesh import Spread
 
-RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate, divided by that of the schedule
+RATE_FACTOR = "rate_factor"  # key of a parameter group: the group's learning rate, divided by the schedule's
 
 
 @attrs.frozen(kw_only=True)
@@ -23,13 +23,13 @@ class Placement:
 
     device: torch.device
     axes: Mapping[str, Axes]  # the axes of the complete parameter, by its name on this rank
-    make_spread: Callable[[], Spread]  # may make a process group, so either all ranks call it once, or none does
+    make_spread: Callable[[], Spread]  # may make a process group, so it must be called once on every rank or not at all
 
     @functools.cached_property
     def spread(self) -> Spread:
-        """How parameters are spread over the ranks that divide the work of an update.
+        """How parameters are spread over the ranks that share the work of an update.
 
-        Only a rule that divides its work uses this.
+        Only rules that divide their work among ranks use this.
         """
         return self.make_spread()
 
@@ -48,12 +48,12 @@ class UpdateRule:
     # names; checkpoints and memory predictions use them.
     state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
-    # The values of parameter groups at a step, counted from 0, in addition to the learning rate.
+    # The values, in addition to the learning rate, that parameter groups have at a step. Steps are counted from 0.
     settings: Callable[[OptimizationOptions, int], dict[str, float]] = lambda options, step: {}
 
 
 def rules_of(optimizer: str) -> tuple[UpdateRule, ...]:
-    """Return the rules of an optimizer of train.json. Exactly one of them takes each parameter."""
+    """Return the rules of an optimizer of train.json. Each parameter is taken by exactly one rule."""
     rules: tuple[UpdateRule, ...] = importlib.import_module(f"training.optimizers.{optimizer}").RULES
     return rules
 

@@ -3,8 +3,8 @@
 In an all-to-all, each rank receives its part of every rank's partial sums. It adds them in the order of the tree, and
 an all-gather gives the result to all ranks. With one partial sum per rank, this moves the same number of bytes as a
 ring all-reduce: 2 (D - 1) / D of the gradient on D ranks. On two levels, the ranks of a node do this first; then each
-rank adds its part of the node's partial sums to the parts of other nodes. With one partial sum for each of R nodes,
-2 (R - 1) / R of the gradient pass over a node's link, which is the possible minimum.
+rank adds its part of the node's partial sums to the corresponding parts from the other nodes. With one partial sum for
+each of R nodes, 2 (R - 1) / R of the gradient passes over a node's link, which is the minimum possible.
 """
 
 from collections.abc import Sequence
@@ -27,32 +27,32 @@ PIECE = 1 << 24
 class Exchange:
     ranks: RankGroup
     counts: list[int]  # number of partial sums of each rank
-    piece: int  # number of elements of each partial sum that are sent at a time
-    rounds: list[list[tuple[int, int]]]  # of additions, as SumTree.additions returns them
-    results: list[int]  # indices of the parts that then contain the partial sums of all ranks together
+    piece: int  # number of elements that are sent at a time from each partial sum
+    rounds: list[list[tuple[int, int]]]  # the rounds of additions that SumTree.additions returns
+    results: list[int]  # indices of the parts that contain the combined partial sums of all ranks after the rounds
 
     @classmethod
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
-        """Return the exchange of these partial sums, listed by rank.
+        """Return the exchange of the partial sums `parts`, which are listed by rank.
 
-        `most` is the largest number of partial sums on any rank of the job.
+        `most` is the number of partial sums on the rank of the job that has the most.
         """
         rounds, results = tree.additions([part for rank_parts in parts for part in rank_parts])
         counts, piece = [len(rank_parts) for rank_parts in parts], max(1, PIECE // most)
         return cls(ranks=ranks, counts=counts, piece=piece, rounds=rounds, results=results)
 
     def received_elements(self, elements: int) -> int:
-        """Return the number of elements that a rank receives if each partial sum has this many elements."""
+        """Return the number of elements that a rank receives, given the number of elements in each partial sum."""
         return sum(self.counts) * elements // self.ranks.size
 
     def reduce_scatter(self, parts: list[Tensor], received: Tensor) -> list[Tensor]:
-        """Return this rank's part of the partial sums of all ranks together, in the memory of `received`.
+        """Return this rank's part of the combined partial sums of all ranks, in the memory of `received`.
 
         `parts` are this rank's partial sums. They are 1-D, and their length is a multiple of the number of ranks.
         """
         length = len(parts[-1]) // self.ranks.size
         rows: list[list[Tensor]] = [[] for _ in self.counts]
-        for number in range(max(self.counts)):  # first all ranks exchange their first partial sums, then the second
+        for number in range(max(self.counts)):  # all ranks exchange their first partial sums, then their second ones
             senders = [rank for rank, count in enumerate(self.counts) if count > number]
             incoming, received = received.tensor_split([len(senders) * length])
             self._all_to_all(incoming, parts[number] if number < len(parts) else parts[0][:0], senders)
@@ -64,7 +64,7 @@ class Exchange:
         return [ordered[place] for place in self.results]
 
     def _all_to_all(self, received: Tensor, sent: Tensor, senders: list[int]) -> None:
-        """Exchange equal parts of the senders' tensors. The other ranks have an empty tensor."""
+        """Exchange equal parts of the senders' tensors. All other ranks pass an empty tensor as `sent`."""
         size, splits, sent_splits = self.ranks.size, None, None
         if len(senders) < size:
             length = len(received) // len(senders)
@@ -88,7 +88,7 @@ def exchanges(tree: SumTree, shares: Sequence[range], levels: Levels) -> tuple[E
 def ordered_reduce_scatter(parts: list[Tensor], received: Tensor, levels: tuple[Exchange, ...]) -> Tensor:
     """Return this rank's part of the sum of all leaves, in the memory of `received`.
 
-    `parts` and `received` are the arguments of the first level's `Exchange.reduce_scatter`.
+    `parts` and `received` are passed to the first level's `Exchange.reduce_scatter`.
     """
     sums = levels[0].reduce_scatter(parts, received)
     if len(levels) > 1:
@@ -97,7 +97,7 @@ def ordered_reduce_scatter(parts: list[Tensor], received: Tensor, levels: tuple[
 
 
 def ordered_all_reduce(last: Tensor, earlier: list[list[Tensor]], levels: tuple[Exchange, ...]) -> None:
-    """Replace this rank's last partial sum, which is 1-D, by the sum of all leaves. All ranks get the same sum.
+    """Replace this rank's last partial sum, which is 1-D, with the sum of all leaves. All ranks get the same sum.
 
     `earlier` has the other partial sums of this rank. Each of them is a list of tensors. The elements of the
     concatenated tensors correspond to the elements of `last`.
@@ -114,7 +114,7 @@ def ordered_all_reduce(last: Tensor, earlier: list[list[Tensor]], levels: tuple[
 
 
 def _elements(tensors: list[Tensor], begin: int, end: int) -> Tensor:
-    """Return the elements from `begin` to `end` of the concatenation of tensors, 1-D."""
+    """Return the elements from `begin` to `end` of the concatenated tensors, as a 1-D tensor."""
     parts = []
     for tensor in tensors:
         if begin < tensor.numel() and end > 0:

@@ -1,10 +1,11 @@
-"""FSDP2 for one network: groups of blocks, the precision in which they are gathered, and how long they stay gathered.
+"""FSDP2 for a network: groups of blocks, the precision in which they are gathered, and how long they stay gathered.
 
-A single collective gathers a group's parameters, and another one reduces its gradients. A group of blocks contains the
-blocks' matrices, which are gathered in the precision to which autocast would cast them. This does not change any bit,
-because only matrix products read them, and their gradients are rounded to that precision anyway. All other parameters
-form one group, which is gathered in fp32. These are the embeddings, which the lookup reads in fp32, the norms, and the
-biases. Inductor sums the gradient of a bias and keeps it in fp32, although autocast would round it.
+One collective gathers all parameters of a group, and another collective reduces the group's gradients. A group of
+blocks contains the blocks' matrices, which are gathered in the precision to which autocast would cast them. This does
+not change any bit, because only matrix products read these matrices, and their gradients are rounded to that precision
+anyway. All other parameters form a single group, which is gathered in fp32: the norms, the biases, and the embeddings,
+which the lookup reads in fp32. Inductor sums the gradient of a bias and keeps it in fp32, although autocast would round
+it.
 """
 
 import itertools
@@ -28,8 +29,8 @@ from training.parallel.step_clock import StepClock
 from training.precision import AUTOCAST_DTYPES
 
 # Small blocks are gathered and reduced together, in fewer and larger collectives.
-GROUP_PARAMETERS = 25_000_000  # a group has at least this many parameters, unless there would be too few groups
-SMALLEST_GROUPS = 4  # smallest number of groups: one group has to be transferred while another one computes
+GROUP_PARAMETERS = 25_000_000  # minimum size of a group, unless there would be too few groups
+SMALLEST_GROUPS = 4  # minimum number of groups, so that a group can be transferred while another one computes
 
 
 def wrap_in_fsdp(
@@ -42,7 +43,7 @@ def wrap_in_fsdp(
     network = model.network
     levels, mesh = levels_of(mesh), mesh[INSIDE]
     matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
-    # Usually inner modules are wrapped first, but then the outer group could not contain the vectors of the blocks.
+    # Inner modules are usually wrapped first, but then the outer group could not contain the vectors of the blocks.
     outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
     model.register_forward_pre_hook(lambda *_: clock.begin_waiting(), prepend=True)
     # FSDP's own hook, which gathers weights, runs between these two.
@@ -52,7 +53,7 @@ def wrap_in_fsdp(
         param_dtype=AUTOCAST_DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     # In fp32, and with recomputed blocks, autocast keeps no casts, so blocks are gathered in each forward and backward
-    # pass. Otherwise they stay gathered for a complete step; autocast's casts would occupy the same memory.
+    # pass. Otherwise, blocks stay gathered for a complete step, which takes no more memory than autocast's casts would.
     once = precision != "fp32" and not model.recompute_blocks
     groups = [outer]
     for blocks in block_groups(list(network.blocks)):
@@ -67,7 +68,7 @@ def wrap_in_fsdp(
         reduce = partial(sum_over_ranks, levels) if ordered is None else ordered.shard_reduction()
         group.set_custom_reduce_scatter(TimedReduction(reduce, clock))
     # Without this, all-gathers would use separate streams with separate memory. With it, every all-gather has to be
-    # requested before its use: see below.
+    # requested before its result is needed, as in the loop below.
     outer._set_unshard_async_op(True)
     for group, next_group in itertools.pairwise(groups):
         group.set_modules_to_forward_prefetch([next_group])
@@ -77,7 +78,7 @@ def wrap_in_fsdp(
 class TimedReduction(_fsdp_api.ReduceScatter):
     """The timed reduction of one FSDP parameter group.
 
-    Gradients are in memory of the compute stream, which waits for the reduction.
+    Gradients are in memory that belongs to the compute stream, which waits for the reduction.
     """
 
     def __init__(self, reduce: Callable[[Tensor, Tensor], None], clock: StepClock):
@@ -97,7 +98,7 @@ class TimedReduction(_fsdp_api.ReduceScatter):
 
 
 def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
-    """Reduce as FSDP does: a reduce-scatter of sums and, on two levels, an all-reduce across nodes."""
+    """Reduce as FSDP does: with a reduce-scatter that sums and, on two levels, an all-reduce across nodes."""
     reduce_scatter_single(output, gradients, group=levels.inside.group)
     if levels.across.size > 1:
         dist.all_reduce(output, group=levels.across.group)

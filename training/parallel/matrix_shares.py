@@ -1,7 +1,7 @@
-"""Computations on matrices, divided among ranks: one rank computes a complete matrix, and all ranks get the result.
+"""Divide computations on matrices among ranks: each matrix is computed by a single rank, and all ranks get the result.
 
-The result therefore has the same bits on any number of ranks and under any wrapper, because it always comes from a
-single computation of the same shape.
+A result has the same bits on any number of ranks and under any wrapper, because it always comes from a single
+computation of the same shape.
 """
 
 import math
@@ -22,7 +22,7 @@ class Matrix:
 
     rows: int
     columns: int
-    pieces: tuple[tuple[HeldPiece, ...], ...]  # for each rank that takes part in the update, the pieces that it holds
+    pieces: tuple[tuple[HeldPiece, ...], ...]  # for each rank of the update, the pieces that the rank holds
 
     def shape(self, piece: HeldPiece) -> tuple[int, int]:
         return len(piece.rows), len(piece.columns or range(self.columns))
@@ -31,12 +31,12 @@ class Matrix:
         return [math.prod(self.shape(piece)) for piece in pieces]
 
     def joined(self, load: Callable[[HeldPiece], Tensor], pieces: Sequence[HeldPiece]) -> Tensor:
-        """Return the elements of pieces as a 1-D tensor, one piece after the other."""
+        """Return the elements of these pieces as a 1-D tensor, one piece after another."""
         parts = [load(piece).flatten() for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def assembled(self, elements: Tensor, pieces: Sequence[HeldPiece]) -> Tensor:
-        """Return the matrix, (rows, columns), from the elements of its pieces, one piece after the other."""
+        """Assemble the matrix, (rows, columns), from `elements`, which has one piece after another."""
         if self.are_rows(pieces):
             return _part(elements, self)
         matrix = elements.new_empty(self.rows, self.columns)
@@ -45,19 +45,19 @@ class Matrix:
         return matrix
 
     def are_rows(self, pieces: Sequence[HeldPiece]) -> bool:
-        """Return whether these pieces together are all rows of the matrix, complete and in order."""
+        """Return whether these pieces together make up all rows of the matrix, complete and in order."""
         rows = [piece.rows for piece in pieces if piece.rows]
         in_order = [0, *(part.stop for part in rows)] == [*(part.start for part in rows), self.rows]
         return in_order and all(piece.columns is None for piece in pieces)
 
 
-Results = list[tuple[Matrix, HeldPiece, Tensor]]  # the results for this rank's pieces, (rows, columns) each
+Results = list[tuple[Matrix, HeldPiece, Tensor]]  # the result for each of this rank's pieces, (rows, columns)
 
 
 def make_rounds(matrices: Sequence[Matrix], cost: Callable[[Matrix], int], ranks: int) -> list[list[Matrix]]:
-    """Divide matrices into rounds, costly ones first. Rank n computes the n-th matrix of a round.
+    """Divide matrices into rounds, the costliest matrices first. Rank n computes the n-th matrix of a round.
 
-    Ranks then have similar loads, and a round needs little memory.
+    This order gives the ranks similar loads, and dividing into rounds saves memory.
     """
     ordered = sorted(matrices, key=cost, reverse=True)
     return [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
@@ -71,7 +71,7 @@ def compute_replicated(
 ) -> Results:
     """Apply `function`, which does not change the shape, to each matrix of a round.
 
-    This is for ranks that can `load` all pieces. Call it on every rank.
+    Use this function if ranks can `load` all pieces. Call it on every rank.
     """
 
     def load_matrix(matrix: Matrix) -> Tensor:
@@ -103,9 +103,9 @@ def compute_sharded(
     function: Callable[[Tensor], Tensor],
     load: Callable[[HeldPiece], Tensor],
 ) -> Results:
-    """Apply `function` to each matrix of a round; return this rank's pieces of the results.
+    """Apply `function` to each matrix of a round, and return this rank's pieces of the results.
 
-    This is for ranks that can `load` only their own pieces. Call it on every rank.
+    Use this function if ranks can `load` only their own pieces. Call it on every rank.
     """
     local_pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces[ranks.rank]]
     local = torch.cat([load(piece).flatten() for _, piece in local_pieces])

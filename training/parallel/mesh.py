@@ -1,10 +1,10 @@
-"""The device mesh of a job, this process's place in it, and its rows of sharded tensors.
+"""The device mesh of a job, this process's place in it, and the rows of sharded tensors that this process has.
 
-Each data-parallel rank (`Ranks.data_parallel`) computes its own part of the global batch. Gradients are added up on one
-level, among all of these ranks, or on two levels: first inside each node, then across nodes, so that nodes send less to
-each other. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of the first level
-(FSDP2, which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code uses a
-`RankGroup`.
+Each data-parallel rank (`Ranks.data_parallel`) computes its own part of the global batch. Gradients are added up either
+on one level, among all of these ranks, or on two levels: first inside each node and then across nodes, so that nodes
+send less data to each other. Every rank has complete parameters (DDP), or the parameters are sharded over the ranks of
+the first level (FSDP2, which is called HSDP with two levels). Only training/parallel/ knows the mesh; all other code
+uses a `RankGroup`.
 """
 
 import functools
@@ -30,12 +30,12 @@ INSIDE, ACROSS = "inside", "across"
 class Levels:
     """The ranks that add up gradients.
 
-    First, the ranks `inside` add up their gradients, and each of them gets a part of the sum. Then each rank adds up
-    its part with the ranks `across`.
+    First, the ranks `inside` add up their gradients, and each of them gets a part of the sum. Then each rank adds its
+    part to the same part of the ranks `across`.
     """
 
     inside: RankGroup
-    across: RankGroup = ALONE  # only this rank if there is a single level
+    across: RankGroup = ALONE  # contains only this rank if there is a single level
 
     @property
     def size(self) -> int:
@@ -44,15 +44,15 @@ class Levels:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sharded:
-    """A parameter, or a tensor of the same shape, in tensor shards.
+    """A parameter that is divided into tensor shards, or a tensor of the same shape.
 
     Under FSDP, the shards of this rank may also be sharded by rows.
     """
 
     local_shards: list[tuple[ShardCut, Tensor]]
-    cuts: list[ShardCut]  # of all shards, in their order
+    cuts: list[ShardCut]  # the cuts of all shards, in the order of the shards
     all_gather: Callable[[Tensor], Tensor]  # this rank's stacked shards -> all shards, stacked
-    shape: tuple[int, ...]  # of the complete tensor
+    shape: tuple[int, ...]  # shape of the complete tensor
     dtype: torch.dtype
 
     def full_tensor(self) -> Tensor:
@@ -76,7 +76,7 @@ class HeldPiece:
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """How parameters are spread over the ranks that divide the work of an update: complete on each one, or in parts."""
+    """How parameters are spread over the ranks that share the work of an update: complete on each rank, or in parts."""
 
     ranks: RankGroup = ALONE
     row_shards: int = 1  # under FSDP, the number of parts of each tensor shard
@@ -87,11 +87,11 @@ class Spread:
     def sharded(self) -> bool:
         return self.row_shards * self.tensor_size > 1
 
-    @functools.cache  # noqa: B019  # the cached objects are small values without references
+    @functools.cache  # noqa: B019  # the cached objects are small and refer to nothing else
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """For each rank, return its pieces of some rows of a parameter.
+        """Return the pieces of some rows of a parameter that each rank holds.
 
-        A rank that holds none of the rows has a single piece without rows.
+        A rank that holds none of the rows gets a single empty piece.
         """
         pieces_of_ranks = []
         for row_rank, tensor_rank in itertools.product(range(self.row_shards), range(self.tensor_size)):
@@ -128,7 +128,7 @@ def make_mesh(ranks: Ranks, node_size: int | None = None) -> DeviceMesh:
     With `node_size`, the number of ranks per node, the mesh has two levels.
     """
     group = ranks.data_parallel.group or dist.group.WORLD
-    assert group is not None  # torch returns None if the process group is not initialized
+    assert group is not None  # WORLD is None until the process group is initialized
     if node_size is None:
         return DeviceMesh.from_group(group, ranks.device.type, mesh_dim_names=(INSIDE,))
     mesh = torch.tensor(dist.get_process_group_ranks(group)).view(-1, node_size)
@@ -145,10 +145,10 @@ def levels_of(mesh: DeviceMesh) -> Levels:
 def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tuple[str, int | None]:
     """Return the wrapper, "ddp" or "fsdp", and the number of data-parallel ranks per node if there are two levels.
 
-    Call it on every rank. `parallel` is the key in train.json. "hsdp" is FSDP on two levels; on a single node it is the
-    same as FSDP, and with one rank per node the same as DDP. DDP has two levels if sums are `ordered` and all nodes
-    have the same number of ranks, which must be more than one. If sums are not ordered, NCCL itself takes account of
-    nodes. Raises BadInput for "hsdp" on nodes of different sizes.
+    Call it on every rank. `parallel` is the key in train.json. "hsdp" is FSDP on two levels; it is the same as FSDP on
+    a single node, and the same as DDP with one rank per node. DDP has two levels if sums are `ordered` and all nodes
+    have the same number of ranks, which must be more than one. If sums are not ordered, NCCL takes the nodes into
+    account by itself. Raises BadInput for "hsdp" on nodes of different sizes.
     """
     node_size, tensor_size = ranks.node.size, ranks.world_size // ranks.data_parallel.size  # neighbors share batches
     # If this condition is true on one rank, it is true on all of them.
@@ -178,7 +178,7 @@ def shards_of(value: Tensor) -> RankGroup | None:
 
 
 def full_tensor(value: Placed) -> Tensor:
-    """Return the complete tensor of a possibly sharded one.
+    """Return the full tensor, gathering it if it is sharded.
 
     For a sharded tensor, this is a collective: call it on every rank.
     """
@@ -192,7 +192,7 @@ def local_tensor(value: Tensor) -> Tensor:
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter that shares the memory of this rank's part of a sharded one.
+    """Return a parameter that shares the memory of this rank's part of a sharded parameter.
 
     The optimizer updates this parameter instead of the sharded one, because operators on DTensors are slow.
     """
@@ -207,7 +207,7 @@ def held_rows(value: Tensor) -> tuple[int, Tensor]:
 
 
 def held_pieces(value: Placed) -> Iterator[tuple[range, range | None, Tensor]]:
-    """Yield the parts of the complete tensor that this rank holds, as (rows, columns, this rank's memory of them).
+    """Yield the parts of the complete tensor that this rank holds, as (rows, columns, the part in this rank's memory).
 
     The columns are None if the part has all columns.
     """
@@ -222,12 +222,12 @@ def held_pieces(value: Placed) -> Iterator[tuple[range, range | None, Tensor]]:
 
 
 def checkpoint_rows(value: Placed, node: RankGroup, *, replica: bool, shard: bool) -> tuple[int, Tensor]:
-    """Return the rows that this rank contributes to a checkpoint, possibly none, and the index of the first one.
+    """Return the rows that this rank contributes to a checkpoint, possibly none, and the index of the first row.
 
     Arguments:
-        value: the tensor. If it is in tensor shards, it is first gathered, so that each rank has it completely.
+        value: the tensor. If it is in tensor shards, it is gathered first, so that each rank has the complete tensor.
         node: the ranks of this rank's node
-        replica: whether this node writes tensors that every rank has completely; its ranks divide the rows
+        replica: whether this node writes the tensors that are complete on every rank; the node's ranks divide the rows
         shard: whether this rank writes its shard of a sharded tensor. If not, a rank of another node with the same
             shard writes it.
     """

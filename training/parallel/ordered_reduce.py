@@ -1,9 +1,9 @@
 """Ordered reduction of gradients: sums with the same bits on any number of ranks and under any wrapper.
 
-The N micro-batches of a step are the leaves of one fixed tree, where N = odd x 2^k. Each sequence of `odd` leaves is
+The N micro-batches of a step are the leaves of a fixed tree, where N = odd x 2^k. Each sequence of `odd` leaves is
 added in order, and the 2^k results are added pairwise, neighbors first. A rank owns a contiguous share of the leaves
-and has a partial sum for each of its largest complete subtrees: a single one if the number of ranks divides 2^k,
-otherwise a few (sum_tree.py). Ranks exchange partial sums without changing them and add them in the same tree
+and has a partial sum for each of its largest complete subtrees: a single partial sum if the number of ranks divides
+2^k, otherwise a few (sum_tree.py). Ranks exchange partial sums without changing them and add them in the same tree
 (exchange.py). IEEE addition is commutative, so only the shape of the tree matters.
 """
 
@@ -32,15 +32,15 @@ class LeafSum:
         self._sums: list[list[Tensor]] = []  # the partial sum of each of these ranges
 
     def add(self, gradients: list[Tensor]) -> None:
-        """Add the next leaf in place. Do not call this for the last leaf, which the caller of `take` adds."""
+        """Add the next leaf in place. Do not call this for the last leaf: the caller of `take` adds that leaf."""
         for _ in range(self._joined()):
             torch._foreach_add_(gradients, self._sums.pop())
         self._sums.append(gradients)
 
     def take(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Return the partial sums that stay separate, and those that have to be added to the last leaf, in order.
+        """Return the partial sums that stay separate, and the partial sums to be added to the last leaf, in order.
 
-        Afterwards there are no sums, and the next leaf is the first one of a new step.
+        Afterwards, this object has no sums, and the next leaf is the first leaf of a new step.
         """
         joined, sums = self._joined(), self._sums
         assert self._added[-1].stop == self._leaves.stop and len(self._added) + joined == len(sums) + 1
@@ -54,12 +54,12 @@ class LeafSum:
 
 
 class OrderedGradients:
-    """Gradient sums of a step: collects the gradients of each micro-batch, and reduces over ranks only in the last one.
+    """The gradient sums of a step. Collects each micro-batch's gradients, and reduces over ranks only in the last one.
 
     Under DDP and on a single rank, the gradients of every micro-batch except the last are taken from `parameter.grad`,
-    which is None afterwards. The sums are completed in place, in the last micro-batch's gradients: under DDP in its
+    which is then set to None. The sums are completed in place, in the last micro-batch's gradients: under DDP in DDP's
     buckets, by the communication hook (`ddp_hook`), and on a single rank at the end of `microbatch`. Under FSDP, all
-    gradients pass through its reduce-scatter (`shard_reduction`).
+    gradients pass through FSDP's reduce-scatter (`shard_reduction`).
     """
 
     def __init__(self, parameters: list[nn.Parameter], tree: SumTree, leaves: range, levels: tuple[Exchange, ...]):
@@ -75,14 +75,14 @@ class OrderedGradients:
         self._received: Tensor | None = None  # memory of FSDP's latest reduce-scatter, which may still be running
         self._last, self._idle = False, False
         device = parameters[0].device
-        # The priority is higher than that of the backward pass, whose kernels are long and numerous.
+        # The priority is higher than the backward pass's, because the backward pass has many long kernels.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     @contextmanager
     def microbatch(self, parameters: Collection[nn.Parameter], *, last: bool, idle: bool) -> Iterator[None]:
         """Collect the gradients of one forward and backward pass, as a context manager.
 
-        If it is the `last` one of a step, gradients are reduced. The gradients of an `idle` pass are dropped.
+        In the `last` micro-batch of a step, gradients are reduced. The gradients of an `idle` pass are dropped.
         """
         self._last, self._idle = last, idle
         replicated = not self._sharded
@@ -102,7 +102,7 @@ class OrderedGradients:
                 parameter.grad = None
 
     def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket instead of DDP's all-reduce.
+        """Reduce a bucket, in place of DDP's all-reduce.
 
         On a GPU, this runs on a separate stream and overlaps the backward pass.
         """
@@ -124,13 +124,13 @@ class OrderedGradients:
     def shard_reduction(self) -> Callable[[Tensor, Tensor], None]:
         """Return the reduction of one FSDP group.
 
-        It is called with memory for this rank's part of the result, and the complete gradients.
+        The reduction is called with memory for this rank's part of the result, and with the complete gradients.
         """
         self._sharded = True
         return partial(self._reduce_shards, self._new_sum())
 
     def _reduce_shards(self, total: LeafSum, output: Tensor, gradients: Tensor) -> None:
-        """Add a leaf. Only the last micro-batch sets the output; FSDP drops the gradients of all others."""
+        """Add a leaf. Only the last micro-batch sets the output; FSDP drops the gradients of all earlier ones."""
         if self._idle:
             return
         if not self._last:
@@ -148,7 +148,7 @@ class OrderedGradients:
 
 
 def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
-    """Return the result of a communication hook. DDP's stream waits until the current stream has reached this point."""
+    """Return the result of a communication hook. DDP's stream waits for the current stream up to this point."""
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future
@@ -156,12 +156,12 @@ def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def compute_memory(device: torch.device) -> Iterator[None]:
-    """Give new tensors memory of the compute stream, as a context manager.
+    """Allocate new tensors from the memory of the compute stream, as a context manager.
 
     The current stream waits for earlier users of that memory. Torch's allocator never gives a stream's memory to
-    another stream. Without this function, FSDP's gradients, which exist after the backward pass, could not use the
-    memory of the activations, which exist before it. Before such a tensor is dropped, the compute stream has to wait
-    for its last use.
+    another stream. Without this function, FSDP's gradients, which remain after the backward pass, could not reuse the
+    memory of the activations, which exist before it. Before a tensor with such memory is freed, the compute stream has
+    to wait for its last use.
     """
     if device.type != "cuda":
         yield

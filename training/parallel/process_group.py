@@ -1,8 +1,8 @@
 """Process groups, and collectives for Python objects.
 
 The default group transfers tensors between devices (NCCL on GPUs, gloo on CPUs). `control`, a gloo group, transfers
-Python objects and stop requests. `download` is another gloo group, with a timeout of hours, in which the ranks of a
-machine wait for its download.
+Python objects and stop requests. `download` is another gloo group, with a timeout of hours, in which ranks wait while
+their machine downloads files.
 """
 
 import os
@@ -20,15 +20,15 @@ from common.files import system_error
 from common.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
 from training.hardware.usable_gpus import choose_device, too_few_gpus, use_gpu
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # for the connection to torchrun, which starts before its ranks
+CONNECT_TIMEOUT = timedelta(seconds=10)  # for connecting to torchrun, which is already running when its ranks start
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's default, for ranks that are slow to start
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # enough for tens of gigabytes on a slow connection
 SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
-# NCCL's watchdog kills the process without a Python exception. NCCL therefore gets a longer timeout than gloo, which is
-# also used in every step and then times out first.
+# NCCL's watchdog kills the process without a Python exception. NCCL therefore gets a longer timeout than gloo. Because
+# gloo is also used in every step, gloo then times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 
-# The first name exists since torch 2.13, the second in earlier versions.
+# The first name exists since torch 2.13; earlier versions have only the second name.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -44,7 +44,7 @@ class RankGroup:
     group: Any = None  # dist.ProcessGroup, in the order of these ranks; None: the default group
 
     def chunk(self, rows: int) -> int:
-        """Return the number of rows of a shard, as torch.chunk divides them. The last shards may have fewer or none."""
+        """Return the number of rows per shard, as in torch.chunk. The last shards may have fewer rows or none."""
         return -(-rows // self.size)
 
     def first_row(self, rows: int) -> int:
@@ -61,7 +61,7 @@ class Ranks:
     world_size: int
     node: RankGroup = attrs.field()  # ranks of this machine, without a process group; the local rank selects the GPU
     data_parallel: RankGroup = attrs.field()  # ranks that divide the global batch
-    tensor: RankGroup = ALONE  # neighbors that have the same batches, and divide each layer
+    tensor: RankGroup = ALONE  # neighboring ranks that get the same batches and divide each layer
     device: torch.device
     control: Any  # dist.ProcessGroup
     download: Any  # dist.ProcessGroup
@@ -81,15 +81,15 @@ class Ranks:
 def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 1) -> Ranks:
     """Join torchrun's process group or, without torchrun, make a group with this single process.
 
-    Afterwards a collective raises RuntimeError if it has waited for `timeout_seconds`.
+    Afterwards, a collective that waits longer than `timeout_seconds` raises RuntimeError.
 
     Arguments:
         device_kind: "cuda", "cpu", or None to choose automatically
         timeout_seconds: time limit of each collective
         tensor_parallel: the key in train.json, which is the number of ranks that divide each layer
 
-    Raises BadInput if this rank has no usable GPU, if nodes have different values of `tensor_parallel`, or if it does
-    not divide the number of ranks of a node. Raises dist.DistError if torchrun has ended.
+    Raises BadInput if this rank has no usable GPU, if nodes have different values of `tensor_parallel`, or if that
+    value does not divide the number of ranks of a node. Raises dist.DistError if torchrun has ended.
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -110,7 +110,7 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         from training.parallel.rendezvous import agree_on_generation, choose_interface
 
         generation = agree_on_generation(store, rank, world_size, STORE_TIMEOUT)
-    # After a restart the store may be the same as before, with outdated addresses of the failed group.
+    # After a restart, the store may be the old one, with outdated addresses of the failed group.
     store = dist.PrefixStore(f"start {generation}", store)
     if environment_nodes() > 1:
         choose_interface(store, rank, world_size)
@@ -120,11 +120,11 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
         other_tensor_parallel, ranks_per_node = map(int, text.split())
         if other_tensor_parallel != tensor_parallel:
             raise BadInput(
-                f"tensor_parallel: got {tensor_parallel} on this node and {other_tensor_parallel} on another one; "
+                f"tensor_parallel: got {tensor_parallel} on this node and {other_tensor_parallel} on another node; "
                 "copy the same train.json to all nodes"
             )
         if ranks_per_node % tensor_parallel:
-            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, which fast links connect"
+            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, which share fast links"
             raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted {divisor}")
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
@@ -140,7 +140,7 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
 
 
 def groups_of(world_size: int, tensor_parallel: int) -> dict[str, Any]:
-    """Return the values of `Ranks.tensor` and `Ranks.data_parallel` if ranks share layers; otherwise return {}.
+    """Return the groups for `Ranks.tensor` and `Ranks.data_parallel` if ranks share layers; otherwise return {}.
 
     Call it on every rank.
     """
@@ -154,14 +154,14 @@ def make_subgroup(places: torch.Tensor) -> RankGroup:
     The groups have the timeout of the default group. Call it on every rank.
     """
     options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
-    timeout = STORE_TIMEOUT if options is None else options._timeout  # options are None for a backend that never waits
+    timeout = STORE_TIMEOUT if options is None else options._timeout  # None for a backend that never waits
     groups = [(row, dist.new_group(row, timeout=timeout)) for row in places.tolist()]
     [(row, group)] = [(row, group) for row, group in groups if dist.get_rank() in row]
     return RankGroup(rank=row.index(dist.get_rank()), size=len(row), group=group)
 
 
 def meet(device_kind: str | None, timeout_seconds: int) -> Ranks:
-    """Join the process group as `start` does, but raise BadInput, on this rank alone, if torchrun does not answer."""
+    """Join the process group as `start` does, but raise BadInput on this rank alone if torchrun does not answer."""
     try:
         return start(device_kind, timeout_seconds)
     except dist.DistError as error:
@@ -186,7 +186,8 @@ def rendezvous_error() -> BadInput:
 def collective_failed(error: BaseException | None) -> bool:
     """Return whether a collective raised this error, because another rank has ended or failed.
 
-    Return False for errors of other code. gloo raises plain RuntimeErrors, which can be recognized only by their text.
+    Return False if any other code raised it. gloo raises plain RuntimeErrors, which can be recognized only by their
+    text.
     """
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
@@ -199,7 +200,7 @@ def stop() -> None:
 def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
     """All-gather a Python value: return the values of all ranks, in the order of ranks.
 
-    The process group is `control`, unless another one is given.
+    The process group is `control`, unless `group` is given.
     """
     if ranks.world_size == 1:  # no process group is needed
         return [value]
@@ -209,9 +210,9 @@ def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
 
 
 def gather_parts(ranks: Ranks, value: Value) -> list[Value]:
-    """All-gather a Python value of each data-parallel rank, in their order.
+    """All-gather a Python value of each data-parallel rank, in the order of these ranks.
 
-    Ranks that share batches must have the same value.
+    Ranks that get the same batches must have the same value.
     """
     parts = dict(gather(ranks, (ranks.data_parallel.rank, value)))
     return [parts[rank] for rank in range(ranks.data_parallel.size)]
@@ -220,7 +221,7 @@ def gather_parts(ranks: Ranks, value: Value) -> list[Value]:
 def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = None) -> Value:
     """Call `make` on rank 0, and return its value on every rank. BadInput on rank 0 is raised on every rank.
 
-    The process group is chosen as in `gather`.
+    `group` is the process group, as in `gather`.
     """
     return together(ranks, make, only=ranks.coordinates, group=group)[0]
 
@@ -229,7 +230,7 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
     """Call `work` on the ranks where `only` is true. Return their values, in the order of ranks, on every rank.
 
     BadInput on any rank is raised on all ranks, so that no rank waits for one that has failed. If several ranks raise
-    it, the lowest rank's error is used. An OSError that names a file becomes BadInput.
+    BadInput, the lowest rank's error is used. An OSError that names a file becomes BadInput.
     """
     value: Any = None
     problem: BadInput | None = None
@@ -252,7 +253,7 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
 def once_per_disk(ranks: Ranks, disk: RankGroup, work: Callable[[], Value]) -> list[Value]:
     """Call `work` on the first rank of each disk, and return the values of all disks on every rank.
 
-    `disk` has the ranks that use the same run directory as this one. Errors are raised as `together` raises them.
+    `disk` has the ranks that share this rank's copy of the run directory. Errors are raised as `together` raises them.
     """
     return together(ranks, work, only=disk.rank == 0, group=ranks.download)
 
@@ -269,7 +270,7 @@ def _rendezvous() -> tuple[Any, int, int]:
         return dist.HashStore(), 0, 1
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
-    # With another launcher, rank 0 hosts the store, and may start late.
+    # With any other launcher, rank 0 hosts the store, and rank 0 may start late.
     try:
         store, rank, world_size = next(dist.rendezvous("env://"))
     except dist.DistError as error:

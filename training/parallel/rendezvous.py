@@ -1,13 +1,12 @@
 """Rendezvous of several nodes: the generation of a job's processes, and the network interface that they use.
 
 A generation consists of the processes that torchrun has started together. On one node, torchrun counts restarts. On
-several nodes, each torchrun counts only its own restarts, and none of them counts when a node joins or leaves. The
-store in which the processes find each other may be the same as before, and may still contain what earlier processes
-have written.
+several nodes, each torchrun counts only its own restarts, and no count changes when a node joins or leaves. The store
+through which the processes find each other may be an old one that still contains what earlier processes have written.
 
-The interface is the one on the route to the first node. By default, gloo uses the interface to which the machine's own
-name resolves, which is 127.0.1.1 on many systems, and NCCL uses the first interface that is up. With these defaults,
-connections between nodes could fail, or wait until a timeout.
+The interface is the one on the route to the first node. By default, gloo uses the interface of the address to which the
+machine's own name resolves, which is 127.0.1.1 on many systems, and NCCL uses the first interface that is up. With
+these defaults, connections between nodes could fail, or wait until a timeout.
 """
 
 import array
@@ -34,12 +33,12 @@ IFREQ = struct.Struct("16s2xH4s16x")  # struct ifreq with a sockaddr_in: name, p
 
 
 def agree_on_generation(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """Return a name that is the same for all ranks of this generation, and for no other process. Call it on every rank.
+    """Return a name that all ranks of this generation share, and that no other process has. Call it on every rank.
 
-    Each rank writes a unique process name to the store. Rank 0 proposes the names that it reads, which may still be
-    those of earlier processes. Every rank votes for a proposal that contains its own name. When all ranks have voted
-    for the same proposal, rank 0 decides. `store` is the dist.Store of the rendezvous. Raises dist.DistError if ranks
-    are still missing after the timeout.
+    Each rank writes a unique process name to the store. Rank 0 proposes the list of names that it reads, which may
+    still be the names of earlier processes. Every rank votes for a proposal that contains its own name. When all ranks
+    have voted for the same proposal, rank 0 decides. `store` is the dist.Store of the rendezvous. Raises dist.DistError
+    if ranks are still missing after the timeout.
     """
     process_name = uuid4().hex
     store.set(f"process {rank}", process_name)
@@ -62,9 +61,9 @@ def agree_on_generation(store: Any, rank: int, world_size: int, timeout: timedel
 def choose_interface(store: Any, rank: int, world_size: int) -> None:
     """Make gloo and NCCL use the interface that connects the nodes, unless the user has configured another one.
 
-    If a node resolves the first node's name to a loopback address, which the first node itself may do, it uses the
-    route to another node. Call this on every rank, before the process group connects. `store` is the dist.Store of the
-    rendezvous.
+    If the first node's name resolves to a loopback address on a node, as it may on the first node itself, that node
+    uses the route to another node. Call this on every rank, before the process group connects. `store` is the
+    dist.Store of the rendezvous.
     """
     address = address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address {rank}", address or "")
@@ -76,11 +75,12 @@ def choose_interface(store: Any, rank: int, world_size: int) -> None:
     if name is None:
         return
     os.environ.setdefault(GLOO_VARIABLE, name)
-    # A file of NCCL's variables may name an interface. Nothing is set then, because the environment would override it.
+    # If one of NCCL's configuration files names an interface, nothing is set here, because the environment would
+    # override the file.
     files = [os.environ.get("NCCL_CONF_FILE"), *NCCL_FILES]
     paths = [Path(file).expanduser() for file in files if file]
     if not any(NCCL_VARIABLE in path.read_text(errors="replace") for path in paths if path.is_file()):
-        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # without the "=", NCCL would use it as a prefix of names
+        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # without the "=", NCCL would treat the name as a prefix
 
 
 def address_towards(host: str) -> str | None:
@@ -98,7 +98,7 @@ def address_towards(host: str) -> str | None:
 
 
 def interface_with(address: str | None) -> str | None:
-    """Return the name of the interface that has an IPv4 address; None if it cannot be determined."""
+    """Return the name of the interface with this IPv4 address, or None if it cannot be determined."""
     if address is None or sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:

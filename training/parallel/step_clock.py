@@ -1,10 +1,10 @@
-"""The step clock measures a rank's own work: the seconds of its steps without the time in which it waits for others.
+"""The step clock measures a rank's own work: the time of its steps, minus the time spent waiting for other ranks.
 
 All ranks have the same step time, because they move in lockstep; a slow rank is the one that waits least. A rank's own
-work lasts from the beginning of a step to its last gradient, without the times in between in which it waits for other
-ranks: during reductions of gradients and, under FSDP, for the first weights of a pass. FSDP's later waits for weights,
-and waits for ranks that share layers, are not measured, so they count as own work. The end of the reduction, and the
-update, come after the last gradient and do not count.
+work lasts from the beginning of a step to its last gradient, minus the waits in between: for reductions of gradients
+and, under FSDP, for the first weights of a pass. FSDP's later waits for weights, and waits for ranks that share layers,
+are not measured, so they count as own work. The end of the reduction and the update come after the last gradient, so
+they are not counted.
 """
 
 import time
@@ -30,13 +30,13 @@ class StepSeconds:
 class StepClock:
     """Times the steps of this rank.
 
-    The host never waits for a GPU: a step is counted when the GPU has passed all its marks.
+    The host never waits for a GPU: a step is counted once the GPU has passed all of the step's marks.
     """
 
     def __init__(self, device: torch.device):
         self.totals = StepSeconds()
         self._device = device
-        self._steps: deque[list[tuple[Mark, Mark]]] = deque()  # own work of steps whose marks have not passed yet
+        self._steps: deque[list[tuple[Mark, Mark]]] = deque()  # own work of steps that are not counted yet
         self._since: Mark | None = None  # start of the present interval of own work; None outside a timed step
         self._intervals: list[tuple[Mark, Mark]] = []  # own work of the present step
 

@@ -1,10 +1,10 @@
-"""The sum tree of a step's gradients, as arithmetic on ranges of leaves: partial sums, and the additions they need.
+"""The sum tree of a step's gradients, as arithmetic on ranges of leaves: partial sums and the additions between them.
 
-The micro-batches of a step are the leaves, for any number of ranks. Each sequence of `run` leaves (a "run") is added in
-order; then the results are added pairwise, neighbors first. If their number is odd, the last one is added at the next
-level. A contiguous range of leaves has one partial sum for each of its largest complete subtrees. If the range contains
-only a part of a run, leaves at the beginning of the run form one partial sum. Any other leaves of the run are separate
-partial sums, because they have to be added in order to the sum before them.
+The micro-batches of a step are the leaves, whatever the number of ranks. Each sequence of `run` leaves (a "run") is
+added in order; then the results are added pairwise, neighbors first. If a level has an odd number of results, its last
+result is added at the next level. A contiguous range of leaves has one partial sum for each of its largest complete
+subtrees. If the range contains only a part of a run, leaves at the beginning of the run form one partial sum. Any other
+leaves of the run are separate partial sums, because they have to be added in order to the sum before them.
 """
 
 import functools
@@ -22,9 +22,9 @@ class SumTree:
     run: int  # number of leaves that are added in order before the pairwise tree begins
 
     def push(self, sums: list[range], part: range) -> int:
-        """Append a partial sum to those of the leaves before it, and join it with as many of these as possible.
+        """Append a partial sum to the `sums` of the leaves before it, and join it with as many of them as possible.
 
-        Return the number of joins; the last of the earlier sums is joined first.
+        Return the number of joins. The joins begin with the last of the earlier sums.
         """
         joins = 0
         while sums and self._can_join(sums[-1], part):
@@ -34,21 +34,21 @@ class SumTree:
         return joins
 
     def partial_sums(self, parts: Iterable[range]) -> list[range]:
-        """Return the partial sums of a range, from the partial sums of its parts, in order."""
+        """Combine the partial sums of a range's parts, in order, into the partial sums of the whole range."""
         sums: list[range] = []
         for part in parts:
             self.push(sums, part)
         return sums
 
     def additions(self, parts: Sequence[range]) -> tuple[list[list[tuple[int, int]]], list[int]]:
-        """Return the additions that turn the partial sums of the parts of a range into those of the range, in place.
+        """Return the additions that combine, in place, the partial sums of a range's parts into those of the range.
 
-        The first list has rounds of pairs (target, source) of indices of parts: the source is added to the target. The
-        additions of a round are independent. The second list has the indices at which the results are.
+        The first list has rounds of independent additions. Each addition is a pair (target, source) of indices of
+        parts: the source is added to the target. The second list has the indices of the parts that contain the results.
         """
         rounds: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         sums: list[range] = []
-        results: list[tuple[int, int]] = []  # for each of `sums`, its index and the number of rounds that it needs
+        results: list[tuple[int, int]] = []  # for each sum in `sums`, its index and the number of rounds that it needs
         for number, part in enumerate(parts):
             target, last_round = number, 0
             for _ in range(self.push(sums, part)):

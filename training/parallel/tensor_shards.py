@@ -1,10 +1,10 @@
-"""The tensor shards of a network on this rank: exchange of activations, parameters by plain names, shared gradients.
+"""This rank's tensor shards of a network: exchange of activations, parameters by plain names, shared gradients.
 
 Ranks that share layers are neighbors (`Ranks.tensor`), and each has the same number of consecutive shards. They
-exchange activations by all-gathers and all-to-alls, and then each rank adds in the order of shards (model/shards.py).
-This moves the same number of bytes as all-gathers and reduce-scatters. If several shards have the same element, such as
-a norm's gain, each of them computes a part of its gradient. These parts are added in order after the reduction over
-data-parallel ranks, so that the copies of the element stay equal.
+exchange activations with all-gathers and all-to-alls, after which each rank adds them up in the order of the shards
+(model/shards.py). This moves as many bytes as all-gathers and reduce-scatters would. If several shards have the same
+element, such as a norm's gain, each shard computes a part of the element's gradient. These parts are added in order
+after the reduction over data-parallel ranks, so that the copies of the element stay equal.
 """
 
 import functools
@@ -63,7 +63,7 @@ class TensorShards:
         }
 
     def make_spread(self) -> Spread:
-        """Return how the parameters are spread over the ranks that divide the work of an update.
+        """Return how the parameters are spread over the ranks that share the work of an update.
 
         With FSDP, these ranks need an additional process group. Call this on every rank, and only for an optimizer that
         uses the group.
@@ -83,7 +83,7 @@ class TensorShards:
                 [part for _, cut, value in shard_values for part in _held_by(holders, cut, value)]
                 for shard_values in shards
             ]
-            if not copies[0]:  # possible under FSDP, but only if the ranks that share layers with this one have none
+            if not copies[0]:  # possible under FSDP; the ranks that share layers with this rank then have none either
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
             gathered = self.exchange.all_gather(flat)
@@ -94,9 +94,9 @@ class TensorShards:
 
     @functools.cache  # noqa: B019  # there is one object per process
     def counted_rows(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
-        """Return which rows of a shard are part of a sum, as indices among the rows of all these parameters.
+        """Return the rows of a shard that count in a sum, as indices into the concatenated rows of these parameters.
 
-        If several shards have the same row, only the first of them adds it to the sum.
+        If several shards have the same row, it counts only in the first of them.
         """
         places, begin = [], 0
         for run in (run for name in names for run in self._cuts[name][shard].rows):
@@ -141,7 +141,7 @@ def tensor_shards(network: ShardedGPT, ranks: Ranks, row_ranks: RankGroup | None
 
 
 def _held_by(holders: int, cut: ShardCut, parameter: nn.Parameter) -> list[Tensor]:
-    """Return those of this rank's rows of a parameter's gradient that exactly `holders` shards have."""
+    """Return this rank's rows of a parameter's gradient, but only the rows that exactly `holders` shards have."""
     assert parameter.grad is not None
     first, local = held_rows(parameter)
     gradient = local_tensor(parameter.grad)

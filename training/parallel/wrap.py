@@ -1,6 +1,6 @@
-"""Data parallelism for one network: DDP, FSDP2, or none on a single rank; torch.compile; gradient synchronization.
+"""Data parallelism for a network (DDP, FSDP2, or none on a single rank), torch.compile, and gradient synchronization.
 
-Under any wrapper, parameters have the names that they have in the bare network.
+Under any wrapper, parameters keep the names that they have in the bare network.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
 NEVER = (1 << 31) - 1  # steps; the largest number that DDP accepts
-# Gradients per bucket on GPUs. This is two blocks of the 124M model. DDP's default is 25; with larger buckets, the host
-# starts fewer reductions.
+# Gradients per bucket on GPUs. This is the size of two blocks of the 124M model. DDP's default is 25 MiB; with larger
+# buckets, the host starts fewer reductions.
 BUCKET_MIB = 50
 
 
@@ -51,7 +51,8 @@ class BucketSum:
             return finished(bucket.buffer())
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
         assert work is not None
-        # If nothing waits for the work, NCCL's watchdog keeps its memory, a copy of all gradients, for another step.
+        # If nothing waits for the work, NCCL's watchdog keeps the work's memory, a copy of all gradients, for another
+        # step.
         if self._first:
             work.wait()
             self._first = not bucket.is_last()
@@ -81,13 +82,13 @@ class Parallel:
     def gradient_sync(self, *, enabled: bool, idle: bool = False) -> Iterator[None]:
         """Surround one forward and one backward pass, as a context manager.
 
-        If `enabled`, gradients are reduced over ranks. An `idle` micro-step only takes part in the collectives of other
-        ranks; its loss has to be multiplied by zero. The context must contain both passes, because DDP decides in the
-        forward pass whether the backward pass will reduce.
+        If `enabled`, gradients are reduced over ranks. An `idle` micro-step only takes part in the other ranks'
+        collectives, and its loss has to be multiplied by zero. The context must contain both passes, because DDP
+        decides in the forward pass whether the backward pass will reduce.
         """
         with ExitStack() as stack:
             skipping = isinstance(self.model, DistributedDataParallel) and not enabled
-            if isinstance(self.reduction, OrderedGradients):  # it needs the gradients of every micro-batch
+            if isinstance(self.reduction, OrderedGradients):  # this class needs the gradients of every micro-batch
                 stack.enter_context(self.reduction.microbatch(self._parameters.values(), last=enabled, idle=idle))
             elif isinstance(self.reduction, BucketSum):
                 self.reduction.reducing = enabled
@@ -118,7 +119,7 @@ class Parallel:
         return self._parameters
 
     def make_spread(self) -> Spread:
-        """Return how the parameters are spread over the ranks that divide the work of an update.
+        """Return how the parameters are spread over the ranks that share the work of an update.
 
         Call it on every rank.
         """
@@ -129,7 +130,7 @@ class Parallel:
         return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
-        """Return tensors by the parameter's name in the network; `values` has them by the name on this rank.
+        """Return tensors by the parameter's name in the network. In `values`, they are keyed by the name on this rank.
 
         The names differ only for tensor shards: several shards belong to one parameter of the network.
         """
@@ -158,7 +159,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
-    if type(model.network) is not GPT:  # it is in tensor shards; other runs do not import their module
+    if type(model.network) is not GPT:  # the network is in tensor shards; other runs do not import that module
         from training.parallel.tensor_shards import tensor_shards
 
         network: Any = model.network
@@ -180,7 +181,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
         allocate(model, device)
     elif levels.size > 1:
-        reduction = ordered or BucketSum(data_parallel.group)  # NCCL itself takes account of nodes
+        reduction = ordered or BucketSum(data_parallel.group)  # NCCL takes the nodes into account by itself
         wrapped = wrap_in_ddp(model, reduction, clock, data_parallel.group)
     return Parallel(
         network=model.network,
@@ -204,11 +205,11 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
         return
     # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
     torch._dynamo.config.optimize_ddp = False
-    # The loss is compiled for each mode, for complete chunks and for the last one, and for each number of rows with ids
-    # that a shard can have.
+    # The loss is compiled for each mode, for full chunks and the last chunk, and for each number of rows with ids that
+    # a shard can have.
     torch._dynamo.config.recompile_limit = 32
     if how == "model":
-        # The gradients of a single graph become available at the same time, so their reduction overlaps nothing.
+        # All gradients of a single graph become available at the same time, so nothing overlaps their reduction.
         model.compile(fullgraph=True, dynamic=False)
         return
     for block in model.network.blocks:
@@ -219,7 +220,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
 def wrap_in_ddp(
     model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock, group: Any
 ) -> DistributedDataParallel:
-    """Wrap a model in DDP, with this reduction of gradients. All ranks of the process group have a replica."""
+    """Wrap a model in DDP with this reduction of gradients. Every rank of the process group has a replica."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,
@@ -228,8 +229,8 @@ def wrap_in_ddp(
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
-    # Buffers are constants, so they need not be broadcast before every forward pass. The attribute is set here, because
-    # torch has renamed the argument.
+    # Buffers are constants, so they need not be broadcast before every forward pass. The attribute is set here because
+    # newer versions of torch have renamed the argument.
     wrapped.broadcast_buffers = False
 
     def timed_hook(

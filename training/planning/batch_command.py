@@ -35,7 +35,7 @@ def run(command: FindCommand) -> None:
 
 
 def find_for_training(run: Run, command: TrainCommand, _: object) -> None:
-    """Search for the largest micro-batch on the ranks on which train.py was started. Raises BadInput."""
+    """Search for the largest micro-batch, on the ranks that train.py was started with. Raises BadInput."""
     from training.planning.batch_finder import report_largest
 
     report_largest(run, command.overrides, command.options.device, None, command.write)

@@ -1,4 +1,4 @@
-"""Batch-size search: find the largest micro-batch of a run on this machine, by predictions and probes of full steps.
+"""Batch-size search: find the largest micro-batch of a run on this machine, by predicting sizes and trying full steps.
 
 With --write, the result replaces the number in train.json. All other characters of the file stay the same.
 """
@@ -36,22 +36,22 @@ _MICROBATCH = re.compile(rf'("(?:{"|".join(_MICROBATCH_KEYS)})"\s*:\s*)\d+')
 
 
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
-    """Find the largest micro-batch that fits on every rank, and print it. With `write`, write it into train.json.
+    """Find the largest micro-batch that fits on every rank, and print it. With `write`, also write it into train.json.
 
-    `overrides` are the texts of --set with which `run` was loaded. `processes` is the number of ranks to start on this
-    machine; None means one for each GPU. Under torchrun, every rank starts only one process. Raises BadInput if
-    not even one sequence fits, or if a probe fails.
+    `overrides` are the values of --set with which `run` was loaded. `processes` is the number of ranks to start on this
+    machine; None means one for each GPU. Under torchrun, every rank starts only one process. Raises BadInput if not
+    even one sequence fits, or if a probe fails.
     """
     if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):
         raise BadInput(
-            "this machine has no GPU; --predict a100-40gb predicts the size for one, and --device cpu runs the search "
-            "on the CPU"
+            "this machine has no GPU; --predict a100-40gb predicts the size for that GPU, and --device cpu runs the "
+            "search on the CPU"
         )
     enforce(PreflightRequirements(device=device, compiles=compiled_on_gpu(run.train), ranks=processes))
     if write:
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
-        raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave it out")
+        raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave out --world-size")
     tensor_size = run.train.execution.tensor_parallel
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
@@ -85,8 +85,8 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
 def gallop(run: Run, prober: Prober, deadline: float) -> tuple[int | None, bool]:
     """Probe micro-batch sizes. Return the largest one that fits, and whether the search is complete.
 
-    The smallest size comes first, because its measurement corrects the prediction for this machine. At the deadline, a
-    time of time.monotonic(), the search stops early if at least one size fits.
+    The smallest size comes first, because its measurement corrects the prediction for this machine. `deadline` is a
+    value of time.monotonic(). After the deadline, the search stops early, provided that at least one size fits.
     """
     sizes, fits, fails, guess = candidates(run.train, prober.world_size), 0, math.inf, None
     memory = MemoryModel.of(run.model, run.train, prober.world_size)
@@ -108,7 +108,7 @@ def predicted_largest(memory: MemoryModel, reports: list[Report], size: int) -> 
     usable = min(report.usable for report in reports)
     if not usable:
         return None
-    # The accumulation of a probe, as in batch_probe.py
+    # Number of micro-batches per rank in a probe's steps, as in batch_probe.py
     accumulation = 2 if memory.determinism != "elastic" else max(2, memory.accumulation_at(size))
     probed = attrs.evolve(memory, accumulation=accumulation, global_batch_size=None)
     scale = max(report.allocated for report in reports) / probed.predict(size).allocated
@@ -130,7 +130,7 @@ def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
     if train.batch.global_batch_size is None:
         raise BadInput(
             f"{path}: --write must not change the global batch, which depends on the micro-batch unless "
-            "global_batch_size is set; set it first"
+            "global_batch_size is set; set global_batch_size first"
         )
     replacement = f"use validation_sequences {train.validation.validation_sequences} instead"
     _, *older = spellings("validation_sequences")  # these count micro-batches
@@ -169,7 +169,7 @@ def _summary(run: Run, world_size: int, size: int) -> str:
     unchanged = largest_unchanged(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
     advice = (
         "train.json has no global_batch_size, so the micro-batch changes the global batch; "
-        f"{unchanged} keeps the present one"
+        f"micro-batch {unchanged} keeps the present global batch"
     )
     return f"largest micro-batch that fits: {size}" + ("" if unchanged is None else f"\n{advice}")
 

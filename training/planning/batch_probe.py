@@ -90,7 +90,7 @@ class Prober:
         self._processes: list[Any] = []
 
     def agree(self, size: int | None) -> int | None:
-        """Return the leader's choice of the next micro-batch on every rank, or None at the end of the search.
+        """Return, on every rank, the micro-batch that the leader tries next, or None at the end of the search.
 
         `size` is the choice of this rank; only the leader's is used.
         """
@@ -147,7 +147,7 @@ class Prober:
                 if process.poll() is not None:
                     _propose(store, "error", f"rank {rank}: its process ended with status {process.returncode}")
             if time.monotonic() > deadline:
-                _propose(store, "late", f"not all ranks have answered within {PROBE_SECONDS:.0f} s")
+                _propose(store, "late", f"not all ranks answered within {PROBE_SECONDS:.0f} s")
             time.sleep(STORE_POLL_SECONDS)
         return Verdict(**json.loads(store.get("verdict")))
 
@@ -177,21 +177,22 @@ def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: i
 
 
 def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSettings]:
-    """Return a run's state and settings for steps that need as much memory as those of the run."""
+    """Return a run's state and settings for steps that need as much memory as the run's own steps."""
     train = run.train.replace(
         microbatch_size=size, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1
     )
     plan = make_plan(train, run.model.context_length, ranks.world_size)
     numerics = resolve_numerics(run.train, ranks.device)
-    # With two micro-batches, gradients are in memory while activations are computed. With determinism "elastic", the
-    # number of partial sums grows with the number of micro-batches per step, so the run's real number is used.
+    # With two micro-batches per rank, the first one's gradients are in memory while the second one's activations are
+    # computed. With determinism "elastic", the number of partial sums grows with the number of micro-batches per step,
+    # so the run's real number is used.
     microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, ranks.world_size).microbatches_at(size))
     plan = attrs.evolve(plan, layout=attrs.evolve(plan.layout, microbatches=microbatches))
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     state = make_state(run.model, train, plan, numerics, ranks)
-    # Any weights will do, and a GPU can initialize these in almost no time.
+    # Any weights will do, and random normal weights take a GPU almost no time.
     for parameter in state.parallel.named_parameters().values():
         nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
     return state, make_settings(train, plan, numerics)
@@ -244,7 +245,7 @@ def _propose(store: Any, outcome: Outcome, reason: str = "") -> None:
 
 def _end_with(parent_pid: int) -> None:
     """End this process when the search process has ended, even if the main thread is blocked."""
-    parent = os.getppid()  # changes even if nobody has collected the exit status of the dead parent
+    parent = os.getppid()  # this id changes when the parent dies, even if nobody collects its exit status
     with suppress(ProcessLookupError):
         while os.getppid() == parent:
             os.kill(parent_pid, 0)

@@ -1,4 +1,4 @@
-"""Search for the largest micro-batch: the candidates, the next one to try, and a table of predictions without a GPU."""
+"""Search for the largest micro-batch: the candidates, their order, and a table of predictions without a GPU."""
 
 import math
 
@@ -13,17 +13,17 @@ from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu
 from training.planning.memory_model import CALIBRATION, GIB, MemoryModel, gpu_bytes
 
-LARGEST = 4096  # sequences of the largest candidate, if there is no global batch that must not change
-FINENESS = 32  # without such a global batch, neighboring candidates differ by at most 1/32, or by 1
+LARGEST = 4096  # sequences in the largest candidate, if train.json sets no global batch
+FINENESS = 32  # without a global batch, neighboring candidates differ by at most 1/32, or by 1
 
 
 def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None) -> int | None:
     """Return the next candidate to try, or None if the largest size that fits is known.
 
     `sizes` are all candidates in ascending order. `fits` is the largest size that has fitted so far, or 0 if there is
-    none. `fails` is the smallest size that has not fitted, or infinity. The guess is tried first. While everything
-    fits, the next candidates are 1, 2, 4 ... places above the largest that has fitted. After a failure, the next
-    candidate is half-way between `fits` and `fails`.
+    none. `fails` is the smallest size that has not fitted, or infinity. `guess` is tried first. While everything fits,
+    the next candidates are 1, 2, 4 ... places above the largest that has fitted. After a failure, the next candidate is
+    half-way between `fits` and `fails`.
     """
     undecided = [size for size in sizes if fits < size < fails]
     if not undecided:
@@ -38,7 +38,7 @@ def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None)
 
 
 def check_world_size(train: TrainConfig, world_size: int) -> None:
-    """Raise BadInput if no micro-batch can distribute the run's global batch over this number of ranks."""
+    """Raise BadInput if no micro-batch size allows the global batch to be distributed over this number of ranks."""
     finest = train.replace(microbatch_size=1, gradient_accumulation_steps=None)
     derive_layout(finest, 1, world_size)  # the context length does not matter
 
@@ -89,7 +89,7 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
             if largest is None:
                 notes.append(f"{name}, {kind}: not even one sequence fits; {memory.remedies(usable)}")
     if train.execution.precision == "fp32" or train.execution.compile is False:
-        notes.append(f"{train.file}: precision fp32 and compile false need more memory than this prediction")
+        notes.append(f"{train.file}: with precision fp32 or compile false, a run needs more memory than predicted here")
     prediction = run_memory.predict(size)
     unit, unit_name = (GIB, "GiB") if prediction.allocated >= GIB else (1 << 20, "MiB")
     parts = ", ".join(f"{name} {part_bytes / unit:.2f}" for name, part_bytes in prediction.parts.items())

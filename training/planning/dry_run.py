@@ -30,7 +30,7 @@ from training.planning.throughput import Network
 
 
 def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> None:
-    """Print what a run would do. This needs no GPU.
+    """Print what the run would do, without needing a GPU.
 
     Raises BadInput if the run could not start, including problems with the weights or checkpoint of --init-from.
     """
@@ -64,7 +64,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
 def describe_shards(memory: MemoryModel) -> list[str]:
     """Return a table of the parameters that a rank has in tensor shards.
 
-    A parameter that every layer has takes only one row.
+    A parameter that occurs in every layer gets only one row.
     """
     (shards, tensor_size), layers, rows = memory.tensor, memory.model.n_layers, {}
     sizes, ranks = network_sizes(memory.model, shards, tensor_size), RankGroup(rank=0, size=memory.shards)

@@ -1,4 +1,4 @@
-"""Estimate a run on machines for rent: memory, hours and dollars, also with other layouts of data and tensor ranks."""
+"""Estimate the memory, hours and dollars of a run on machines for rent, with its own and other layouts of ranks."""
 
 import math
 import re
@@ -28,7 +28,7 @@ from training.telemetry.budget import expected_save_seconds
 from training.telemetry.metrics_log import Detail, Metric, RunEvent, event_of, last_price, read_counted
 
 ONE_NODE = Network()
-# The time to download and read 20 GB of tokens and to compile. The time to boot the machine is not included.
+# Time for downloading 20 GB of tokens, reading them, and compiling. Booting the machine is not included.
 ASSUMED_START_UP_SECONDS = 120.0
 
 
@@ -44,7 +44,8 @@ class Offer:
     bytes: int  # memory needed per GPU at the micro-batch in train.json
     throughputs: list[Throughput]  # all known throughputs, the slowest first
     start_up_seconds: float
-    token_equivalents: float  # tokens of training, plus tokens that could be trained while GPUs idle or validate
+    # Tokens of training, plus the tokens that could be trained on in the time in which GPUs idle or validate
+    token_equivalents: float
     preemptions: Preemptions | None = None  # only for a spot machine
 
     @property
@@ -52,9 +53,10 @@ class Offer:
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
     def seconds(self, tokens_per_second: float | None = None) -> float:
-        """Return the wall-clock time of the whole run, at the given throughput or else at the fastest known one.
+        """Return the wall-clock time of the whole run.
 
-        Saving a checkpoint is assumed to overlap with training.
+        The throughput defaults to the fastest one that is known. Saving a checkpoint is assumed to overlap with
+        training.
         """
         work = self.token_equivalents / (tokens_per_second or self.throughputs[-1].tokens_per_second)
         if self.preemptions is not None:
@@ -81,10 +83,10 @@ class RunEstimate:
     network: Network
     requested_gpus: int | None  # number of GPUs in the run directory's name, times the number of nodes
     # The plan for the requested GPUs or, if the name has no number, for one data-parallel rank per node. None if the
-    # run has too few micro-batches for them.
+    # run has too few micro-batches for these ranks.
     named_plan: Plan | None
     last_job: tuple[float, float, float | None] | None  # logged tokens/s, hours of the run, USD per hour
-    offers: tuple[Offer, ...]  # machines with the requested GPUs come first, then the cheapest
+    offers: tuple[Offer, ...]  # first machines with the requested GPUs, then the others, the cheapest first
     # For each machine with 8 GPUs, the offers of the layouts that fit, the cheapest first. The keys have the form
     # "parallel/tensor_parallel".
     layouts: list[dict[str, Offer]]
@@ -99,7 +101,7 @@ def make_estimate(
 ) -> RunEstimate:
     """Estimate a run on each machine of the price list.
 
-    `lengths` is an argument of make_plan, and `usd` is the price per hour of the run's last job. Raises BadInput if no
+    `lengths` is passed to make_plan, and `usd` is the price per hour of the run's last job. Raises BadInput if no
     machine can train the run, or if the tokens/s in the price list are impossible.
     """
     start_up = start_up_of(run.directory)
@@ -125,7 +127,7 @@ def make_estimate(
         return not (requested and offer.machine.gpu.name.startswith(kind)), not requested, offer.usd()
 
     named_plan = None
-    with suppress(BadInput):  # there may be too few micro-batches for these GPUs; the table has other machines
+    with suppress(BadInput):  # if there are too few micro-batches for these GPUs, the table still has other machines
         ranks = (gpus or run.train.execution.tensor_parallel) * network.nodes
         named_plan = make_plan(run.train, run.model.context_length, ranks, lengths)
     return RunEstimate(
@@ -170,8 +172,8 @@ def _last_job(
 ) -> tuple[float, float, float | None] | None:
     """Return the newest job's tokens/s, the hours that the run takes at this speed, and the price per hour.
 
-    The result is None if that job logged no speed, or if its settings differ from the present ones. If there is no
-    record of the settings, an older version trained the job, and it is accepted.
+    The result is None if that job logged no speed, or if its settings differ from the present ones. A job without a
+    record of its settings was trained by an older version, and is accepted.
     """
     try:
         record = read_record(run.directory)
@@ -217,9 +219,9 @@ def start_up_of(run_directory: Path) -> tuple[float, int]:
 def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
     """Raise BadInput if the price list has tokens/s that the machine's GPUs cannot reach.
 
-    Such a number was measured with another model, or has a typing error.
+    Such a number was measured with another model, or is a typo.
     """
-    # The tokens/s if the GPUs computed only matrix products, at their peak
+    # The tokens/s that the GPUs would reach if they computed nothing but matrix products, at their peak rate
     limit = machine.gpus * machine.gpu.peak_flops / (6 * matmul_parameter_count(model))
     if machine.tokens_per_second is not None and machine.tokens_per_second > limit:
         raise BadInput(
@@ -261,7 +263,7 @@ def _offer(
 
 
 def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any) -> dict[str, Offer]:
-    """Return a machine's offers for all layouts that fit, the cheapest first. Throughputs are estimates."""
+    """Return a machine's offers for all layouts that fit, the cheapest first. All throughputs are estimates."""
     offers, unmeasured, execution = {}, attrs.evolve(machine, tokens_per_second=None), run.train.execution
     # On one node, hsdp is the same as fsdp, so hsdp is tried only if the run uses it.
     kinds = sorted({"ddp", "fsdp", "hsdp" if network.nodes > 1 else execution.parallel})
@@ -275,7 +277,7 @@ def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
-    """Return the tokens that all GPUs together could train on in the time of the run, including validations.
+    """Return how many tokens all GPUs together could train on in the time of the run, including its validations.
 
     Validations run at intervals and before the first step. Each validation is assumed to use all datasets of a mixture.
     This is an upper bound, because a dataset may have no validation tokens.
@@ -290,9 +292,9 @@ def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
 
 
 def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> int:
-    """Return the run's micro-batch, or the largest smaller one that fits and does not change the global batch.
+    """Return the largest micro-batch, up to the run's own, that fits and does not change the global batch.
 
-    Raises BadInput if there is none.
+    Raises BadInput if there is no such micro-batch.
     """
     size, batch = train.batch.microbatch_size, train.batch.global_batch_size
     if largest is None or (batch is None and size > largest):
@@ -307,7 +309,7 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
                 Problem(
                     key="global_batch_size",
                     found=str(batch),
-                    expected=f"a sequence for each of {ranks} data-parallel ranks of {machine.name}",
+                    expected=f"at least one sequence for each of the {ranks} data-parallel ranks of {machine.name}",
                 )
             )
         )

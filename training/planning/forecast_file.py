@@ -1,4 +1,4 @@
-"""Read the forecast of a run's final loss: forecast.json in its directory, which experiment.py ladder writes."""
+"""Read the forecast of a run's final loss from forecast.json in its directory, a file of `experiment.py ladder`."""
 
 import json
 from typing import Any
@@ -13,13 +13,13 @@ from model.config import ModelConfig
 from training.config.train_config import Run, TrainConfig, recipe
 
 FORECAST = "forecast.json"
-WINDOWS = ("validation_sequences", "start_val_token")  # these keys determine the tokens on which the loss is measured
+WINDOWS = ("validation_sequences", "start_val_token")  # keys that determine on which tokens the loss is measured
 _RUN_AGAIN = "run experiment.py ladder again"
 
 
 @attrs.frozen(kw_only=True)
 class ForecastPoint:
-    """A run of the ladder that was used to fit the law."""
+    """A run of the ladder, to which the scaling law was fitted."""
 
     parameters: int = attrs.field(validator=integer(1))
     tokens: int = attrs.field(validator=integer(1))
@@ -42,9 +42,9 @@ class ForecastTarget:
 
 @attrs.frozen(kw_only=True)
 class ForecastMiss:
-    """The error of a forecast of the ladder's largest size that was fitted without that size."""
+    """The error of a forecast for the ladder's largest size, made by a fit that left this size out."""
 
-    error: float = attrs.field(validator=number(0))  # relative
+    error: float = attrs.field(validator=number(0))  # relative error
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +72,7 @@ def forecast_recipe(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def describe_forecast_file(run: Run) -> list[str]:
-    """Return the lines that describe a run's forecast; none without a forecast. Raises BadInput for a damaged file."""
+    """Return the lines that describe a run's forecast, if there is one. Raises BadInput if the file is damaged."""
     path = run.directory / FORECAST
     if not path.exists():
         return []
@@ -92,9 +92,9 @@ def describe_forecast_file(run: Run) -> list[str]:
 
 
 def _changed_key(present: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
-    """Describe the first key whose value has changed since the forecast was made; return None if no value has changed.
+    """Describe the first key whose value has changed since the forecast was made, or return None if none has changed.
 
-    If a key is missing in the record, its default is used.
+    If a key is missing from the record, its default is used.
     """
     model = structured(recorded["model"], ModelConfig, unknown_keys=True)
     before = recipe(model, TrainConfig.from_record({"microbatch_size": 1} | recorded["train"]))

@@ -20,7 +20,7 @@ LABEL = "options"
 
 
 def describe_options(run: Run, command: TrainCommand, plan: Plan) -> list[str]:
-    """Return a line for each option with an effect that the description of the plan does not show.
+    """Return a line for each option whose effect is not shown by the description of the plan.
 
     `plan` is the plan of the run. Raises BadInput if --resume names a checkpoint that does not exist.
     """
@@ -37,7 +37,7 @@ def _start(command: TrainCommand, checkpoint: Path | None, *, local: bool) -> It
     `local` is true if the run's checkpoints are only on this disk, not in a bucket.
     """
     options = command.options
-    alternative = "" if local else " on this disk, or from a newer one in its bucket"
+    alternative = "" if local else " on this disk, or from a newer checkpoint in the bucket"
     start = "starts with step 1" if checkpoint is None else f"resumes from {checkpoint}{alternative}"
     if options.resume == "never":
         yield "--resume never: archives earlier results and starts with step 1"
@@ -66,7 +66,7 @@ def _job(command: TrainCommand) -> Iterator[str]:
 
 
 def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -> Iterator[str]:
-    """Yield the options that end the job, and the command that follows it.
+    """Yield the options that end the job, and the command that runs after it.
 
     `checkpoint` is the checkpoint from which the job resumes; None if the job starts with step 1.
     """
@@ -82,7 +82,7 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
             reason = nothing_to_do(run.directory, plan.steps, position, out_of_patience=out_of_patience)
             effect = f"trains nothing: {reason}"
         yield f"--max-steps {options.max_steps}: {effect}"
-    # --resume never archives the metrics, so the job counts time and cost from zero.
+    # `--resume never` moves the metrics to an archive, so the job counts time and cost from zero.
     earlier = Earlier() if options.resume == "never" else read_earlier(run.directory, position.elapsed_seconds)
     if budget.max_hours is not None:
         hours = earlier.seconds / 3600
@@ -95,4 +95,6 @@ def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -
 
 
 def _limit(used: float, limit: float) -> str:
-    return "stops with a checkpoint before this limit" if used < limit else "trains nothing, because it is used up"
+    if used < limit:
+        return "stops with a checkpoint before this limit"
+    return "trains nothing, because this limit is used up"

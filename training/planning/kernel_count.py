@@ -1,7 +1,7 @@
 """Count the kernels of a forward and a backward pass, and the bytes that they save and move, on torch's meta device.
 
-On the meta device, tensors have shapes but no memory. Bytes are those of bf16 autocast with compiled blocks on a GPU:
-matrix products and attention are kernels from libraries, and everything else is fused (`Kernels`).
+On the meta device, tensors have shapes but no memory. The bytes are counted as for bf16 autocast with compiled blocks
+on a GPU: matrix products and attention are kernels from libraries, and everything else is fused (`Kernels`).
 
 T context length, C embedding width.
 """
@@ -31,9 +31,9 @@ SUMMED_ROWS = 16  # a sum over at least this many rows is assumed to be a bias g
 
 
 def count_kernels(config: ModelConfig, shards: int, local: int, *, compiled: bool) -> "Kernels":
-    """Return the kernels of one sequence's forward and backward pass, on a rank with `local` of the tensor shards.
+    """Return the kernels of one sequence's forward and backward pass, on a rank with `local` of `shards` tensor shards.
 
-    Raises BadInput if the network cannot run on the meta device, or has attention that is not causal.
+    Raises BadInput if the network cannot run on the meta device, or if its attention is not causal.
     """
 
     def exchanged(tensor: Tensor, *shape: int) -> Tensor:
@@ -86,7 +86,8 @@ class _Value:
 
     tensor: Tensor
     of_tokens: bool  # its size is proportional to the micro-batch
-    # The fused kernel that writes it, as (backward, in a block, level); None for an input or a library's kernel
+    # The fused kernel that writes it, as (backward, in a block, level); None for an input or the output of a library's
+    # kernel
     kernel: tuple[bool, bool, int] | None
     level: int = 0  # number of matrix products on the longest path from the inputs to this value
     backward: bool = False
@@ -101,7 +102,7 @@ class _Value:
 
     @property
     def available(self) -> bool:
-        """Whether another kernel can read it from memory."""
+        """Whether another kernel can read this value from memory."""
         return self.kernel is None or self.stored
 
 
@@ -119,8 +120,8 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.compiled = compiled  # otherwise, the passes save what PyTorch's autograd saves
         self.backward = self.in_block = False
-        # Saved bytes, by place ("block" or "outer") and growth ("sequences" if they grow with the micro-batch, or
-        # "fixed")
+        # Saved bytes, by place ("block" or "outer") and by size ("sequences" if they grow with the micro-batch,
+        # otherwise "fixed")
         self.saved: Counter[tuple[str, str]] = Counter()
         self.moved: Counter[str] = Counter()  # bytes that a block moves
         self.attention_width = 0
@@ -241,7 +242,7 @@ class Kernels(TorchDispatchMode):
         return first
 
     def value(self, tensor: Tensor) -> _Value:
-        """Return the record of a tensor's memory. A tensor that no operator has written is an input."""
+        """Return the record of a tensor's memory. A tensor that no operator has written counts as an input."""
         input_value = _Value(tensor, False, None, backward=self.backward, in_block=self.in_block)
         return self._values.setdefault(_address(tensor), input_value)
 
@@ -258,7 +259,7 @@ class _AsOnAGpu(TorchFunctionMode):
 
     The meta device has no autocast, and it would compute attention with a complete T x T matrix. On a GPU, flash
     attention and cuDNN's attention save queries, keys, values, the output, and an fp32 log-sum for each row. Attention
-    is refused unless every query attends to all earlier tokens, because the planner counts all of them.
+    is refused unless every query attends to all earlier tokens, because the planner counts all earlier tokens.
     """
 
     def __init__(self, kernels: Kernels):
@@ -284,8 +285,8 @@ class _AsOnAGpu(TorchFunctionMode):
         if not causal or mask is not None:
             raise BadInput(
                 "model.json: got attention with a mask or without is_causal, wanted causal attention to all earlier "
-                "tokens, because the cost of any other attention is unknown; count it in "
-                "training/planning/kernel_count.py"
+                "tokens, because the cost of any other attention is unknown; to support it, "
+                "count its cost in training/planning/kernel_count.py"
             )
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(queries, keys, values, drop_rate, is_causal=True, **options)[0]

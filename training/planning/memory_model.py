@@ -2,7 +2,8 @@
 
 Memory peaks at one of three moments of a step. The tensors that are alive at each moment were determined with
 torch.cuda.memory._snapshot() under a CUDA driver that computes nothing; tests/cuda/test_memory_prediction.py compares
-the predictions with the peaks under that driver. All numbers are bytes on one rank, in bf16 and with compiled blocks.
+the predictions with the peaks under that driver. All numbers are bytes on one rank, for training in bf16 with compiled
+blocks.
 """
 
 import bisect
@@ -26,25 +27,26 @@ PLAIN, THRIFTY = MemoryOptions(), MemoryOptions(loss_chunks=8, recompute_blocks=
 # This text is printed with every prediction.
 CALIBRATION = "calibrated with torch's allocator, confirmed on one H200"
 
-# On Hopper, cuBLAS has a workspace for the thread of the forward pass, and another for that of the backward pass.
+# On Hopper, cuBLAS allocates one workspace for the thread of the forward pass and another for that of the backward
+# pass.
 WORKSPACE_BYTES = 2 * (32 << 20)
 # Memory of CUDA's context and libraries. benchmarks/outside_memory.py measured it on one H200 with torch 2.11 and
 # driver 580.159.04. The size of NCCL's buffers is an assumption until that benchmark has run on several GPUs.
 CONTEXT_BYTES = int(1.3 * GIB)
 NCCL_BYTES = int(0.4 * GIB)
-# Memory that the allocator cannot use, as a share of the allocated memory. It applies to expandable segments, which
-# common/script.py turns on.
+# Memory that the allocator cannot use, as a share of the allocated memory. The value applies to expandable segments,
+# which common/script.py turns on.
 FRAGMENTATION = 0.03
 
 STATE_BYTES = 4  # fp32: for each weight, each gradient, and each partial sum of a gradient
 HALF_BYTES = 2  # bf16: matrix products read weights and write gradients in this type
-# Per token and row of the embedding: the logits in bf16, which are later overwritten by their gradient. The compiled
-# head and loss have no fp32 tensor of this size.
+# Per token and per row of the embedding: the logits in bf16, which are later overwritten by their gradient. The
+# compiled head and loss allocate no fp32 tensor of this size.
 LOGIT_BYTES = 2
-SOFTCAP_BYTES = 4  # per token and row of the vocabulary: a compiled softcap keeps its tanh in fp32
-HIDDEN_BYTES = 4  # per token and C: the input of a block or of the head in fp32, and its gradient
-OUTPUT_GRADIENT_BYTES = 2  # per token and C: the gradient of a block's output, in bf16
-OUTPUT_BYTES = 6  # per token and C of a recomputed block: its output in fp32 and the MLP's output in bf16
+SOFTCAP_BYTES = 4  # per token and per row of the vocabulary: a compiled softcap keeps its tanh in fp32
+HIDDEN_BYTES = 4  # per token and channel: the input of a block or of the head in fp32, and its gradient
+OUTPUT_GRADIENT_BYTES = 2  # per token and channel: the gradient of a block's output, in bf16
+OUTPUT_BYTES = 6  # per token and channel of a recomputed block: its output in fp32 and the MLP's output in bf16
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +70,7 @@ class BatchMemory:
         self._row = model.padded_vocab_size // self._ranks * model.emb_dim
         self._hidden = HIDDEN_BYTES * model.emb_dim * self._tokens
         self._inputs = self._hidden // self._ranks  # bytes of the input of one block
-        # The number of blocks of which all activations are kept, not only the inputs
+        # Number of blocks that keep all of their activations, not only their inputs
         self._kept_blocks = 0 if memory.options.recompute_blocks else model.n_layers
         self._block_bytes, self._outer_bytes = sequences * saved.block_bytes, sequences * saved.outer_bytes
 
@@ -117,8 +119,8 @@ class BatchMemory:
         return Moment(
             copies=blocks * self._saved.block_copies,
             activations=activations,
-            # The gradient of a tied head stays in memory until the embedding's gradient is added to it. That is after
-            # the blocks.
+            # The gradient of a tied head stays in memory until the embedding's gradient is added to it, after the
+            # backward pass of all blocks.
             backward=gradients * width * self._tokens + STATE_BYTES * self._row * self._model.tie_weights,
         )
 
@@ -130,10 +132,10 @@ class BatchMemory:
 
     @property
     def idle(self) -> int:
-        """Memory that torch's allocator cannot reuse between the logits and the activations of a block.
+        """Memory that is lost because torch's allocator cannot use it for both the logits and a block's activations.
 
-        With `recompute_blocks`, both are allocated and freed in the space between the inputs of blocks. Neither fits
-        well into the memory that the other has freed.
+        With `recompute_blocks`, both are allocated and freed in the gaps between the kept inputs of blocks, and neither
+        fits well into the memory that the other has freed.
         """
         logits = self._logits(-(-self._tokens // self._options.loss_chunks))
         return min(logits, self._block_bytes) if self._options.recompute_blocks else 0
@@ -156,7 +158,7 @@ class Prediction:
 
     @property
     def reserved(self) -> int:
-        """An upper bound of torch.cuda.max_memory_reserved()."""
+        """An upper bound on torch.cuda.max_memory_reserved()."""
         return self.total - self.parts["outside"]
 
     @property
@@ -176,8 +178,8 @@ class MemoryModel:
     options: MemoryOptions = PLAIN
     optimizer: str = "adamw"  # as in train.json
     determinism: str = "off"
-    accumulation: int = 2  # micro-batches per step on a rank, unless there is a global batch
-    global_batch_size: int | None = None  # sequences; the micro-batch then determines the accumulation
+    accumulation: int = 2  # micro-batches per step on a rank, unless global_batch_size is set
+    global_batch_size: int | None = None  # sequences; if it is set, the micro-batch determines the accumulation
 
     @classmethod
     def of(cls, model: ModelConfig, train: TrainConfig, world_size: int) -> "MemoryModel":
@@ -201,12 +203,12 @@ class MemoryModel:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP divides the weights. A single rank is not wrapped."""
+        """Whether FSDP divides the weights. A single rank is not wrapped in FSDP."""
         return self.shards > 1
 
     @property
     def shards(self) -> int:
-        """Number of ranks over which FSDP divides the weights of the network or those of a tensor rank."""
+        """Number of ranks over which FSDP divides the weights, or one tensor rank's part of the weights."""
         node = max(1, NODE_GPUS // self.tensor[1]) if self.parallel == "hsdp" else self.data_parallel
         return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 
@@ -266,8 +268,8 @@ class MemoryModel:
         return saved.block_parameters * group_length(saved.block_parameters, self.model.n_layers)
 
     def _has_gradients(self, accumulation: int, moment: Moment) -> bool:
-        """Return whether a rank has complete gradients in memory, in addition to those in partial sums."""
-        if self.sharded:  # until the last micro-batch, FSDP adds complete gradients, not shards
+        """Return whether a rank has complete gradients in memory, in addition to partial sums of gradients."""
+        if self.sharded:  # until the last micro-batch, FSDP accumulates full gradients, not shards
             return self.determinism == "off" and accumulation > 1
         if self.data_parallel > 1:  # DDP's buckets contain all gradients
             return True
@@ -287,7 +289,7 @@ class MemoryModel:
     def remedies(self, usable_bytes: int | None = None) -> str:
         """Return advice on how to fit at least one sequence: settings, and the smallest GPU that is large enough.
 
-        Settings are included only if the memory of the GPU is given.
+        Settings are suggested only if `usable_bytes`, the memory of the GPU, is given.
         """
         ways, plain = [], attrs.evolve(self, options=PLAIN)
         sharded, fsdp = attrs.evolve(plain, parallel="fsdp"), "--set parallel=fsdp"

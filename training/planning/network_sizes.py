@@ -16,7 +16,7 @@ from training.planning.kernel_count import count_kernels
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
-    """Sizes on one rank, separately for one block and for everything outside the blocks ("outer")."""
+    """Sizes on one rank: those of one block, and separately those of everything outside the blocks ("outer")."""
 
     outer: dict[str, Axes]  # parameters outside the blocks
     block: dict[str, Axes]  # parameters of one block
@@ -26,8 +26,8 @@ class NetworkSizes:
     block_bytes: int
     # Bytes per token that a block's kernels, except matrix products and attention, would move if they were all fused
     fused_bytes: float
-    separate_bytes: float  # the same if every operator were a separate kernel
-    attention_width: int  # heads times head width; the sum, if a block has attention more than once
+    separate_bytes: float  # the same number, but if every operator were a separate kernel
+    attention_width: int  # heads times head width; the sum of these products if a block has several attention layers
 
     @functools.cached_property
     def outer_parameters(self) -> int:

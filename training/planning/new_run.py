@@ -1,4 +1,4 @@
-"""Write a new run directory for train.py --like: another run, or the network of a model, fitted to token files."""
+"""Write a new run directory for train.py --like: a copy of another run, or a model's network, fitted to token files."""
 
 import json
 from collections.abc import Callable, Collection, Iterator
@@ -29,7 +29,7 @@ MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennig
 
 
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
-    """Return the new run that --like asks for, and write its directory unless the command only plans.
+    """Return the new run that --like asks for, and write its directory, except in a dry run or plan.
 
     `network` reads the configuration of a model, given its name or folder. Raises BadInput if an argument is wrong, or
     if the directory already has files with other values.
@@ -58,7 +58,7 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
             note_local(local, MODEL, f"run `hf download {local} --local-dir DIR`, and write --like {HUB}DIR")
         keys = attrs.asdict(network(local if is_folder(Path(local)) else like))
         values["model"] = {key: value for key, value in keys.items() if value != KEYS["model"][key].default}
-    values["train"].pop("checkpoints", None)  # this is the bucket of the other run
+    values["train"].pop("checkpoints", None)  # this bucket belongs to the other run
     values["train"] |= {} if token_files is None else {"dataset": str(token_files)}
     overridden = override(command.overrides, values)
     run = make_run(directory, source, values, overridden)
@@ -69,7 +69,10 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
     token_set = tokens_at_hand(train, None)
     if token_set is None:
         lines.append(
-            note("some of its tokens are not on this disk, so vocabulary, validation and epochs are not fitted to them")
+            note(
+                "some of the run's tokens are not on this disk, so vocabulary, validation and epochs are not fitted to "
+                "them"
+            )
         )
     for section, key, value, reason in [] if token_set is None else _fit(run, token_set, world_size, overridden):
         old = values[section].get(key, KEYS[section][key].default)
@@ -102,7 +105,7 @@ def _fit(
         largest = max(read_content(file).max_id for stream in streams for file in stream.files)
         yield "model", "vocab_size", max(2, largest + 1), f"the largest id is {largest:,}; the tokenizer is unknown"
     weighted = next((stream for stream in token_set.streams if stream.weighted), None)
-    reason = "its tokens have no weights" if weighted is None else f"{weighted.files[0].path.parent} has weights"
+    reason = "the tokens have no weights" if weighted is None else f"{weighted.files[0].path.parent} has weights"
     yield "train", "objective", "text" if weighted is None else "answers", reason
     held_out = 0 if validation is None else max(0, validation.length - 1 - options.start_val_token) // context
     if held_out == 0:

@@ -1,6 +1,6 @@
-"""The table of --plan: memory, hours and dollars of a run on machines for rent, and the assumptions behind them.
+"""The table of --plan: the memory, hours and dollars of a run on machines for rent, and the assumptions behind it.
 
-Machines with the GPUs that the run directory's name gives come first. The others follow, the cheapest first.
+Machines whose GPUs match the run directory's name come first. The other machines follow, the cheapest first.
 """
 
 import re
@@ -22,7 +22,7 @@ _COLUMNS = ("left", *["right"] * 4, "left")
 WIDTH = 80  # columns of a terminal
 _UNKNOWN = (
     "tokens/s of such a small network must be measured: train.py RUN --max-steps 100 measures them on this machine, "
-    "and the table then starts with a row for this job; with --price-per-hour, the row also has dollars"
+    "and the table then starts with a row for this job; with --price-per-hour, the row also shows the cost"
 )
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, with matrix products and attention as fast as in "
@@ -52,7 +52,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     elif (gpus := estimate.requested_gpus) is not None:
         machine = f"{gpus} GPU{'s' * (gpus > 1)}, as in the directory's name"
     assert plan is not None
-    priced = [offer for offer in possible if offer.throughputs]  # only for these, hours and dollars can be calculated
+    priced = [offer for offer in possible if offer.throughputs]  # hours and dollars can be calculated only for these
     rows = []
     if estimate.last_job is not None:
         speed, hours, price = estimate.last_job
@@ -77,8 +77,8 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
 def _layouts(estimate: RunEstimate) -> list[str]:
     """Return a table of the machines on which another layout is cheaper than the run's layout, and a note on layouts.
 
-    Each row has the cheapest layout, the second cheapest, and for each value of parallel the smallest tensor_parallel
-    that fits.
+    Each row has the cheapest layout, the second cheapest, and, for each value of "parallel", the smallest
+    tensor_parallel that fits.
     """
     rows, execution = [], estimate.run.train.execution
     run_layout, model = f"{execution.parallel}/{execution.tensor_parallel}", estimate.run.model
@@ -125,7 +125,7 @@ def _row(name: str, price: float | None, hours: list[float], speeds: list[Throug
 
 
 def _range(texts: list[str]) -> str:
-    """Return the first and the last text as a range, or only one text if both are the same."""
+    """Return the first and the last text as a range, or a single text if the two are the same."""
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
 
 
@@ -133,7 +133,7 @@ def _basis(priced: list[Offer]) -> list[str]:
     """Return lines about the cheapest machine, the fastest machine, and the cheapest machine with a measurement."""
     best = {"cheapest": min(priced, key=Offer.usd), "fastest": min(priced, key=Offer.hours)}
     if measured := [offer for offer in priced if offer.throughputs[-1].measured]:
-        best["cheapest of the measured"] = min(measured, key=Offer.usd)
+        best["cheapest with a measurement"] = min(measured, key=Offer.usd)
     return [
         f"{word}: {offer.machine.name}, ${rough_number(offer.usd())} in {rough_number(offer.hours())} hours "
         f"({offer.throughputs[-1].kind})"
@@ -147,12 +147,12 @@ def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     if offer is None or offer.plan is None or offer.preemptions is None:
         return []
     train, plan, speed = estimate.run.train, offer.plan, offer.throughputs[-1].tokens_per_second
-    # Number of validation tokens that are read with every checkpoint
+    # Number of validation tokens that are read for each checkpoint
     validated_tokens = len(plan.sources) * plan.validation_sequences * plan.layout.context_length
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated_tokens / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [
-        f"spot: expected values with {estimate.prices.preemptions_per_hour:g} preemptions per hour of each machine "
+        f"spot: expected values for {estimate.prices.preemptions_per_hour:g} preemptions per hour of each machine "
         f"(--preemptions), without notice, and checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
         f"{offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not included"
     ]
@@ -165,8 +165,8 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     dates = sorted({offer.machine.date or prices.date for offer in estimate.offers})
     gib = sorted(offer.bytes / GIB for offer in estimate.offers)
     lines = [
-        f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}: {shown(prices.path)}; the machine's time "
-        "before and after the run is not included",
+        f"prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}: {shown(prices.path)}; time on the "
+        "machine before and after the run is not included",
         f"hours: training, validation, and {seconds:.0f} s of start-up ({basis})",
         f"memory: {_range([f'{gib[0]:.1f}', f'{gib[-1]:.1f}'])} GiB per GPU at micro-batch "
         f"{train.batch.microbatch_size}; {CALIBRATION}",
@@ -182,7 +182,7 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     if estimate.network.nodes > 1:
         lines.append(
             f"simulation: the computation time of one node, and communication at {estimate.network.link:g} GB/s "
-            "between nodes, except for the part that the last micro-batch's backward pass hides; none of this is "
+            "between nodes, minus the part that the last micro-batch's backward pass hides; none of this is "
             "measured (docs/nodes.md)"
         )
     if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
@@ -190,7 +190,7 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
             f"{OTHERS}: measured for a network of this shape by the author of another trainer: {', '.join(trainers)}"
         )
     if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
-        lines.append("memory and tokens/s are those of bf16 with compiled blocks; this run needs more memory and time")
+        lines.append("memory and tokens/s are for bf16 with compiled blocks; this run needs more memory and time")
     return lines
 
 
@@ -201,8 +201,9 @@ def _changes(estimate: RunEstimate) -> list[str]:
     for offer in estimate.offers:
         change = offer.problem
         if offer.plan is not None and (size := offer.plan.layout.microbatch_size) != run_size and offer.throughputs:
-            idle = f"a batch of {batch} in micro-batches of {run_size} leaves some of {offer.machine.gpus} GPUs idle"
+            gpus = f"some of the {offer.machine.gpus} GPUs"
+            idle = f"a batch of {batch} in micro-batches of {run_size} leaves {gpus} idle"
             change = f"{idle if offer.fits else f'{run_size} does not fit'}; start with --set microbatch_size={size}"
-        if change is not None and offer.preemptions is None:  # a spot offer repeats the change of its machine
+        if change is not None and offer.preemptions is None:  # a spot offer has the same change as its machine
             changes.setdefault(change, []).append(offer.machine.name)
     return [f"{', '.join(names)}: {change}" for change, names in changes.items()]

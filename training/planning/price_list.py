@@ -1,4 +1,4 @@
-"""Price list: machines for rent in a dated JSON file that users edit, and the expected time on preemptible ones."""
+"""Price list: machines for rent, in a dated JSON file that users edit, and the expected run time on spot machines."""
 
 import math
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ class Machine:
     usd_per_hour: float = attrs.field(validator=_PRICE)
     # The price of the machine if the provider may preempt it
     spot_usd_per_hour: float | None = attrs.field(default=None, validator=checks.optional(_PRICE))
-    # Speed of this run on the whole machine, as measured by the user
+    # Throughput of this run on the whole machine, as measured by the user
     tokens_per_second: float | None = attrs.field(default=None, validator=checks.optional(checks.number(1.0)))
     # Date and source of this price; None if they are the same as for the whole list
     date: str | None = attrs.field(default=None, validator=checks.optional(_DATE))
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
 
     def times(self, nodes: int) -> "Machine":
-        """Return a machine that stands for `nodes` of this machine. Its tokens/s are unknown."""
+        """Return one machine that represents `nodes` machines like this one. Its tokens/s are unknown."""
         name, spot = f"{nodes} x {self.name}", self.spot_usd_per_hour and nodes * self.spot_usd_per_hour
         nodes_as_one = attrs.evolve(self, name=name, gpus=nodes * self.gpus, tokens_per_second=None)
         return attrs.evolve(nodes_as_one, usd_per_hour=nodes * self.usd_per_hour, spot_usd_per_hour=spot)
@@ -81,11 +81,11 @@ class Preemptions:
     """
 
     per_hour: float
-    checkpoint_seconds: float  # time for which training is assumed to stop for each checkpoint
-    segments: float  # number of parts of the run that end with a checkpoint
+    checkpoint_seconds: float  # seconds for which each checkpoint is assumed to stop training
+    segments: float  # number of parts into which checkpoints divide the run
 
     def seconds(self, start_up: float, work: float) -> float:
-        """Return the expected paid seconds of a run that would need `work` seconds without preemptions.
+        """Return the seconds that are expected to be paid for a run that would need `work` seconds without preemptions.
 
         After a preemption, the machine starts up again and repeats the interrupted segment from its beginning. The
         start-up may be preempted, too. The result is infinite if it is too large for a float.

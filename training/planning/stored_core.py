@@ -16,7 +16,7 @@ def describe_core(run: Run) -> list[str]:
     """Return a line with the newest CORE score that evaluate.py has stored for a run.
 
     The score may cover only some of the tasks. The list is empty if there is no score. A score is skipped if the
-    checkpoint with the recorded name has different weights now. If no hash of the weights was recorded, the line says
+    checkpoint with the recorded name has different weights now. If the record has no hash of the weights, the line says
     so.
     """
     for record in reversed(read_json_lines(run.directory / EVALUATIONS, containing=b'"core"').records):
@@ -34,7 +34,7 @@ def describe_core(run: Run) -> list[str]:
 
 
 def _limits_of_core(record: dict[str, Any]) -> list[str]:
-    """Return the limits of a stored score: the part of CORE that it covers, and the tokenizer of --tokenizer."""
+    """Return the limits of a stored score: the part of CORE that it covers, and the tokenizer if --tokenizer set it."""
     tasks, data, tokenizer = (record.get(key) for key in ("tasks", "data", GIVEN_TOKENIZER))
     limits = [f"of {len(tasks)} tasks"] if isinstance(tasks, dict) else []
     if isinstance(data, dict) and type(data.get("count")) is int:

@@ -27,35 +27,37 @@ LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
 SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 
 # Bytes that our compiled kernels move per token. For a block, network_sizes.py counts the bytes if everything is fused,
-# and the bytes if every operator is a separate kernel; the estimate is the fused bytes plus this share of the unfused
-# bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and C, excluding costs
-# that shrink with larger micro-batches (weight casts, the optimizer). 136 is the 116 fused bytes plus 20 of the 172
-# unfused bytes. The share is fitted to GPT-2. For the shapes of NanoChat and Qwen3, the estimate is within 3% of that
-# script's count.
+# and the bytes if every operator is a separate kernel; the estimate is the fused bytes plus UNFUSED_SHARE of the
+# unfused bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and channel,
+# excluding costs that shrink with larger micro-batches (weight casts, the optimizer). LAYER_BYTES is the sum of the 116
+# fused bytes and 20 of the 172 unfused bytes. The share is fitted to GPT-2. For the shapes of NanoChat and Qwen3, the
+# estimate is within 3% of that script's count.
 LAYER_BYTES = 136
 UNFUSED_SHARE = 20 / 172
-# Bytes of the loss per token and row of the vocabulary, counted the same way
+# Bytes of the loss per token and per row of the vocabulary, counted the same way
 LOSS_BYTES = 6
 SOFTCAP_LOSS_BYTES = 2
 
-# Steps on several nodes. None of this has been measured on real machines. Gradients are summed on two levels
-# (training/parallel/ordered_reduce.py); the bytes sent were counted on a virtual link between two network namespaces.
-BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
-LAST_BUCKETS = 0.15  # share of the gradient in the embeddings' bucket, which is ready when the backward pass ends
+# Constants for steps on several nodes. None of this has been measured on real machines. Gradients are summed on two
+# levels (training/parallel/ordered_reduce.py); the bytes sent were counted on a virtual link between two network
+# namespaces.
+BACKWARD_SHARE = 2 / 3  # share of the backward pass in a micro-batch's computation
+LAST_BUCKETS = 0.15  # share of the gradient in the embeddings' bucket, which is only ready after the backward pass
 GRADIENT_BYTES = 4  # per parameter
 GATHERED_BYTES = 2 * 2  # per parameter in bf16: FSDP gathers it for the forward pass and for the backward pass
-# These are assumptions. A collective reaches this bandwidth, in each direction, between a GPU and the other GPUs of its
-# node; the value for PCIe is used for tensor ranks without NVLink. The latency is that of a collective for one bucket,
-# for each additional node.
+# The next three numbers are assumptions: the bandwidth, in each direction, that a collective reaches between a GPU and
+# the other GPUs of its node; the same over PCIe, for tensor ranks without NVLink; and the latency that each additional
+# node adds to the collective of one bucket.
 INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0
 LATENCY_SECONDS = 30e-6
 
 
 @attrs.frozen
 class Efficiency:
-    """Shares of a GPU's datasheet numbers that training reaches.
+    """The fractions of a GPU's datasheet numbers that training reaches.
 
-    They are shares of the dense bf16 peak, in matrix products and in causal attention, and of the memory bandwidth.
+    Matrix products and causal attention reach fractions of the dense bf16 peak, and elementwise kernels reach a
+    fraction of the memory bandwidth.
     """
 
     matmul: float
@@ -63,12 +65,12 @@ class Efficiency:
     bandwidth: float
 
 
-# With these shares for matrix products and attention, and the bytes of llm.c's kernels, the roofline reproduces llm.c's
-# published runs (they are in tests/training/planning/test_throughput.py). They apply to Lockstep, because both trainers
-# use cuBLAS and cuDNN for these operations. Elementwise kernels reached this share of the bandwidth on one H100. Every
-# other GPU uses the shares of the GPU that its `similar_to` names.
+# With these fractions for matrix products and attention, and the bytes of llm.c's kernels, the roofline reproduces
+# llm.c's published runs (they are in tests/training/planning/test_throughput.py). They apply to Lockstep, because both
+# trainers use cuBLAS and cuDNN for these operations. The fraction of the bandwidth is what elementwise kernels reached
+# on one H100. Every other GPU uses the fractions of the GPU that its `similar_to` names.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
-# The names that torch uses. Estimates for the H200 are 1 to 10% below its measurements.
+# These are torch's names of the GPUs. Estimates for the H200 are 1 to 10% below its measured throughput.
 FITTED = ("A100", "H100", "H200")
 NVLINK = (*FITTED, "B200", "GB200")
 EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink (not measured)"
@@ -84,7 +86,7 @@ class Throughput:
 
     @property
     def measured(self) -> bool:
-        """Whether this is a measurement, of this or another trainer."""
+        """Whether this was measured, with Lockstep or with another trainer."""
         return self.kind in (MEASURED, OTHERS)
 
 
@@ -93,7 +95,7 @@ class Network:
     """Machines of the same kind that train a run together."""
 
     nodes: int = 1
-    link: float = math.inf  # GB/s between a node and all others, in each direction
+    link: float = math.inf  # GB/s between a node and all other nodes, in each direction
 
 
 def throughputs(
@@ -103,10 +105,10 @@ def throughputs(
 
     The list is empty for a small network without measurements.
 
-    If the price list has a number, only that is returned; otherwise, if Lockstep has been measured, only the newest
-    measurement. Without either, measurements of other trainers and an estimate are returned. A measurement of a small
-    network is valid only for its `tokens_per_step`, because kernel launches take most of the time. `train` has the
-    settings of the run; with tensor shards, its throughput is always estimated.
+    If the price list has a number for the machine, only that number is returned. Otherwise, if Lockstep has been
+    measured, only its newest measurement is returned. Without either, measurements of other trainers and an estimate
+    are returned. A measurement of a small network is valid only for its `tokens_per_step`, because kernel launches take
+    most of the time. `train` has the settings of the run; with tensor shards, its throughput is always estimated.
     """
     # If a measurement does not state an option, it was made with GPT-2's value.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
@@ -134,7 +136,7 @@ def on_network(
 ) -> Throughput:
     """Return the throughput of all nodes together, given the throughput of one node.
 
-    With parallel "fsdp", the weights are sharded over the GPUs of all nodes. They are therefore gathered over the link
+    With parallel "fsdp", the weights are sharded over the GPUs of all nodes, and are therefore gathered over the link
     for every micro-batch.
     """
     layout, nodes, gradient = plan.layout, network.nodes, GRADIENT_BYTES * parameter_count(model)
@@ -154,7 +156,7 @@ def on_network(
 def roofline(config: ModelConfig, gpu: Gpu, train: TrainConfig | None = None) -> float:
     """Estimate the tokens per second of one GPU in bf16.
 
-    The estimate adds the times of matrix products, attention and memory traffic. GPUs that share layers do the same
+    The estimate adds up the times of matrix products, attention and memory traffic. GPUs that share layers do the same
     amount of work per GPU as if each GPU had its own tokens, and they also wait for all their exchanges.
     """
     seconds = seconds_per_token(config, gpu, FITS[gpu.similar_to])
@@ -173,7 +175,7 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
     elements and adds up L C elements; the backward pass does the reverse. The head does this once, and the embedding
     does it once in fp32. A recomputed block repeats its exchanges, except for its last sum, which is repeated only with
     dropout. The loss exchanges 2 fp32 numbers per shard; if it is computed in chunks, it does so twice. Of everything
-    that is gathered or summed, (N - 1) / N come from other ranks. The sums of shared gradients (`add_shared`), which
+    that is gathered or summed, (N - 1) / N comes from other ranks. The sums of shared gradients (`add_shared`), which
     are computed once per step, are not counted.
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers

@@ -1,7 +1,7 @@
-"""Replay: train steps of a run again, from the last checkpoint before them, and compare them with their record.
+"""Replay: train some steps of a run again, from the last checkpoint before them, and compare them with the metrics.
 
-Nothing is written. Under elastic determinism, the repetition is exact for any world size, so that a loss spike on 8
-GPUs can be studied on one GPU. A number that differs from its record is never just rounding noise; it has a cause.
+Nothing is written. Under elastic determinism, the replay is exact on any world size, so that a loss spike on 8 GPUs can
+be studied on one GPU. A number that differs from its record is never just rounding noise; it has a cause.
 """
 
 import math
@@ -22,11 +22,11 @@ from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 
 KEYS = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.STATE_SHA256)
-Numbers = dict[str, float | str | None]  # numbers of a step, by one of KEYS
+Numbers = dict[str, float | str | None]  # the numbers of a step, under the names in KEYS
 
 
 def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> dict[int, Numbers]:
-    """Return the numbers that the metrics have for each step, from the first of `steps` to the last.
+    """Return the numbers recorded in the metrics for each step, from the first of `steps` to the last.
 
     Raises BadInput if the run does not have these steps.
     """
@@ -46,12 +46,12 @@ def replay(
     """Train, and print the numbers of each step next to the recorded ones; then print how many steps were compared.
 
     Call it on every rank. Returns False if a number differs from its record, if no step has a record, or if the replay
-    ends before a step that has one.
+    ends before a step that has a record.
     """
     same = any(recorded.values())
     if not same:
-        line = f"{METRICS} has no numbers for these steps; log_interval and --hash-every determine which are recorded"
-        show(line, once=True)
+        reason = "log_interval and --hash-every determine which steps are recorded"
+        show(f"{METRICS} has no numbers for these steps; {reason}", once=True)
     show("  step  what          replayed                recorded", once=True)
     for step in range(state.position.step, max(recorded)):
         result = train_step(state, settings, step, next_batch)
@@ -74,7 +74,7 @@ def replay(
 
 
 def describe_comparison(compared: int, steps: int, *, same: bool) -> str:
-    """Return a line that says how many steps a replay compared with their record, and whether they are the same."""
+    """Return a line that says how many steps a replay compared with their record, and whether all are the same."""
     if not compared:
         return f"compared with their record: none of {steps:,} steps"
     outcome = "all of them are the same" if same else "not all of them are the same"
@@ -84,7 +84,7 @@ def describe_comparison(compared: int, steps: int, *, same: bool) -> str:
 
 
 def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> None:
-    """Load the newest checkpoint before a step, or begin as the run did. Call it on every rank."""
+    """Load the newest checkpoint before a step or, if there is none, begin as the run did. Call it on every rank."""
     checkpoint = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if checkpoint is not None:
         _, record = load_checkpoint(checkpoint, attrs.evolve(request, allow_drift=True), state, ranks)

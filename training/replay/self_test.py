@@ -1,7 +1,8 @@
-"""Determinism self-test: whether the gradients of a step repeat bit for bit on this machine.
+"""Determinism self-test: check that the gradients of a step repeat bit for bit on this machine.
 
 For CPUs, the test suite answers this question. On a GPU, the answer depends on the kernels that cuBLAS, attention and
-torch.compile choose for this model on this card. Therefore a run tests it before its first step and prints the outcome.
+torch.compile choose for this model on this card. Therefore, a run makes this test before its first step and prints the
+outcome.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ STEP = 0  # the step whose dropout masks are used
 class SelfTest:
     """Outcome of the self-test, which is the same on every rank. Its fields are also the fields of an event."""
 
-    held: bool  # whether all gradients repeated
+    held: bool  # whether all gradients were the same in both runs
     differing: list[str]  # names of the parameters whose gradients differed
     tensors: int  # number of gradients that were compared
 
@@ -42,7 +43,7 @@ def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTe
     """
     scale = state.loss_scale.scale.clone()
     first, norm = _gradients(state, settings, ranks)
-    # Only finite gradients can be compared, because infinities repeat whatever the kernels do.
+    # Only a comparison of finite gradients is meaningful, because infinities repeat whatever the kernels do.
     while state.loss_scale.dynamic and not math.isfinite(norm) and not state.loss_scale.exhausted().item():
         state.loss_scale.scale.mul_(0.5)
         first, norm = _gradients(state, settings, ranks)
@@ -75,7 +76,7 @@ def describe(outcome: SelfTest, numerics: Numerics) -> str | Notice:
 
 
 def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, str], float]:
-    """Run the step and clear its gradients.
+    """Run the step, and clear its gradients afterwards.
 
     Returns the hash of this rank's shard of each gradient, and the global norm of the gradients.
     """

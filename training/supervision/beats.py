@@ -1,10 +1,11 @@
 """Heartbeats as one rank sees them: the last beats that it has read, and which ranks have gone silent.
 
-Ranks exchange beats over torchrun's store. They form a ring, in which each rank reads the beats of only a few others,
-whatever the number of ranks. A rank writes its beat, reads the beats of the next ranks in the ring, and reads one key
-that has the news of all ranks. If several ranks in a row are silent, even a complete node, the rank before them is
-alive. That rank notices the silence and reads all beats from then on. When one of the silent ranks has been silent for
-too long, it tells all ranks which ranks are lost. The news also contains the reasons why ranks leave.
+Ranks exchange beats over torchrun's store. They form a ring, in which each rank reads the beats of only a few other
+ranks, no matter how many ranks there are. A rank writes its beat, reads the beats of the next ranks in the ring, and
+reads one key that has the news of all ranks. If several ranks in a row are silent, even a complete node, the rank
+before them is alive. That rank notices the silence and reads all beats from then on. When one of the silent ranks has
+been silent for too long, the watching rank announces to all ranks which ranks are lost. The news also contains the
+reasons why ranks leave.
 """
 
 import itertools
@@ -18,8 +19,8 @@ from common.output import advisory
 from training.parallel.step_clock import StepSeconds
 
 BEAT_SECONDS = 1.0  # between two beats of a rank, and between two polls
-SILENT_POLLS = 2  # silent polls that are not reported, because a poll may fall between two beats
-WATCHED = 2  # number of next ranks whose beats are read; one suffices, unless ranks freeze one after the other
+SILENT_POLLS = 2  # up to this many silent polls are not reported, because a poll may fall between two beats
+WATCHED = 2  # how many of the next ranks each rank watches; one would suffice if ranks never froze one by one
 NEWS = "news"  # key of the store: one line per departure (except "done") and per discovery of lost ranks
 LOST_LINE = "lost "
 
@@ -32,7 +33,8 @@ class Beat:
     count: int  # number of beats so far
     departure: Departure | None  # None: the rank stays
     host: str
-    # torchrun's number of the node. Ranks of one node can send each other signals; host names may not be unique
+    # torchrun's number of the node. Only ranks on the same node can send each other signals. Host names do not identify
+    # a node, because they may not be unique.
     node: str | None
     pid: int
     step: int | None  # None: before the first step
@@ -56,7 +58,7 @@ class Beats:
     def observe(self, rank: int, beat: Beat) -> None:
         """Record the beat that a poll has read, which may be new or the same as before.
 
-        After a pause in polling, the count of silent polls restarts.
+        A new beat resets the count of silent polls, even after a pause in polling.
         """
         before = self.last.get(rank)
         silent = before is not None and beat.count == before.count and beat.departure != "done"
@@ -75,7 +77,7 @@ class Beats:
     def lost(self, patience: int) -> list[int]:
         """Return the ranks that count as lost.
 
-        Once a rank has been silent for `patience` polls, all ranks that have been silent for more than half of that
+        Once a rank has been silent for `patience` polls, all ranks that have been silent for more than half that time
         are lost. Until then, the list is empty.
         """
         if self.longest_silence() < patience:
@@ -87,9 +89,9 @@ class Beats:
 
     @advisory("seconds of each rank")
     def rank_seconds(self) -> list[float] | None:
-        """Return each rank's own seconds per step since this method last returned numbers.
+        """Return each rank's own seconds per step since the last call that returned numbers.
 
-        Returns None until every rank has taken a step since then.
+        Returns None until every rank has taken a step since that call.
         """
         if len(self.last) < self.world_size:
             return None
@@ -124,10 +126,10 @@ class BeatExchange:
         self._ring = [(rank + distance) % world_size for distance in range(1, world_size)]
         self._announced: Departure | None = None  # this rank's departure in the news
         self._lost: set[int] = set()  # according to the news
-        store.append(NEWS, "")  # because reading a missing key would wait for it
+        store.append(NEWS, "")  # because a read waits until its key exists
 
     def publish(self, beat: Beat) -> None:
-        """Write this rank's beat into the store, and a departure also into the news."""
+        """Write this rank's beat into the store. A departure is also written into the news."""
         if beat.departure not in (None, "done", self._announced):
             self._announced = beat.departure
             self._store.append(NEWS, f"{beat.departure}\n")
@@ -168,7 +170,7 @@ class BeatExchange:
                 self._beats.departures.add(cast(Departure, line))
 
     def read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
-        """Return the last beat of each of these ranks that has published one, and the lines of the news."""
+        """Return the last beats of these ranks, except ranks without a beat so far, and the lines of the news."""
         readable = list(ranks)
         new = [rank for rank in readable if rank not in self._beats.last]
         if new and not self._store.check([str(rank) for rank in new]):

@@ -1,9 +1,9 @@
-"""Heartbeat: every rank gives a sign of life each second, so that a job that hangs ends and names the rank.
+"""Heartbeat: every rank gives a sign of life each second. A job that hangs can then end and name the rank at fault.
 
 A thread in every rank writes beats into torchrun's store, over a separate connection, and watches a few other ranks. A
 process that is stopped, swapped out or on a dead machine writes no beats, and the other ranks end the job. A rank whose
-main thread hangs still writes beats. Then a collective of the other ranks times out, and the beats show the line in
-which the rank hangs.
+main thread hangs still writes beats. In that case, a collective of the other ranks times out, and the beats show the
+line in which the rank hangs.
 """
 
 import os
@@ -26,19 +26,19 @@ from training.parallel.process_group import Ranks, collective_failed, torchrun_s
 from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, Departure
 
-LOST_SECONDS = 60.0  # longest silence of a healthy rank, whose thread only sleeps and sends beats
+LOST_SECONDS = 60.0  # a healthy rank is never silent for this long, because its thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-STORE_POLLS = 20  # polls without an answer from the store before a process ends; a thread that ends it misses fewer
-TIMED_POLLS = 10  # rank 0 reads the seconds of all ranks once in this many polls
+STORE_POLLS = 20  # polls without an answer from the store before a process ends; `_run` never skips as many
+TIMED_POLLS = 10  # rank 0 reads the step times of all ranks in one of this many polls
 CONTINUE_ADVICE = "run the same command again to continue from the last checkpoint"
-SPEAKER_SECONDS = 2.0  # time for one rank to print, and for all to read its news, before torchrun ends all ranks
+SPEAKER_SECONDS = 2.0  # time for one rank to print, and for all ranks to read its news, before torchrun ends them
 
 
 class Heartbeat:
     """This rank's heartbeat, and its watch over the other ranks. It does nothing without torchrun.
 
-    Exit this context before the process group is left.
+    Leave this context before leaving the process group.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Heartbeat:
         stopped: Callable[[], object],
         orphaned: Callable[[], object],
     ):
-        """Start the heartbeat. The arguments are called in its thread.
+        """Start the heartbeat. `lost`, `stopped` and `orphaned` are called in its thread.
 
         `lost` is called before this process ends because another rank has died, and `orphaned` when torchrun has ended.
-        `stopped` is called some seconds after another rank was asked to stop; it ends this process.
+        `stopped` is called a few seconds after another rank was asked to stop, and ends this process.
         """
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
@@ -64,7 +64,7 @@ class Heartbeat:
         self._count = 0  # beats of this rank so far
         self._stopped_polls = 0  # polls since another rank was asked to stop
         self._step: int | None = None  # the step that is being trained
-        self._seconds = StepSeconds()  # totals of the steps before
+        self._seconds = StepSeconds()  # totals of the earlier steps
         self._departure: Departure | None = None
         self._error_line: str | None = None  # line of code that raised this rank's error
         self._ending = threading.Event()  # set when the thread has to end
@@ -90,7 +90,7 @@ class Heartbeat:
 
         cut_off = collective_failed(error)
         if cut_off and self._thread is not None:
-            time.sleep(BEAT_SECONDS)  # in the meantime, a beat shows why the collective failed
+            time.sleep(BEAT_SECONDS)  # meanwhile, another rank's beat may show why the collective failed
             if self.beats.departed("asked to stop"):
                 self._thread.join(STOP_SECONDS)  # the thread ends this process
         with advisory("place of an error"):
@@ -104,10 +104,10 @@ class Heartbeat:
             self._lost()
 
     def announce_stop(self) -> Reason | None:
-        """Tell the other ranks that this rank was asked to stop; return why the job ends if a rank has failed or died.
+        """Announce that this rank was asked to stop. If another rank has failed or died, return why the job ends.
 
-        This is for a rank that ends at once, because torchrun also asks ranks to stop after one of them has died. Waits
-        at most 3 beats until each of the other ranks has published another beat, or its last one.
+        A rank that is about to end calls this, because torchrun also asks ranks to stop after one of them has died.
+        Waits, for at most 3 beats, until each of the other ranks has published another beat or its last one.
         """
         if self._thread is None:
             return None
@@ -142,14 +142,14 @@ class Heartbeat:
                 self._ending.wait(BEAT_SECONDS)
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
-                    self._publish(None)  # the line of the error, so that it can be printed
+                    self._publish(None)  # with the line of the error, which is printed below
                     if self._exchange.is_first("told"):
                         self._exchange.poll(all_ranks=True)
                         self._print_places(f"a collective failed on rank {self.ranks.rank}")
                     else:
                         time.sleep(SPEAKER_SECONDS)
             with advisory("heartbeat", dist.DistError):
-                self._exchange.poll()  # another rank may have published its last beat since
+                self._exchange.poll()  # another rank may have published its last beat in the meantime
             self._publish(self._departure)
         except dist.DistError:  # the store has ended; a store that only hangs makes its callers wait instead
             if self._ending.is_set():
@@ -179,7 +179,7 @@ class Heartbeat:
             self._end_because_lost(lost_beats)
 
     def _watch_store(self) -> None:
-        """End this process after a long silence of the first node's store: that machine is dead or cut off."""
+        """End this process if the first node's store is silent for a long time: that machine is dead or cut off."""
         patience = max(self._patience, STORE_POLLS)
         last_count, silent_polls = 0, 0
         while not self._ending.wait(BEAT_SECONDS):

@@ -24,22 +24,23 @@ from common.output import is_rank_0
 from common.script import show_problems
 from training.supervision.supervision import Supervision
 
-# Time for rank 0 to print an error, which may be late after a slow start; torchrun ends all ranks once one has failed
+# How long to wait until rank 0 has printed an error; after a slow start, it may be late. torchrun ends all ranks once
+# one of them has failed.
 RANK_0_SECONDS = 30.0
 STATUSES: dict[type[Exception], int] = {Diverged: EXIT_DIVERGED, UsageError: EXIT_USAGE}
 
 
 def report(error: Exception, supervision: Supervision) -> int:
-    """Print an error that ends this rank, unless another rank prints the same error; record it.
+    """Print an error that ends this rank, unless another rank prints the same error, and record it.
 
-    Returns the exit status. A user's error is printed as lines, any other error with its traceback. torchrun's table of
-    failed ranks also has the text, and exit.json has the reason.
+    Returns the exit status. A user's error is printed as lines, any other error with its traceback. The text also
+    appears in torchrun's table of failed ranks, and the reason is written to exit.json.
     """
     reason, problem = describe_error(error)
     status = STATUSES.get(type(error), EXIT_ERROR)
     if reason == "usage-error":
         supervision.exit_record.write(status, reason, str(error))
-        if not is_first_on_machine():  # the other ranks of this machine would print the same
+        if not is_first_on_machine():  # the other ranks of this machine would print the same error
             return EXIT_DONE
         print_failure(Failure(status, reason, str(error)))
         return status
@@ -57,7 +58,7 @@ def report(error: Exception, supervision: Supervision) -> int:
         tell_torchrun("".join(lines), status, reason if failure_behind is None else "failed-rank")
         traceback.print_exception(error)
         failure = failure_behind or Failure(status, reason, traceback.format_exception_only(error)[-1].strip())
-    if not isinstance(error, Locked):  # without a record, launch/node.sh tries again while another job trains the run
+    if not isinstance(error, Locked):  # without a record, launch/node.sh retries while another job is training the run
         supervision.exit_record.write(*failure)
     if failure.status == EXIT_DIVERGED:
         supervision.end_torchrun()
@@ -72,7 +73,7 @@ def print_failure(failure: Failure) -> None:
 
 
 def describe_error(error: Exception) -> tuple[Reason, str | None]:
-    """Return the reason of an error that ends train.py, and its text, which is None if the user cannot fix the error.
+    """Return the reason and the text of an error that ends train.py. The text is None if the user cannot fix it.
 
     Errors that are caused by other ranks are not recognized here; see `Supervision.failure_behind`.
     """

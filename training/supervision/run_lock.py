@@ -1,12 +1,12 @@
 """Run lock and exit record: which job trains a run directory, and how the last job ended.
 
-Rank 0 of a job holds `.lock` in the run directory. The file also records which job that is, and whether --resume has
-been obeyed. Later groups of ranks need this: torchrun may start one in the same job after a failure, or because a node
-has joined or left. A job continues as long as one of its torchruns is alive.
+Rank 0 of a job holds `.lock` in the run directory. The file also records which job that is, and whether the option
+--resume has been applied. Later groups of ranks need this: torchrun may start another group in the same job after a
+failure, or because a node has joined or left. A job continues as long as one of its torchruns is alive.
 
 `exit.json` does not exist while a job runs, nor after a kill. It names its job, so that the program that started a job
-recognizes the job's record. Comparing times would not do, because the clock of the disk may differ. launch/node.sh
-reads a record of each rank from a folder of the node, because torchrun does not report how its ranks ended.
+recognizes the job's record. Comparing times would not be enough, because the disk's clock may differ. launch/node.sh
+reads a record of each rank from a folder on the node, because torchrun does not report how its ranks ended.
 """
 
 import json
@@ -39,7 +39,7 @@ class LockHolder(NamedTuple):
 
     nodes: int
     torchruns: Collection[str]  # the launch.torchrun_identity of each torchrun
-    resumed: bool = False  # whether the group has obeyed --resume
+    resumed: bool = False  # whether the group has applied --resume
 
 
 class RunLock:
@@ -47,8 +47,8 @@ class RunLock:
 
     def __init__(self, file: TextIO | None = None, last_holder: LockHolder | None = None):
         self.file = file
-        self.resumed = False  # whether this job has obeyed --resume; known once the ranks have met
-        self._last_holder = last_holder  # the group of ranks that held the lock last, of this job or another
+        self.resumed = False  # whether this job has applied --resume; set once the ranks have met
+        self._last_holder = last_holder  # the last group of ranks that held the lock, in this or another job
         self._torchruns: list[str] = []
 
     @property
@@ -59,7 +59,7 @@ class RunLock:
         return torchrun_identity() in self._last_holder.torchruns and self._last_holder.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
-        """Write the holder into the file once the ranks have met. `torchruns`: the torchruns that started them."""
+        """Write the holder into the file once the ranks have met. `torchruns`: those that started the ranks."""
         last, self._torchruns = self._last_holder, sorted(torchruns)
         self.resumed = last is not None and last.resumed and not set(last.torchruns).isdisjoint(torchruns)
         self._write()
@@ -72,8 +72,8 @@ class RunLock:
         if self.file is None:
             return
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
-        # If this fails because the disk is full, a restarted group obeys --resume again. That loses nothing, because
-        # --resume moves checkpoints to the archive.
+        # If this fails because the disk is full, a restarted group applies --resume again. Nothing is lost then, as the
+        # option only moves checkpoints to the archive.
         with suppress(OSError):
             self.file.truncate(0)
             self.file.write(json.dumps(holder._asdict()))
@@ -89,7 +89,7 @@ def take_run_lock(run_directory: Path) -> RunLock:
 
 
 def is_locked(run_directory: Path) -> bool:
-    """Return whether a job trains a run.
+    """Return whether a job is training a run.
 
     If the file system has no locks, a run without an exit record counts as being trained.
     """
@@ -164,7 +164,7 @@ def read_exit(run_directory: Path) -> JobExit | None:
 
 
 def final_exit(run_directory: Path) -> JobExit | None:
-    """Return how the last job ended if it stopped or diverged, so that a restart must not continue it; else None."""
+    """Return how the last job ended if it stopped or diverged; a restart must not continue it. Otherwise None."""
     job_exit = read_exit(run_directory)
     return job_exit if job_exit and job_exit.final and job_exit.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
@@ -179,7 +179,7 @@ def _is_exit_record(content: bytes) -> bool:
 
 
 def _parsed(text: str) -> LockHolder | None:
-    """Return the holder in a lock file; None if the file is empty, incomplete or damaged."""
+    """Return the holder that a lock file names; None if the file is empty, incomplete or damaged."""
     with suppress(ValueError, TypeError):
         holder = LockHolder(**parse_json(text))
         if type(holder.nodes) is int and all(isinstance(identity, str) for identity in holder.torchruns):

@@ -23,9 +23,9 @@ def current_line() -> str:
         if joined_thread is not None:  # training waits for a save in flight, which may wait for another rank
             main = frames.get(joined_thread.ident or 0, main)
         for thread in threading.enumerate():
-            if not thread.name.startswith("Dummy"):  # Python's name for a thread that it has not started
+            if not thread.name.startswith("Dummy"):  # Python's name for threads that it has not started
                 frames.pop(thread.ident or 0, None)
-        # On a GPU, hooks of the backward pass run in threads of autograd, which have the remaining frames.
+        # On a GPU, hooks of the backward pass run in threads of autograd. The remaining frames belong to these threads.
         calls_and_lines = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]
         return next((line for call, line in calls_and_lines if call is not None), calls_and_lines[0][1])
     except Exception as error:  # noqa: BLE001  # frames may change while they are read; heartbeats must continue
@@ -39,7 +39,7 @@ def line_of_error(trace: TracebackType | None) -> str:
 
 def _joined_thread(frame: FrameType) -> threading.Thread | None:
     """Return the thread that a frame is joining, or None if it is not joining any."""
-    # Before Python 3.13, join waits in a function that it calls.
+    # Before Python 3.13, the innermost frame is a function that join calls.
     for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):
         if inner.f_code is threading.Thread.join.__code__:
             thread: threading.Thread = inner.f_locals["self"]
@@ -48,7 +48,7 @@ def _joined_thread(frame: FrameType) -> threading.Thread | None:
 
 
 def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
-    """Return the running function of torch.distributed, if any, and a text with the line of ours that called it.
+    """Return the running function of torch.distributed, if any, and the line of our code that called it, as text.
 
     `walk` begins with the innermost frame.
     """
@@ -60,6 +60,6 @@ def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
             break
         if call is None and path.is_relative_to(TORCH_DISTRIBUTED):
             call = function
-        elif call is None and function == "_engine_run_backward":  # in it, DDP waits in C++ for its all-reduce
+        elif call is None and function == "_engine_run_backward":  # DDP waits here, in C++, for its all-reduce
             call = "backward"
     return call, code_line if call is None else f"{call} ({code_line})"

@@ -1,4 +1,4 @@
-"""Requests to stop, by a signal or by a budget that is used up, on which all ranks agree."""
+"""Requests to stop, which come from a signal or from a budget that is used up. All ranks agree on them."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from training.telemetry.time_ledger import TimeLedger
 
 @attrs.define(kw_only=True)
 class StopRequest:
-    """Agreement of all ranks to stop. The budget of --max-hours and --max-usd always leaves room for a whole step."""
+    """Agreement of all ranks to stop. --max-hours and --max-usd stop a run before a step that may exceed the budget."""
 
     ranks: Ranks
     stop_requested: threading.Event  # set by a signal, and when the parent process has ended
@@ -27,7 +27,7 @@ class StopRequest:
     state: TrainState
     validation_due: Callable[[int], bool]  # `Intervals.validation_due` of the loop
     saving: Saving
-    validation_steps: float  # estimated steps in the time of a validation, until one has been measured
+    validation_steps: float  # estimated duration of a validation in steps, until one was measured
     _signalled: bool = attrs.field(init=False, default=False)  # whether the ranks last agreed because of a signal
 
     def agreed(self) -> bool:
@@ -46,7 +46,7 @@ class StopRequest:
 
     @property
     def reason(self) -> Reason:
-        """The reason of the stop for exit.json."""
+        """The reason for the stop that exit.json records."""
         return "stopped" if self.cause == EarlyEnd.SIGNAL else "out-of-budget"
 
     def limit_reached(self) -> bool:

@@ -1,16 +1,17 @@
 """Supervision of a training process: requests to stop, lost ranks, the run lock, the exit record, the exit status.
 
-A process has three phases: start (before torch is imported, until the ranks have met), preparation (until there is
-something to save) and training. A request to stop may arrive on any rank: a signal, a stop on another node, the end of
-torchrun, or a budget that is used up.
+A process has three phases: start (torch is imported, and the ranks meet), preparation (there is nothing to save yet)
+and training. A request to stop may arrive on any rank. It is a signal, a stop on another node, the end of torchrun, or
+a budget that is used up.
 
 During training, the request is only noted. Before each step and during a validation, all ranks agree on it
-(stop_request.py); the request of one rank makes all of them save and end as "stopped". Before training, a request ends
-the process at once. In preparation, the process first waits for the heartbeats of the other ranks (3 s), which show
-whether a rank is "lost" or in "error": torchrun also sends a signal to all other ranks after one has died. If that rank
-has recorded its reason, the others end with the same reason and print nothing. Otherwise a rank in the start phase
-cannot know why it has to stop; its "stopped" is then not final, and the run continues if torchrun restarts the ranks.
-The end of torchrun counts as "lost" in the start phase, and as status 1 without a record in preparation.
+(stop_request.py); a request on one rank makes all ranks save and end as "stopped". Before training, a request ends the
+process at once. In preparation, the process first waits for the heartbeats of the other ranks (3 s), because torchrun
+also sends a signal to all other ranks after one has died. The heartbeats show whether a rank is "lost" or has ended
+with "error". If that rank has recorded its reason, the other ranks end with the same reason and print nothing. Without
+such a record, a rank in the start phase cannot know why it was asked to stop. Its "stopped" is then not final: the run
+continues if torchrun restarts the ranks. If torchrun ends, a rank ends as "lost" in the start phase; in preparation, it
+ends with status 1 and without a record.
 
 After a final "stopped" or "diverged" on several nodes, the ranks end torchrun, which would otherwise restart them
 (`end_torchrun`). If it restarts them nevertheless, they end again at once. If the number of nodes has changed, however,
@@ -19,8 +20,8 @@ they continue, because torchrun also asks ranks to stop when a node joins.
 When a rank is lost, nothing is saved. If its process has died, torchrun ends the other ranks with SIGTERM. If it is
 frozen or hangs, the other ranks end as "lost" (heartbeat.py).
 
-Rank 0 of a command that trains holds `.lock` from the start until its process has ended, and finally writes `exit.json`
-(run_lock.py). docs/checkpoints.md lists the outcomes and their causes.
+If a command trains, its rank 0 holds `.lock` from the start until its process has ended, and writes `exit.json` at the
+end (run_lock.py). docs/checkpoints.md lists the outcomes and their causes.
 """
 
 import os
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 
 # In this order: a cloud's notice, Ctrl-C, a batch system's notice, and a closed terminal
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-TORCHRUN_SECONDS = 5.0  # time for torchrun to ask its ranks to stop, after torchrun on another node has done so
-FAILURE_SECONDS = 2.0  # time for another rank of this machine to record why it ends, after it has failed
+TORCHRUN_SECONDS = 5.0  # time for torchrun to ask its ranks to stop after another node's torchrun has done so
+FAILURE_SECONDS = 2.0  # time for a failed rank of this machine to record why it ends
 FIRST_RANK_SECONDS = 120.0  # time for the first rank of a node to end; it draws the chart
 
 
@@ -68,11 +69,11 @@ class Supervision:
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._own_disk_lock = RunLock()  # used by the first rank of a node that does not share rank 0's disk
         self._heartbeat: Heartbeat | None = None  # set when the ranks have met
-        self.training = False  # once this is true, requests to stop are only noted
+        self.training = False  # if true, requests to stop are only noted
         receive_signals(self._on_signal)
 
     def lock(self, run_directory: Path) -> None:
-        """Lock a run directory, unless this process has locked it. Raises BadInput if another job has locked it."""
+        """Lock a run directory, unless this process already holds its lock. Raises BadInput if another job holds it."""
         if self.run_lock.file is not None:
             return
         self.run_lock = take_run_lock(run_directory)
@@ -118,7 +119,7 @@ class Supervision:
             return
         if self.stop_requested.wait(TORCHRUN_SECONDS):
             return
-        # Ranks wait until torchrun asks them to stop. If one ended before that, torchrun would restart all of them.
+        # The ranks wait until torchrun asks them to stop. If a rank ended earlier, torchrun would restart all ranks.
         if not launch.is_first_on_machine():
             self.stop_requested.wait(FIRST_RANK_SECONDS)
         elif launch.torchrun_process() == torchrun:
@@ -155,7 +156,7 @@ class Supervision:
     def _on_stop_elsewhere(self) -> None:
         """End this process before training, because a rank of another node was asked to stop."""
         if not (self.training or self.stop_requested.is_set()):  # otherwise this node was asked to stop as well
-            self.training = True  # so that the signal that torchrun sends when it ends has no effect
+            self.training = True  # makes the signal that torchrun sends when it ends harmless
             self._stop_before_training("a stop on another node", self.end_torchrun)
 
     def _on_signal(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """torchrun as the Makefile runs it: `python -m training.supervision.torchrun train.py RUN`.
 
-It starts one rank per GPU, or two CPU processes. Unlike torchrun itself, it ends with the status of its ranks and a
-last line about them, without a log or traceback.
+It starts one rank per GPU, or two CPU processes. Unlike torchrun itself, it ends with the status of its ranks, and
+its last line says how they ended, without a log or traceback.
 """
 
 import logging
@@ -21,7 +21,7 @@ MOST_RANKS = 8  # a step of the quickstart has 8 micro-batches, which can be div
 
 def main() -> int:
     """Run torchrun; return the status of rank 0, or EXIT_ERROR if any rank was killed."""
-    # Until torchrun handles Ctrl-C, let it end the process; otherwise, it would cause a traceback in torch's import.
+    # Until torchrun handles Ctrl-C, Ctrl-C ends the process. Otherwise, it would cause a traceback in torch's import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -43,7 +43,7 @@ def main() -> int:
             status = read_json(record)["status"] if record.exists() else -1
     if status == EXIT_STOPPED or status < 0:
         outcome = f"stopped, status {status}" if status > 0 else cause
-        show(progress(f"{outcome}; to continue: {os.environ.get('LOCKSTEP_NEXT', 'the same command')}"))
+        show(progress(f"{outcome}; to continue, run {os.environ.get('LOCKSTEP_NEXT', 'the same command again')}"))
     return status if status >= 0 else EXIT_ERROR
 
 

@@ -32,7 +32,7 @@ class JobEnd(NamedTuple):
 
 class TrainingProcess:
     def __init__(self, directory: Path, command: list[str], environment: Mapping[str, str]):
-        """Start Python with a command.
+        """Start Python with the arguments in `command`.
 
         The process gets its own session, so that Ctrl-C in a terminal reaches only its parent, which then asks it to
         stop.
@@ -100,7 +100,7 @@ class TrainingProcess:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Return an identity of a file that changes when the file is replaced or written; None if there is no file."""
+    """Return a value that changes whenever a file is replaced or written; None if there is no file."""
     with suppress(OSError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns
@@ -108,7 +108,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _stop_with_parent() -> Callable[[], None] | None:
-    """Return a function to be called in a new process, so that the new process gets SIGTERM when this one is killed.
+    """Return a function to call in a new process. It makes the new process receive SIGTERM when this one is killed.
 
     The new process then saves a checkpoint and ends.
     """

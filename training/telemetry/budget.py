@@ -25,18 +25,20 @@ STEPS_AHEAD = 2  # steps that must still fit, because the host runs slightly ahe
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
-    """Limits of a run with its earlier jobs, or of an experiment with all of its jobs. None means no limit."""
+    """Limits of a run, including earlier jobs, or of an experiment, including all of its jobs. None means no limit."""
 
     max_hours: Annotated[
         float | None,
         option(
-            "stop with a checkpoint before the total time, with earlier jobs, exceeds this limit", "HOURS", check=HOURS
+            "stop with a checkpoint before the total time, including earlier jobs, exceeds this limit",
+            "HOURS",
+            check=HOURS,
         ),
     ] = None
     max_usd: Annotated[
         float | None,
         option(
-            "stop with a checkpoint before the total cost, with earlier jobs, exceeds this limit; needs "
+            "stop with a checkpoint before the total cost, including earlier jobs, exceeds this limit; needs "
             "--price-per-hour",
             "USD",
             check=USD,
@@ -57,7 +59,7 @@ class Budget:
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:
         """Return whether the budget may be too small for another step and for ending the job afterwards.
 
-        `save_seconds` is the time for the saves and the validation that this includes.
+        `save_seconds` is the time that the saves and the validation at the end of the job need.
         """
         nearest = self.seconds_left(ledger)
         if nearest is None:
@@ -79,14 +81,14 @@ class Budget:
         cost = "" if usd is None else f" and {dollars(usd)}"
         raise BadInput(
             f"{option_name} {limit:g}: including this start, the run has taken {ledger.elapsed_seconds() / 3600:.4g} "
-            f"hours{cost}. Stopping with a checkpoint takes another {save_seconds + END_SECONDS:.0f} s, so that no "
+            f"hours{cost}. Stopping with a checkpoint takes another {save_seconds + END_SECONDS:.0f} s, so no "
             f"time is left for training; raise {option_name}",
             reason="out-of-budget",
         )
 
 
 def expected_save_seconds(model: ModelConfig, optimizer_bytes: int) -> float:
-    """Return the seconds of a save to a slow disk. This is used until the first save has been measured."""
+    """Return the seconds of a save to a slow disk. It is used until the first save has been measured."""
     from model.counts import parameter_count  # imported here because it needs torch, which --help must not import
 
     return (WEIGHT_BYTES * parameter_count(model) + optimizer_bytes) / SLOW_DISK_BYTES_PER_SECOND

@@ -28,15 +28,15 @@ ROOT = Path(__file__).parents[2]
 
 
 class BackgroundChart:
-    """The chart of a run, drawn by one process at a time. No step waits for it, and its failure never ends the run."""
+    """The chart of a run, drawn by one process at a time. No step waits for it, and its failures never end the run."""
 
     def __init__(self, directory: Path):
         self.file = directory / CHART
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = time.monotonic()  # when the last drawing, or this object, was started
+        self._began = time.monotonic()  # when the last drawing was started, or this object was made
 
     def redraw(self) -> None:
-        """Start a drawing, unless the last one is still running or recent."""
+        """Start a drawing, unless the last one is still running or was started only recently."""
         status = 0 if self._process is None else self._process.poll()
         pause = LEAST_SECONDS if status == 0 else FAILED_SECONDS
         if status is not None and time.monotonic() >= self._began + pause:
@@ -56,7 +56,7 @@ class BackgroundChart:
         self._began = time.monotonic()
         command = [sys.executable, "-m", "training.telemetry.chart", str(self.file.parent.resolve())]
         self._process = None
-        with suppress(OSError):  # without memory for another process, the run continues without a chart
+        with suppress(OSError):  # if there is no memory for another process, the run continues without a chart
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,

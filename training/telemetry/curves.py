@@ -18,7 +18,7 @@ class CurvePanel:
     metric: str
     title: str
     factor: float = 1.0  # values of the metric are multiplied by this factor
-    logarithmic: bool = False  # applies if all values are positive
+    logarithmic: bool = False  # use a logarithmic axis, provided that all values are positive
     in_image: bool = False
 
 
@@ -54,7 +54,7 @@ class Curve:
     def smoothed(self) -> np.ndarray:
         """Return a centered moving average of the finite values, with NaN where a value is not finite.
 
-        At both ends of the curve, the average is over the values that exist.
+        Near the ends of the curve, the average covers only the values that exist.
         """
         finite = np.isfinite(self.values)
         count = int(finite.sum())
@@ -68,7 +68,7 @@ class Curve:
 
 
 def run_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the curves that have a value: of LOGGED, of the validation loss, and of the losses on further datasets."""
+    """Return the curves that have finite values: LOGGED metrics, the validation loss, losses on further datasets."""
     logged = [record for record in records if Metric.TRAIN_LOSS in record]
     validated = [record for record in records if Metric.VALIDATION_LOSS in record]
     curves = {name: curve_of(logged, name) for name in LOGGED}

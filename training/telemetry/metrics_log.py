@@ -2,8 +2,8 @@
 
 Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of the
 run. A job that resumes from step N begins with an event "start" at N. `read_metrics` then leaves out everything that
-earlier jobs logged after step N. If an earlier job had also started at N, its beginning is left out as well, because
-none of its steps remain.
+earlier jobs logged after step N. If an earlier job had also started at N, the events of its start are left out as well,
+because none of its steps remain.
 """
 
 import math
@@ -18,13 +18,13 @@ from common.output import progress, show, warning
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
-GIVEN_TOKENIZER = "given_tokenizer"  # key of a result that was measured with the tokenizer of --tokenizer
+GIVEN_TOKENIZER = "given_tokenizer"  # key of a result that was measured with the tokenizer given by --tokenizer
 # Keys of lines in evaluations.jsonl: the hash of the values of the measured weights, and the hash of their file
 WEIGHTS_VALUES, WEIGHTS_FILE = "weights_sha256", "weights_file_sha256"
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # the page that report.py writes
-REFERENCE = "reference.json"  # losses of other runs of the recipe
-ANSWERS = "answers"  # folder for the answers of fine-tuned copies of the model
+REFERENCE = "reference.json"  # losses of other runs with the same recipe
+ANSWERS = "answers"  # folder for answers that fine-tuned copies of the model gave
 ACCOUNT = "account.jsonl"  # time and cost of an experiment
 EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of experiment.py, and names of their results
 
@@ -33,7 +33,7 @@ class Metric:
     """Keys of measured values; the table of lines in docs/run-directory.md has their meanings."""
 
     TRAIN_LOSS = "train_loss"  # nats per token of the global batch, before the update
-    VALIDATION_LOSS = "validation_loss"  # of the first dataset
+    VALIDATION_LOSS = "validation_loss"  # on the first dataset
     VALIDATION_LOSSES = "validation_losses"  # by dataset, if there are several
     LEARNING_RATE = "learning_rate"
     GRAD_NORM = "grad_norm"  # before clipping
@@ -44,10 +44,10 @@ class Metric:
     RANK_SECONDS = "rank_seconds"
     STATE_SHA256 = "state_sha256"
     ELAPSED_SECONDS = "elapsed_seconds"  # of the run
-    PRICE_PER_HOUR = "price_per_hour"  # USD, of a job's machine; in the event that starts the job
-    LEDGER = "ledger"  # seconds of a job by part
-    RUN_LEDGER = "run_ledger"  # seconds of the run, with all its jobs, by part
-    USD = "usd"  # cost of the run, with all its jobs
+    PRICE_PER_HOUR = "price_per_hour"  # price of a job's machine in USD, in the event that starts the job
+    LEDGER = "ledger"  # seconds of a job, by part
+    RUN_LEDGER = "run_ledger"  # seconds of the run, including all its jobs, by part
+    USD = "usd"  # cost of the run, including all its jobs
     SKIPPED_STEPS = "skipped_steps"  # written by earlier versions
 
 
@@ -71,22 +71,22 @@ class RunEvent:
 
 
 class Detail:
-    """Keys of an event's details that code reads; the table of lines in docs/run-directory.md has their meanings.
+    """Keys of event details that code reads; the table of lines in docs/run-directory.md has their meanings.
 
     Details that only people read, such as the seconds of a save, are named where they are written.
     """
 
     PROBLEM = "problem"  # description of a failure
     REASON = "reason"  # why training ended early: one of EarlyEnd
-    NAME = "name"  # of a checkpoint
+    NAME = "name"  # name of a checkpoint
     SOURCES = "sources"  # tokens and epochs read from each dataset
     WORLD_SIZE = "world_size"
     DATA_PARALLEL_SIZE = "data_parallel_size"
     DEVICES = "devices"  # number of ranks by the name of their GPU or CPU
     SOFTWARE = "software"
     COMMIT = "commit"
-    CHANGES = "changes"  # of the numerics, one text per change
-    KEY = "key"  # of a setting that changed
+    CHANGES = "changes"  # changes in the numerics, one text per change
+    KEY = "key"  # key of a setting that changed
     OLD = "old"
     NEW = "new"
     WHO = "who"  # written by earlier versions
@@ -95,8 +95,8 @@ class Detail:
 class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
-    These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, including errors.
-    In exit.json, both limits have the same reason, and patience has none, because it finishes a run.
+    These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, even with an error.
+    In exit.json, both limits have the same reason, and patience has no reason, because it completes a run.
     """
 
     SIGNAL = "signal"  # in an event "stopped"
@@ -107,7 +107,7 @@ class EarlyEnd:
 
 # Events that each job writes at the step where it begins
 BEGINNING = (RunEvent.START, RunEvent.NUMERICS_DRIFT, RunEvent.SELF_TEST, RunEvent.SETTINGS_CHANGED)
-# The last of these events shows the state of a run
+# The most recent of these events shows the state of a run
 STATES = (RunEvent.START, RunEvent.PAUSE, RunEvent.STOPPED, RunEvent.END, RunEvent.DIVERGED)
 
 MOST_SECONDS = 1e10
@@ -121,12 +121,12 @@ _DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REAS
 
 
 def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
-    """Return the files of an experiment's results: the table for people and the record for programs."""
+    """Return the two files of an experiment's results: a table for people and a record for programs."""
     return directory / f"{experiment}.md", directory / f"{experiment}.json"
 
 
 class MetricsLog:
-    """Appends records. A record is in the file when `write` returns; if writing fails, a line is printed."""
+    """Appends records. When `write` returns, the record is in the file; if writing fails, a line is printed."""
 
     def __init__(self, directory: Path):
         """Open the file. Raises BadInput if that is impossible, or if it is not a regular file."""
@@ -135,7 +135,7 @@ class MetricsLog:
         self._failing = False
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record, or keep it in memory until a later one can be written."""
+        """Append one record, or keep it in memory until a later record can be written."""
         try:
             self._log.append(record)
         except OSError as error:
@@ -185,14 +185,14 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select the records that belong to the present state of the run, in order.
 
-    If several jobs started at the same step, only the steps of the last one remain, and therefore only its start.
+    If several jobs started at the same step, only the last of these jobs, with its steps and its start, remains.
     """
     records: list[dict[str, Any]] = []
     for record in lines:
         if event_of(record) == RunEvent.START:
             step = record["step"]
             drift = records.pop() if records and _is_drift(records[-1], step) else None
-            # Of the records at the step itself, the events that earlier jobs wrote when they began are left out.
+            # At the step itself, the events that earlier jobs wrote when they began are left out.
             records = [
                 earlier for earlier in records if earlier.get("step", 0) < step + (event_of(earlier) not in BEGINNING)
             ]
@@ -221,7 +221,7 @@ def is_price(value: Any) -> bool:
 
 
 def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) -> float | None:
-    """Return the price per hour of the last job that has one, or `otherwise`. `lines`: the records of all jobs."""
+    """Return the price per hour of the last job that has one, or `otherwise`. `lines` are the records of all jobs."""
     prices = [line.get(Metric.PRICE_PER_HOUR) for line in lines if event_of(line) == RunEvent.START]
     return next((price for price in reversed(prices) if price is not None), otherwise)
 
@@ -229,7 +229,7 @@ def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) 
 def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> Iterator[tuple[float, float | None]]:
     """Yield, for each line, the run's seconds so far, and the price per hour since the previous line.
 
-    Without a price, `otherwise` is used.
+    For a job without a price, `otherwise` is used.
     """
     price, reached = otherwise, 0.0
     for line in lines:
@@ -260,7 +260,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _is_ledger(value: Any) -> bool:
-    """Return whether a value maps parts to seconds. Some may be negative after a change of the clock."""
+    """Return whether a value maps parts to seconds. Some seconds may be negative if the clock was changed."""
     seconds = number(-MOST_SECONDS, MOST_SECONDS)
     return isinstance(value, dict) and "compile" in value and all(map(seconds.holds, value.values()))
 

@@ -1,6 +1,6 @@
 """Reporter: metrics records, progress bar and chart of a training run. Only the reporter on rank 0 is active.
 
-This file also has the introduction and the summary of a job, as lines for people.
+This file also has the introduction and the summary that a job prints for people.
 """
 
 import math
@@ -29,7 +29,7 @@ from training.telemetry.time_ledger import Remaining, TimeLedger
 
 LINE_SECONDS = 10.0  # pause between plain lines, if stderr is not a terminal
 SLOW_SHARE = 0.2  # a rank is slow if it needs this share more time than the median rank
-# By the event of a failure: the event that ends it, and the text that the bar shows until then
+# For each failure event: the event that ends the failure, and the text that the bar shows until then
 FAILURES = {
     RunEvent.CHECKPOINT_FAILED: (RunEvent.CHECKPOINT, "NOT SAVED"),
     RunEvent.UPLOAD_FAILED: (RunEvent.UPLOAD, "NOT UPLOADED"),
@@ -63,7 +63,7 @@ class ProgressBar:
             show(progress(f"step {step:,}/{self._bar.total:,}  {line}"))
 
     def warn(self, topic: str, warning: str | None) -> None:
-        """Show a warning next to the numbers, instead of an earlier one of the same topic. None removes that one."""
+        """Show a warning next to the numbers. It replaces the last warning on this topic; None removes that warning."""
         self._warnings.pop(topic, None)
         if warning is not None:
             self._warnings[topic] = warning
@@ -96,7 +96,7 @@ class Reporter:
 
     @advisory("events")
     def event(self, step: int, event: str, **details: Any) -> None:
-        """Record an event. A checkpoint redraws the chart; a failed checkpoint is shown in the bar until the next."""
+        """Record an event. A checkpoint redraws the chart; a failed one is shown in the bar until the next success."""
         self._write(event_record(step, event, **details))
         for failure, (success, warning_text) in FAILURES.items():
             if self.bar is not None and event in (failure, success):
@@ -112,7 +112,7 @@ class Reporter:
     def log(self, step: int, result: StepResult, remaining: Remaining, rank_seconds: list[float] | None = None) -> None:
         """Record and show a step. This is the only place that waits for the GPU.
 
-        `rank_seconds`: each rank's own seconds per step, if there is a new measurement.
+        `rank_seconds` has the seconds per step of each rank's own work, if there is a new measurement.
         """
         if self.bar is None:
             return
@@ -207,7 +207,7 @@ def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[st
 
 
 def nothing_to_do(directory: Path, steps: int, position: Position, *, out_of_patience: bool) -> str:
-    """Return a line for a job that has no step to train. `out_of_patience`: whether patience has ended the run."""
+    """Return a line for a job that has no step to train. `out_of_patience` says whether patience has ended the run."""
     if out_of_patience:
         return f"{directory}: complete: patience ended it at step {position.step:,} of {steps:,}{_best(position)}"
     if position.step < steps:
@@ -216,7 +216,7 @@ def nothing_to_do(directory: Path, steps: int, position: Position, *, out_of_pat
 
 
 def summarize(directory: Path, reporter: Reporter, position: Position, stopped_by: str | None, chart: str) -> list[str]:
-    """Return the outcome of a job as lines. `stopped_by` is one of `EarlyEnd`, or None if it did not end early."""
+    """Return the outcome of a job as lines. `stopped_by` is one of `EarlyEnd`, or None if the job did not end early."""
     plan, ledger = reporter.plan, reporter.ledger
     tokens = ledger.steps * plan.tokens_per_step
     outcome = "done" if position.step == plan.steps else "paused by --max-steps"
@@ -243,7 +243,7 @@ def summarize(directory: Path, reporter: Reporter, position: Position, stopped_b
 
 
 def describe_slowest(rank_seconds: list[float]) -> str | None:
-    """Return a text that names the slowest rank, if it exceeds the median by SLOW_SHARE; otherwise None."""
+    """Return a text that names the slowest rank if its time exceeds the median by SLOW_SHARE; otherwise None."""
     slowest, median = max(rank_seconds), statistics.median_low(rank_seconds)
     if slowest <= (1 + SLOW_SHARE) * median:
         return None

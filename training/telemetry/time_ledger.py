@@ -26,10 +26,10 @@ class Remaining:
 
 @attrs.frozen(kw_only=True)
 class Spent:
-    """Wall-clock time and cost of earlier jobs or calls, including work that a kill has lost."""
+    """Wall-clock time and cost of earlier jobs or calls, including work that was lost when a process was killed."""
 
     seconds: float = 0.0
-    usd: float = 0.0  # every job at its own price
+    usd: float = 0.0  # each job is charged at its own price
     unpriced_seconds: float = 0.0  # time of jobs without a price, which is not included in `usd`
 
     def plus(self, seconds: float, price_per_hour: float | None) -> "Spent":
@@ -55,7 +55,7 @@ class Spending:
 
     def __init__(self, began: float, price_per_hour: float | None, earlier: Spent):
         self.price_per_hour = price_per_hour  # USD
-        self._began = began  # by time.perf_counter()
+        self._began = began  # a value of time.perf_counter()
         self.earlier = earlier
 
     def process_seconds(self) -> float:
@@ -71,7 +71,7 @@ class Spending:
 
 
 class TimeLedger(Spending):
-    """Seconds of this process by part. Each moment belongs to exactly one part, so the parts add up to the total."""
+    """The seconds of this process, by part. Each moment belongs to exactly one part, so parts add up to the total."""
 
     earlier: Earlier
 
@@ -84,7 +84,7 @@ class TimeLedger(Spending):
         # Seconds of training, and how many of them were spent waiting for data. The first step, which is not typical,
         # is also recorded separately.
         self._first_step = self._all_steps = 0.0, 0.0
-        # Seconds of recent steps without waits for data; the first step is not included
+        # Seconds of recent steps, not counting waits for data or the first step
         self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self.steps = 0  # steps of this process so far
         self._last_read = 0, 0.0  # steps and training seconds at the last call of steps_per_second
@@ -93,7 +93,7 @@ class TimeLedger(Spending):
     def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
         """Attribute the time inside this context to a part.
 
-        It counts as one more validation or checkpoint, unless `counts` is false.
+        The context counts as one more validation or checkpoint, unless `counts` is false.
         """
         outer = self._switch_to(part)
         try:
@@ -104,7 +104,7 @@ class TimeLedger(Spending):
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
-        """Attribute the time from the start of the process to the end of this context to the start-up."""
+        """Attribute all time from the start of the process until the end of this context to "start-up"."""
         yield
         self._switch_to("idle")
 
@@ -135,7 +135,7 @@ class TimeLedger(Spending):
         return self._seconds["training"] + running
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
-        """Return the expected seconds until the end, including validations and checkpoints; None before two steps."""
+        """Return the expected seconds to the end, with validations and checkpoints; None until two steps are done."""
         if self.steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
@@ -147,12 +147,12 @@ class TimeLedger(Spending):
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
-        """Return the record of this process and of the run for the metrics, which `read_earlier` reads."""
+        """Return the times of this process and of the run, as a record for the metrics. `read_earlier` reads it."""
         self._switch_to(self._part)
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
-        if self.steps > 1:  # the excess of the first step over a typical one
+        if self.steps > 1:  # the excess of the first step over a typical step
             seconds, waited = self._first_step
             extra = max(0.0, seconds - waited - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
@@ -182,7 +182,7 @@ class TimeLedger(Spending):
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     """Return the time and cost of earlier jobs from `metrics.jsonl`.
 
-    `checkpoint_seconds`: the elapsed time that the checkpoint records, which is used if the metrics have less.
+    `checkpoint_seconds` is the elapsed time recorded in the checkpoint. It is used if the metrics show less time.
     """
     reached, spent = 0.0, Spent()
     lines = read_counted(run_directory).records
@@ -205,7 +205,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    """Return the lines of a table of time by part, for this job and, if the run had other jobs, for the run.
+    """Return a table of the time per part, as lines: for this job and, if the run had other jobs, for the whole run.
 
     The last line is the cost, if it is known.
     """

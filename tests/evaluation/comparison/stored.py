@@ -42,7 +42,7 @@ def compared(*arguments: str | Path, environment: dict[str, str] | None = None) 
 
 
 def rows_of(*homes: Path) -> list[Row]:
-    """Return the comparison's rows of the models in these folders."""
+    """Return the rows of the comparison for the models in these folders."""
     return read_rows(list(map(str, homes)))
 
 
@@ -68,7 +68,7 @@ def result(evaluation: str, measurements: list[Measurement], **more: Any) -> Eva
 
 
 def write(home: Path, kind: str, **values: Any) -> Path:
-    """Append a result of the model whose name is the folder's name."""
+    """Append a result of the model that is named like the folder."""
     append_result(home, home.name, kind, values)
     return home
 
@@ -84,14 +84,17 @@ def losses_on(home: Path, **span: Any) -> Path:
 
 
 def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: Any) -> Path:
-    """Append CORE of a model that hits the first `right` of 200 items. The first two tasks share a file."""
+    """Append the CORE result of a model that is right on the first `right` of 200 items.
+
+    The first two tasks share a file.
+    """
     hits, gold_bits = np.arange(200) < right, bits + np.arange(200) / 1000
     scores = {LABELS[number]: task_score(f"{max(1, number)}.jsonl", 0.25, hits, gold_bits) for number in range(tasks)}
     return write(home, "core", data={"file": "runs/eval_bundle.zip", "sha256": "b", "count": None} | data, tasks=scores)
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
-    """Append a judge's score and the differences of its session. `score`: the value, `low` and `high`."""
+    """Append a judge's score, and the differences in its session. `score`: the value, `low` and `high`."""
     value = dict(zip(("value", "low", "high"), score, strict=True))
     return write(home, "judge", **({"candidate": home.name} | JUDGE | more), score=value, differences=differences)
 

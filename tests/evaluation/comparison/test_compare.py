@@ -62,7 +62,7 @@ def test_complete_session_is_shown_before_incomplete(tmp_path: Path) -> None:
     assert "by 4.00" in compare(rows_of(*homes)).statements[0]
     alone = [judged(tmp_path / name, [50, 47, 53], incomplete, left_out=144) for name in "cd"]
     notes = compare(rows_of(*alone)).notes
-    assert any("144 prompts of which were left out for all models" in note for note in notes)
+    assert any("without 144 prompts that were left out for all models" in note for note in notes)
 
 
 def test_columns_have_the_order_of_commands(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_models_without_common_results_are_refused(runs: dict[str, Path], tmp_pa
 
 
 def advised(*models: str | Path) -> list[str]:
-    """Return the command that compare recommends for models without a common text, without the interpreter."""
+    """Return the command, without the interpreter, that `compare` recommends for models without a common text."""
     command = one_line(evaluate("compare", *models)).rpartition(": python ")[2]
     script, *words = shlex.split(command)
     assert script == "evaluate.py"

@@ -95,7 +95,7 @@ def test_damaged_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
     comparison = compare(rows_of(home))
     assert "\\x1b[2J" in comparison.rows[0][0].text and "\x1b" not in comparison.rows[0][0].text
-    assert "evaluations.jsonl: skipped 4 damaged lines, from line 2 on" in capsys.readouterr().err
+    assert "evaluations.jsonl: skipped 4 damaged lines, starting at line 2" in capsys.readouterr().err
 
 
 def test_results_belong_to_the_measured_weights(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -107,10 +107,12 @@ def test_results_belong_to_the_measured_weights(runs: dict[str, Path], tmp_path:
     append_result(home, title, "loss", measured | other_hashes | {"nats_per_token": 9.0})
     (row,) = rows_of(home)
     assert [result.measurements[0].value for result in row.results] == [measured["nats_per_token"]]
-    assert f"{title}: results of other weights that had this name are left out: 1, of {'a' * 12}" in row.notes
+    assert f"{title}: results of other weights that had this name are left out: 1 (weights {'a' * 12})" in row.notes
     lines = [without_hash(measured) | other_hashes, measured | other_hashes]
     (home / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(BadInput, match=r"results of other weights .* are left out: 2, .*; measure it first: python"):
+    with pytest.raises(
+        BadInput, match=r"results of other weights .* are left out: 2 \(weights .*\); measure it first: python"
+    ):
         rows_of(home)
 
 
@@ -135,7 +137,7 @@ def test_results_of_a_replaced_model_directory_are_left_out(tmp_path: Path) -> N
         append_result(home, "gpt2", "loss", newest_result(home) | files.as_record() | {"nats_per_token": value})
     (row,) = rows_of(home)
     assert [result.measurements[0].value for result in row.results if result.weights] == [4.0]
-    (home / "config.json").write_text('{"activation_function": "gelu"}')  # the same weights make another network
+    (home / "config.json").write_text('{"activation_function": "gelu"}')  # now, the same weights form another network
     (row,) = rows_of(home)
     assert not [result for result in row.results if result.weights]
 

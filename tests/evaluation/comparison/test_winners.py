@@ -1,4 +1,4 @@
-"""A winner is named if recipes differ, but hardly ever if only the seeds or keys without an effect differ.
+"""If recipes differ, a winner is named. If only seeds or keys without an effect differ, there is hardly ever one.
 
 The losses are simulated. A group of documents is equally hard for all models. In addition, each model has noise on each
 group, and each training seed has noise, which changes the loss more.
@@ -83,7 +83,7 @@ def test_compare_agrees_with_a_sweep() -> None:
         base, variant = (VariantResult(name="", losses=recipe_losses) for recipe_losses in losses)
         [swept] = judge_variants(base, [variant], [0, 1, 2])
         agreed.append((swept.text.startswith("worse"), bool(winners(compare(rows)))))
-    # They do not always agree, because only compare takes into account that the text is a sample.
+    # They do not always agree, because only `compare` takes into account that the text is a sample.
     assert np.mean([by_sweep == by_compare for by_sweep, by_compare in agreed]) > 0.9
     assert 0.4 < np.mean([by_sweep for by_sweep, _ in agreed]) < 0.7
 
@@ -104,7 +104,7 @@ def test_single_seeds_need_a_stated_deviation() -> None:
     assert advised == ["no winner" in " ".join(comparison.statements) for comparison in comparisons]
     assert not winners(compare(table(draw, [5, 1], [0, 20])))  # a single run says nothing about the seed noise
     brackets = [note for note in compare(table(draw, [3, 3, 3])).notes if note.startswith("Brackets: ")]
-    assert "all of them together less often" in brackets[0] and "Brackets" not in str(compare(table(draw, [1])).notes)
+    assert "all intervals do is lower" in brackets[0] and "Brackets" not in str(compare(table(draw, [1])).notes)
     independent = [table(draw, [1, 0, 0]) for _ in range(200)]
     deviation = float(np.hypot(DEVIATION, 2 * SEED_NOISE))
     assert sum(bool(winners(compare(rows, deviation))) for rows in independent) <= 0.08 * len(independent)

@@ -70,7 +70,7 @@ def spoken(row: dict[str, Any], delimiter: str) -> tuple[list[str], int]:
 
 @torch.no_grad()
 def single(trained: Trained, row: list[int]) -> tuple[np.ndarray, list[int]]:
-    """Return the losses of a row's tokens, except the first one, and the likeliest token at each of their positions."""
+    """Return the loss of each token of a row except the first one, and the likeliest token at each position."""
     row_tokens = torch.tensor([row])
     logits = trained.network(row_tokens)[0, :-1].double()
     return -logits.log_softmax(1).gather(1, row_tokens[0, 1:, None])[:, 0].numpy(), logits.argmax(1).tolist()
@@ -240,7 +240,7 @@ def test_nanochat_archive_is_recognized_by_its_hash(tmp_path: Path, monkeypatch:
 
     downloaded.parent.mkdir()
     shutil.copy(archive, downloaded)
-    assert not is_known(None) and not is_known(downloaded)  # the user has put it there
+    assert not is_known(None) and not is_known(downloaded)  # the user has put the archive there
     assert "move it away" in reason_not_comparable(read_bundle(None, None, None)[1], LABELS)
     downloaded.unlink()
     with serve_files(tmp_path) as server:
@@ -319,8 +319,8 @@ def test_published_scores_need_the_same_items(
     assert "GPT-2 XL 0.2565" in printed[0]
     assert printed[1:] == [
         "Published CORE is not comparable, because at most 60 items per task are measured here",
-        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; to use that, leave "
-        "out --bundle",
+        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; to use the archive, "
+        "leave out --bundle",
     ]
     compared = compare(
         rows_of(scored(tmp_path / "a", 9, 1.0, file="b.zip"), scored(tmp_path / "b", 9, 1.0, file="b.zip"))

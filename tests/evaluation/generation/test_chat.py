@@ -164,7 +164,7 @@ def test_conversations_are_saved_only_to_jsonl_files(tmp_path: Path) -> None:
 
 def test_saving_notes_cut_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, path = Conversation(trained(), 2), str(tmp_path / "talks.jsonl")
-    words = iter(["y", "ye", "yes"])  # the last two have the maximum length of an answer or more
+    words = iter(["y", "ye", "yes"])  # the last two reach or exceed the maximum length of an answer
 
     def draw(prefix: Any, ids: list[int], count: int, *_: Any) -> Iterator[DrawnToken]:
         for number, letter in enumerate(next(words)[:count], start=1):

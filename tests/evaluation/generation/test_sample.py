@@ -59,7 +59,8 @@ def test_trace_names_the_training_data_of_copied_parts(
     print_samples(trained, command, "def ", training_data(trained, [tmp_path]))
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert lines[0] == (
-        "trace: 60 of 70 new tokens occur in the training data, in 2 runs of 13 or more; the longest, without overlaps:"
+        "trace: 60 of 70 new tokens occur in the training data, in 2 runs of 13 or more tokens; the longest, without "
+        "overlaps:"
     )
     assert lines[1].startswith(f"  40 tokens from 20 on: {tmp_path}/train.safetensors, token 36: ")
     assert "<\\x1b>[" in lines[1]

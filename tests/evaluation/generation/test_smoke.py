@@ -1,4 +1,4 @@
-"""`evaluate.py smoke` uses the run's tokenizer, depends only on the seed, and refuses degenerate output."""
+"""`evaluate.py smoke` uses the run's tokenizer, gives text that depends only on the seed, and refuses bad output."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_degenerate_output_is_refused(copied: Path) -> None:
         weights["final_norm.bias"].copy_(weights["token_embedding.weight"][65] * 1e6)
 
     change_weights(latest, repeat)
-    assert "degenerate output: 16 tokens that repeat every 1, 'AAAAA" in refused(copied, *newest)
+    assert "degenerate output: 16 tokens that repeat with period 1: 'AAAAA" in refused(copied, *newest)
     change_weights(latest, lambda weights: weights["final_norm.bias"].fill_(torch.nan))
     assert "logits are not finite" in refused(copied, *newest)
     change_weights(latest, lambda weights: weights.pop("final_norm.bias"))

@@ -12,7 +12,7 @@ from tests.evaluation.comparison.stored import instructed, rows_of
 
 
 def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
-    """Return the scores of answers. Each row has an answer, its reference, and the loss of the reference."""
+    """Return the scores of answers. Each argument has an answer, its reference, and the loss of the reference."""
     rows = [
         Answer(record=Record(instruction="Say it.", input="", output=reference), text=text, reference_loss=loss)
         for text, reference, loss in answers

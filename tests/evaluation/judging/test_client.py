@@ -121,7 +121,7 @@ def test_only_retried_failures_halve_the_concurrency(
     monkeypatch.setattr(RequestSlots, "halve", halve)
     server.faults, server.retry_after = {4: "429", 6: "500", 8: "dropped", 9: "400"}, "0.001"
     sessions.said("--concurrency", "4", "--allow-left-out", "20")
-    assert len(halved) == 3 and max(halved) <= 2  # a rejected prompt does not reduce the number
+    assert len(halved) == 3 and max(halved) <= 2  # a rejected prompt does not lower the limit
 
 
 BODIES: list[Any] = [

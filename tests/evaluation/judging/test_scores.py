@@ -1,6 +1,7 @@
 """Scores are means of the judge's grades.
 
-They are stored only once, are not followed by results of fewer verdicts, and are compared only within their session.
+They are stored only once, no result with fewer verdicts is added after them, and they are compared only within their
+session.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The verdict store never pays twice, even with older files; unknown costs count at their maximum."""
+"""The verdict store prevents paying twice, even with older files; unknown costs count at their maximum."""
 
 import json
 from contextlib import closing
@@ -89,7 +89,7 @@ def test_damaged_store_lines_are_noted(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
     assert [stored.text for stored in read_store(file).replies] == ["{}"]
-    assert capsys.readouterr().err.startswith(f"NOTE: {file}: skipped 1 damaged line, from line 2 on")
+    assert capsys.readouterr().err.startswith(f"NOTE: {file}: skipped 1 damaged line, at line 2")
 
 
 def test_prices_cover_dated_model_versions() -> None:
@@ -120,7 +120,7 @@ def test_open_request_counts_at_its_maximum(tmp_path: Path) -> None:
         judgement.take(attrs.evolve(reply, asked=requests[1].id))
         assert (judgement.cost.billed_usd, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
         judgement.release(requests[2], "never sent")
-        judgement.release(requests[0], "of the answered ones this says nothing")
+        judgement.release(requests[0], "already answered, so this has no effect")
         assert judgement.cost.usd == pytest.approx(0.35)
         store.append(StoreLine(unbilled=["unknown"]))
         unpriced = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, options)

@@ -210,8 +210,8 @@ def test_foreign_models_are_measured_too(trained: Path, token_files: Path, tmp_p
     output_of("export", trained, exported)
     both = loss(trained, exported, "--count", "5000")
     _, ours, validated_elsewhere, document, theirs = both.splitlines()
-    assert document == "  They begin inside the last document of that validation."
-    assert validated_elsewhere.startswith("  These are not the tokens of the validation during training")
+    assert document == "  The tokens measured here begin inside the last document of that validation."
+    assert validated_elsewhere.startswith("  The validation during training used other tokens, ")
     assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
     assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
@@ -280,8 +280,8 @@ def test_loss_notes_other_validation_tokens(finished: Path) -> None:
     span = Range(directory=location.job.token_directories[0], split="validation", start=1000, count=1)
     trained: Any = SimpleNamespace(location=location, known_tokenizer=None)
     loss = read_state(location.path).position.validation_loss
-    words = "not the tokens of the validation during training, which were tokens 0 to 320, with a loss of"
-    assert _training_note(trained, span) == f"\n  These are {words} {loss:.4f}."
+    words = "The validation during training used other tokens, 0 to 320, with a loss of"
+    assert _training_note(trained, span) == f"\n  {words} {loss:.4f}."
 
 
 def test_document_cut_by_validation_is_noted(tmp_path: Path) -> None:
@@ -296,7 +296,8 @@ def test_document_cut_by_validation_is_noted(tmp_path: Path) -> None:
         return shared_documents(streams, validated, span, end_of_text_id)
 
     begins, ends = (
-        f"They {words} document of that validation." for words in ("begin inside the last", "end inside the first")
+        f"The tokens measured here {words} document of that validation."
+        for words in ("begin inside the last", "end inside the first")
     )
     assert lines((0, 4), 4, 8) == lines((0, 4), 5, 8) == [begins]  # 3, 4 | 5
     assert lines((0, 4), 6, 7) == []  # the next token, 6, is from another document

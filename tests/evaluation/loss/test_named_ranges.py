@@ -1,4 +1,4 @@
-"""Named ranges are downloaded without the tokens to train on."""
+"""Named ranges are downloaded without the dataset's training tokens."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_named_range_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
     monkeypatch.setattr(token_range, "download_dataset", download)
     span = token_range.choose_named("fineweb-val-10m", None, [])
-    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # no tokens to train on
+    assert downloads == [(named.dataset, 0)] and set(NAMED_RANGES) == set(get_args(RangeName))  # no training tokens
     assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
     assert attrs.asdict(named).items() <= span.identity().items()
 

@@ -1,4 +1,4 @@
-"""Parts of an answer: they have complete characters up to the first stop string, and the tokens that complete them."""
+"""Parts of an answer have only complete characters, end before the first stop string, and include their tokens."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,7 +44,10 @@ def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
 
 
 def take(answer: ServedAnswer, token: int) -> AnswerPart:
-    """Return the part that a token completes. Like `Drawing`, end the text at its end-of-text id or its length."""
+    """Return the part that a token completes.
+
+    As in `Drawing`, the text ends at its end-of-text id or largest length.
+    """
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None
     return answer.take(DrawnToken(token, torch.zeros(2000), ended))

@@ -1,4 +1,4 @@
-"""Commands that measure several models: if a model cannot be measured, the others still are."""
+"""Commands that measure several models: if a model cannot be measured, the other models still are."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -30,7 +30,7 @@ def test_a_different_tokenizer_is_reported(tmp_path: Path, capsys: pytest.Captur
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "resolved.json").write_text(json.dumps(record))
-    assert record_of_given(tmp_path / "run", "bytes") is None  # the tokenizer of its tokens
+    assert record_of_given(tmp_path / "run", "bytes") is None  # the tokenizer of the run's tokens
     assert capsys.readouterr().err == ""
     characters = record_of_given(tmp_path / "run", "chars:abc")
     assert characters is not None and (characters.name, characters.is_other) == ("chars", True)

@@ -1,4 +1,4 @@
-"""Results are read back by model and kind and have a text and bounds; costs are computed from the price of each job."""
+"""Results are read by model and kind; measurements have a text and bounds; costs depend on the price of each job."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ HOUR = 3600.0
 
 
 def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
-    """Return the records of a job that recorded the run's time after each of these numbers of hours."""
+    """Return the records of a job that recorded the run's elapsed time at each of these hours."""
     return [
         {"event": "start", "step": 0, "price_per_hour": price},
         *({"step": 1, "train_loss": 1.0, "elapsed_seconds": hour * HOUR} for hour in hours),
@@ -58,7 +58,7 @@ def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
 
 
 SEVERAL = [*launch(2.0, 0.5, 1.0), *launch(None, 1.5), *launch(3.0, 2.0, 4.0)]
-AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill, half an hour is trained again
+AGAIN = [*launch(2.0, 1.0), *launch(3.0, 0.5, 2.0)]  # after a kill, the last half hour is repeated
 OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_seconds": HOUR}]
 
 

@@ -45,7 +45,7 @@ def test_exponents_below_the_grid_give_no_forecast() -> None:
         for truth in forecast_coverage.OUTSIDE
         for seed in range(30)
     ]
-    # Without the rule, only a fifth would be refused.
+    # Without the rule about the edge of the tested exponents, only a fifth of these ladders would be refused.
     assert np.mean([simulation.refused for simulation in simulations]) >= 0.8
 
 

@@ -1,4 +1,4 @@
-"""Trunks and branches: a branch is bit-identical to a complete run of its own, even if it was paused or killed."""
+"""Trunks and branches: a branch has the same bits as a separate complete run, even after a pause or a kill."""
 
 import os
 from pathlib import Path

@@ -21,7 +21,7 @@ Tune = Callable[..., dict[float, float]]
 
 @pytest.fixture(name="tune")
 def _tune(make_ladder: MakeLadder, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Return a function that chooses the learning rate. Its argument gives the loss for a rate and a seed."""
+    """Return a function that chooses the learning rate. Its argument `loss` computes the loss for a rate and a seed."""
     ladder = read_ladder(make_ladder())
 
     def tune(loss: Callable[[float, int], float], seeds: tuple[int, ...] = (42,)) -> dict[float, float]:
@@ -52,7 +52,7 @@ def test_rates_are_added_only_beyond_an_edge(tune: Tune) -> None:
     ("best", "problem"),
     [
         (99.0, r"best rate for 1x8, 0.16, is the highest rate.*add rates at the high end"),
-        (math.inf, r"diverged at all rates \(.*0\.005, 0\.01, 0\.02\); lower them"),
+        (math.inf, r"diverged at all rates \(.*0\.005, 0\.01, 0\.02\); use lower rates"),
     ],
 )
 def test_a_best_rate_at_the_edge_ends_the_ladder(tune: Tune, best: float, problem: str) -> None:

@@ -20,7 +20,7 @@ PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=1
 def call_before(directory: Path, *, seconds_ago: float, ended: bool, price: float | None = 1.0) -> Path:
     """Write the account of an earlier call that took 1,000 seconds, and return the path of the account.
 
-    Its last line was written `seconds_ago`.
+    The last line of the account was written `seconds_ago`.
     """
     spent = {"seconds": 1000, "usd": (price or 0) * 1000 / 3600, "unpriced_seconds": 0 if price else 1000}
     last = {"time": time.time() - seconds_ago, "spent": spent, "price_per_hour": price, "ended": ended}
@@ -72,7 +72,7 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, capsys: pytest.Cap
     first, last = path.read_text().splitlines()
     path.write_text(f"{first}\n{{torn\n{line}\n{last}\n")
     assert earlier(tmp_path) == 1000
-    note = f"NOTE: {tmp_path / ACCOUNT}: skipped 2 damaged lines, from line 2 on\n"
+    note = f"NOTE: {tmp_path / ACCOUNT}: skipped 2 damaged lines, starting at line 2\n"
     assert capsys.readouterr().err == note
     path.write_text(f"{first}\n{last}\n{line}\n")
     with pytest.raises(BadInput, match="line 3 cannot be read, so the time and money spent until then are unknown; "):

@@ -1,4 +1,4 @@
-"""The run directories of an experiment are written once, and may not change once they have results."""
+"""The run directories of an experiment are written once, and must not change after they have results."""
 
 from pathlib import Path
 

@@ -119,7 +119,7 @@ def test_jobs_of_a_killed_call_keep_their_devices(
     assert pool.account.earlier.seconds == pytest.approx(5000 - job_seconds() if killed else 1000, abs=60)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="this signal requires Linux")
 def test_jobs_get_sigterm_when_the_experiment_is_killed(tmp_path: Path) -> None:
     job = "import signal; print(signal.sigwait({signal.SIGTERM}), flush=True)"
     start = (
@@ -196,8 +196,8 @@ def write_end(run: Path, status: int, reason: str | None) -> list[str]:
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        ((1, "out-of-budget"), "with a larger budget continues"),
-        ((75, "out-of-budget"), "with a larger budget continues"),
+        ((1, "out-of-budget"), "to continue, run the same command with a larger budget"),
+        ((75, "out-of-budget"), "to continue, run the same command with a larger budget"),
         ((75, "stopped"), "stopped by SIGTERM"),
         ((75, None), "stopped by SIGTERM"),  # a train.py of an earlier version, without a limit in its metrics
         ((1, "user-error"), "training failed: a problem; see its output in"),

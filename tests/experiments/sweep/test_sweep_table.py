@@ -50,7 +50,7 @@ def test_effects_of_a_seed_on_all_variants_cancel() -> None:
 def test_without_seeds_or_runs_there_is_no_verdict(base: VariantResult, variant: VariantResult, text: str) -> None:
     [verdict] = judge_variants(base, [variant], SEEDS[: len(base.losses)])
     assert verdict.text.startswith(text)
-    # The verdict ends with the interval: it does not claim a power, which would depend on an estimated deviation.
+    # The verdict ends with the interval. It states no power, because this would depend on an estimated deviation.
     assert verdict.text.endswith("]") == text.startswith("no difference")
 
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep are ordinary run directories. Their recipe cannot change as soon as they have results."""
+"""The runs of a sweep are ordinary run directories. Their recipe cannot change once they have results."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_variants_that_train_the_same_are_refused(
         check_variants(sweep, runs_of(sweep, file.with_suffix(""), 1), "cpu")
     place, _, advice = str(error.value).partition(f"'{variant}' trains the same as '{earlier}'; ")
     plumbing = "train.log_interval does not change results, so it cannot be a lever; put it into 'set', for all runs"
-    assert (place, advice) == (f"{file}: levers: ", plumbing if "log_interval" in variant else "leave one out")
+    assert (place, advice) == (f"{file}: levers: ", plumbing if "log_interval" in variant else "remove one of them")
 
 
 def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSweep) -> None:
@@ -86,14 +86,14 @@ def test_auto_precision_is_resolved_for_the_training_machine(make_sweep: MakeSwe
         check_variants(sweep, runs, "cpu")
     assert str(error.value) == (
         f"{file}: levers: 'precision=fp32' trains the same as 'base' on this machine, where the precision \"auto\" is "
-        '"fp32"; leave one out, or use --print-commands to train on other machines'
+        '"fp32"; remove one of them, or use --print-commands to train on other machines'
     )
     assert describe_runs(sweep, runs, None, None)[-1].startswith("with 90% probability")
     assert str(describe_runs(sweep, runs, None, "cpu")[-1]) == f"NOTE: {error.value}"
 
 
 def record_of(run: Path, **changes: object) -> None:
-    """Write the record of a trained run. `changes` change keys of its train.json or of the record itself."""
+    """Write the record of a trained run. `changes` has new values for keys of train.json or of the record itself."""
     train = load_run(run, ()).train.flat()
     stream = {"directory": "tokens", "tokens": 100, "files": ["a"], "sha256": ["1" * 64]}
     record = {

@@ -59,7 +59,7 @@ def test_a_damaged_line_is_counted_and_named(
     assert (number, rule.level) == (3, keep_level(3, 0))  # the damaged line may be the start of a trial
     path = tmp_path / TRIALS
     shown = capsys.readouterr().err
-    assert f"{path}: skipped 1 damaged line, from line 2 on; each of them counts as a trial" in shown
+    assert f"{path}: skipped 1 damaged line, at line 2; each damaged line counts as a trial" in shown
     assert [line.number for line in read_trials(tmp_path).lines] == [1, 3]
 
 

@@ -1,4 +1,4 @@
-"""The rule of a trial: levels add up to the stated error, looks share a level, verdicts are right for known losses."""
+"""The rule of a trial: levels add up to the stated error, looks share a level, and known losses get right verdicts."""
 
 import math
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_verdict_names_its_assumption() -> None:
     rule = TrialRule.of(LEVEL, 8)
     judged = rule.judge(differences(-9.0, 8))
     assert judged is not None and judged.text.endswith(f", {assumption(8)}")
-    assert assumption(8).startswith("if differences are roughly normal; what happens in up to 31% of runs")
+    assert assumption(8).startswith("if differences are roughly normal; events that occur in up to 31% of runs")
     trial = Trial(revisions={"base": "a", "candidate": "b"}, trees={}, run=Path("runs/x"), sections={})
     pairs = [[(1.0, 0.1, 1e6), (1.0 + more / 9, 0.1, 1e6)] for more in differences(-9.0, 8)]
     table = TrialTable(trial=trial, notes=[], number=1, rule=rule, pairs=pairs)

@@ -43,7 +43,7 @@ SMOKE = ("evaluate.py", "smoke", "{}/export", "--tokens", "2")
 JUDGE = ("evaluate.py", "judge", "{}/answers/one.json", "{}/answers/two.json")
 ASKING = (*JUDGE, "--model", "gpt-5.4-mini", "--prices", "{}/prices.json", "--verdicts", "{}/verdicts.jsonl")
 PREPARE = ("prepare_data.py", "{}/texts/a.txt", "--output", "{}/prepared", "--tokenizer", "bytes")
-# The same command that has prepared the tokens.
+# The command that prepared the tokens.
 SAME = ("prepare_data.py", "{}/texts/b.jsonl", "--output", "{}/tokens", "--tokenizer", "bytes")
 SAME = (*SAME, "--validation-fraction", "0.1", "--executor", "inline")
 STATUS, VERIFY, STATS = (("prepare_data.py", command, "{}/tokens") for command in ("status", "verify", "stats"))
@@ -51,7 +51,7 @@ PLAN = ("train.py", "{}/run", "--plan", "--machines", "{}/machines.json")
 WHOLE = NO_FILE | NO_JSON | LARGE | MISSING
 NEWEST = "run/checkpoints/step-00000004"
 
-WRONG = {  # wrong values, by the type of a key
+WRONG = {  # wrong values, by the type of the key
     "int": (1.5, "8", True, [], {}, -1, HUGE, ESCAPE),
     "float": ("x", True, [], -1, float("nan"), HUGE**20),
     "bool": (0, 1, "true", [], HUGE),
@@ -116,7 +116,7 @@ PRICE_LISTS: tuple[dict[str, Any], ...] = (
 )
 
 
-# By area and file: the damages, the command, and whether it may survive them.
+# For each area and file: the kinds of damage, the command, and whether the command may succeed despite the damage.
 FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool]]] = {
     ("token files", "tokens/train.safetensors"): [(BYTES, command, False) for command in (TRAIN, VERIFY)],
     ("token files", "tokens/manifest.json"): [
@@ -171,8 +171,8 @@ def _run_directories() -> Iterator[Case]:
     for override in OVERRIDES:
         yield Case(area, f"--set {override[:20]!r}", (*TRAIN, "--set", override), no_damage)
     for key in foreign_keys(KEY_ROWS):
-        yield Case(area, f"train.json: {key} of others", DRY_RUN, at("run/train.json", with_keys(**{key: 1})))
-        yield Case(area, f"--set {key} of others", (*DRY_RUN, "--set", f"{key}=1"), no_damage)
+        yield Case(area, f"train.json: {key} of another program", DRY_RUN, at("run/train.json", with_keys(**{key: 1})))
+        yield Case(area, f"--set {key} of another program", (*DRY_RUN, "--set", f"{key}=1"), no_damage)
 
 
 def _wrong_values(key: str, type_name: str) -> list[Any]:
@@ -202,7 +202,7 @@ def _command_lines() -> Iterator[Case]:
 def _checkpoints() -> Iterator[Case]:
     """Yield cases with damaged checkpoints.
 
-    The run continues from an intact checkpoint with the same bits, or ends with an error, and loses nothing.
+    The run must continue from an intact checkpoint with the same bits, or end with an error. It must not lose anything.
     """
     area = "checkpoints"
     for file in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
@@ -228,7 +228,7 @@ def _forged(**keys: Any) -> Damage:
 
 
 def _records() -> Iterator[Case]:
-    """Yield cases with damage to the other files of a run. The run resumes, or ends with an error that says why."""
+    """Yield cases with damage to the other files of a run. The run must resume, or end with a clear error."""
     area = "records"
     for file in ("metrics.jsonl", "resolved.json", "exit.json"):
         for name, damage in (NO_FILE | NO_JSON | NO_OBJECT | MISSING).items():

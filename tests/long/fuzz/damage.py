@@ -1,4 +1,4 @@
-"""Bad inputs: a command, and a file whose JSON or bytes are damaged, or that is replaced by something else."""
+"""Bad inputs. Each is a command, and a file that is damaged or replaced with something else."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Case:
 
     area: str
     name: str
-    command: tuple[str, ...]  # script and arguments; {} is replaced by the workspace
+    command: tuple[str, ...]  # script and arguments; {} is replaced with the path of the workspace
     damage: Damage  # damages a workspace
     survives: bool = False  # status 0 is also correct if the result is the same as with good input
 
@@ -59,7 +59,7 @@ def with_keys(**keys: Any) -> Damage:
 
 
 def with_content(content: Callable[[str, random.Random], str | bytes]) -> Damage:
-    """Return a function that replaces the content of a file with one that depends on its text."""
+    """Return a function that replaces the content of a file with content that is made from the old text."""
 
     def damage(path: Path, draw: random.Random) -> None:
         new = content(path.read_text(), draw)
@@ -69,7 +69,7 @@ def with_content(content: Callable[[str, random.Random], str | bytes]) -> Damage
 
 
 def with_other_entry(make: Callable[[Path], Any]) -> Damage:
-    """Return a function that replaces a file by another kind of directory entry."""
+    """Return a function that replaces a file with another kind of directory entry."""
 
     def damage(path: Path, _: random.Random) -> None:
         path.unlink(missing_ok=True)

@@ -158,7 +158,7 @@ def test_errors_name_the_accepted_values(copied: Path, token_files: Path, tmp_pa
     late_step = one_line(train(copied, "--look", "9"))
     assert late_step.endswith("--look 9: the run has only 8 steps; pass a step from 1 to 8")
     high_rank = one_line(train(copied, "--look", "8", "--rank", "1"))
-    assert "--rank 1: no sequence of this step was read by it; pass a data-parallel rank from 0 to 0" in high_rank
+    assert "--rank 1: this rank read no sequence of the step; pass a data-parallel rank from 0 to 0" in high_rank
     assert "the run has not begun" in one_line(train(make_run("new"), "--look", "1"))
     other_rate = one_line(train(copied, "--look", "8", "--set", "dataset=moved", "--set", "learning_rate=0.5"))
     assert (

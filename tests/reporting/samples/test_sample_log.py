@@ -60,7 +60,7 @@ def test_invalid_lines_are_left_out_and_counted(tmp_path: Path, changes: dict[st
     samples, log = read_samples(run)
     assert [valid.step for valid in samples] == [4] and log.damaged == [2]
     sections, notes = sample_sections([run], record=False)
-    assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: skipped 1 damaged line, from line 2 on"]
+    assert [str(note) for note in notes] == [f"NOTE: {run / SAMPLES}: skipped 1 damaged line, at line 2"]
     assert "Log-probabilities" in sections
 
 

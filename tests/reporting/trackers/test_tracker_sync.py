@@ -1,4 +1,4 @@
-"""Replays: a tracker has each row once, with its values, even after interruptions and repeated steps."""
+"""Replays send a run to a tracker: it then has each row once, even after interruptions and repeated steps."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""W&B: a run has each row once, offline and online. Failures are one line, and no file contains the access key."""
+"""W&B: a run has each row once, offline and online. A failure gives one line, and no file contains the access key."""
 
 import socket
 from collections.abc import Iterator

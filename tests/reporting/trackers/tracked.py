@@ -1,4 +1,4 @@
-"""Runs to replay, replays that are killed, and the data of trackers, read back by the trackers' own readers."""
+"""Helpers: write runs, replay them to a tracker, kill replays, and read the data back with the tracker's own reader."""
 
 import json
 import os
@@ -17,7 +17,7 @@ Values = dict[str, dict[int, float]]  # by name and step
 
 
 def append_steps(run: Path, first: int, last: int, *, loss: float = 2.0, job: int = 0) -> None:
-    """Append a job's records, one validation every tenth step."""
+    """Append a job's records, with a validation at every tenth step."""
     lines: list[dict[str, Any]] = [
         {"event": "start", "step": first - 1, "time": f"2026-01-01T0{job}:00:00Z", "elapsed_seconds": 0.0}
         | {"price_per_hour": 3.6}

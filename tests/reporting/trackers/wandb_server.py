@@ -1,7 +1,6 @@
-"""A W&B server on loopback, with the part of the protocol that a run needs: begin or continue it, and receive data.
+"""A W&B server on loopback. It can do what a run needs: begin or continue the run, and receive its data.
 
-The real server is a cluster. As there, lines of a history have offsets, so that a line that is sent twice is stored
-once.
+As on W&B's own servers, lines of a history have offsets, so that a line that is sent twice is stored once.
 """
 
 import json
@@ -30,7 +29,7 @@ class WandbServer:
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
     answered: int = 0  # requests with history that were answered
-    answers: int | None = None  # number of requests with history to answer before the rest fail; None for no limit
+    answers: int | None = None  # number of requests with history that succeed before all others fail; None: no limit
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:
         """Return the values in a run's history, by name and step."""
@@ -97,7 +96,7 @@ class WandbServer:
 
 @contextmanager
 def serve_wandb() -> Iterator[WandbServer]:
-    """Run the server at a free port."""
+    """Run the server on a free port."""
     server = WandbServer()
 
     class Handler(QuietHandler):

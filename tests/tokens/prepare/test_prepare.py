@@ -214,7 +214,7 @@ def test_gpt2_tokens_equal_tiktokens_and_include_ranks(corpus: Path, tmp_path: P
     assert (out / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()
     tokenizer = json.loads((out / "manifest.json").read_text())["tokenizer"]
     assert tokenizer["ranks_sha256"] == hashlib.sha256(ranks.read_bytes()).hexdigest()
-    assert f"{out}: 1 documents, " in done.stdout
+    assert f"{out}: 1 document, " in done.stdout
 
 
 def test_a_users_ranks_are_never_replaced(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Helpers for damaged checkpoints and for checkpoints on another file system, and paths of scripts around train.py."""
+"""Helpers that damage checkpoints or move them to another file system, and paths of scripts that run train.py."""
 
 import shutil
 import subprocess
@@ -23,9 +23,10 @@ def flipped(content: bytes, position: int, bit: int) -> bytes:
 
 @pytest.fixture(params=["link", "mount", *slow("bind mount")])
 def move_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
-    """Return a function that moves a folder to another file system and replaces it by a link or a mount.
+    """Return a function that moves a folder to another file system and replaces it with a link or a mount.
 
-    The function returns the new folder. The test is skipped if that is impossible: on Linux, mounting needs root.
+    The function returns the folder's new path. The test is skipped if there is no second file system, or if mounting is
+    not permitted: on Linux, it needs root.
     """
     if not MEMORY.is_dir() or MEMORY.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system")

@@ -1,12 +1,14 @@
-"""train.py that kills itself before a call to the file system during a save. The environment says what happens:
+"""A version of train.py that kills itself during a save, just before a call to the file system.
 
-CRASH_AT        the call, one of CALLS; without this variable, nothing is killed
-CRASH_SAVE      in which save of this process, counted from 1
-CRASH_RANK      on which rank; the default is 0
-STOP_IN_STEP_2  if set, the process is asked to stop during the validation after step 2, which leaves a checkpoint
-                without a loss
+Environment variables:
 
-The validation after step 4 has the best loss.
+CRASH_AT        the call before which the process is killed, one of CALLS; if unset, no process is killed
+CRASH_SAVE      the number of the save during which this happens, counted from 1 in each process
+CRASH_RANK      the rank that is killed; the default is 0
+STOP_IN_STEP_2  if set, the process gets SIGTERM during the validation after step 2, and saves a checkpoint without a
+                validation loss
+
+The validation loss is best after step 4, because 10 is added to every later one.
 """
 
 import os
@@ -21,7 +23,7 @@ from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.validation import Validation
 
-CALLS = {  # the calls of a save in order, each as Python's audit event and its first arguments
+CALLS = {  # a save's calls in order; each pattern matches an audit event of Python and its first arguments
     "make folder": r"os\.mkdir .*/\.partial-step-\d+ ",
     "make file": r"open .*/\.partial-step-\d+/optimizer.safetensors wb?$",
     "write weights": r"open .*/\.partial-step-\d+/model.safetensors r\+b?$",

@@ -1,7 +1,10 @@
-"""train.py with slow phases, and with short waits for a bucket: for the last retry, and for another job's lease.
+"""A version of train.py with slow phases, whose retries of a bucket's requests end soon and whose leases expire soon.
 
-Environment variables: BUCKET_SECONDS, the time for retries, 2 by default; DOWNLOADS, the folder for token files; FAILS,
-which makes each upload fail with an error that no client library raises; and those of slow.py.
+Environment variables, in addition to those of slow.py:
+
+BUCKET_SECONDS  for how long a failed request is retried; the default is 2
+DOWNLOADS       the folder for downloaded token files
+FAILS           if set, every upload fails with an error that no client library raises
 """
 
 import os

@@ -1,4 +1,4 @@
-"""train.py on nodes that share a network disk, whose clients behave like the NFS client of Linux.
+"""A version of train.py for nodes that share a network disk, and whose clients behave like the NFS client of Linux.
 
 Environment variables:
 
@@ -7,8 +7,9 @@ CLIENTS     folder for the caches of the clients, one per node
 LATER_NODE  the node whose client flushes last
 WRONG_BYTE  if set, the disk returns a wrong last byte for each file
 
-A client reads a page before it writes part of it, and flushes complete pages. Here it reads the content after
-`create_partial`, as if the other nodes flushed their pages later. That is the worst order, whichever node is last.
+A client that changes part of a page reads the whole page first, and later flushes the whole page. Here, every client
+reads the file as `create_partial` left it, as if no other node had flushed its pages yet. That is the worst order,
+whichever node flushes last.
 """
 
 import fcntl
@@ -42,7 +43,7 @@ def write_through_client(path: Path, file: str, rows: Iterable[tuple[int, memory
         os.close(os.open(cache, os.O_CREAT | os.O_EXCL))
     pages: set[int] = set()
     with cache.open("r+b") as cached:
-        fcntl.flock(cached, fcntl.LOCK_EX)  # because a client writes one page at a time
+        fcntl.flock(cached, fcntl.LOCK_EX)  # the ranks of a node take turns, because they share a client
         if not os.fstat(cached.fileno()).st_size:
             cached.write((CLIENTS / path.name / "server" / file).read_bytes())
         for offset_bytes, content in rows:

@@ -18,7 +18,7 @@ from training.checkpoints.saved_state import verify
 
 
 def test_folders_instead_of_links_are_archived(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Such folders result from a copy that followed links (`cp -rL`, `zip`)."""
+    """A copy that follows links, as `cp -rL` and `zip` do, has folders in place of the links."""
     directory = copied / "checkpoints"
     (directory / "latest").unlink()
     shutil.copytree(directory / "step-00000008", directory / "latest")

@@ -1,4 +1,4 @@
-"""Atomic commit: a checkpoint is complete or does not exist, whenever the process is killed during a save."""
+"""Atomic commit: no matter when a save is killed, a checkpoint is complete or does not exist."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ QUICK = ("write weights", "replace", "publish", "move latest", "delete old one")
 
 @pytest.fixture(scope="module")
 def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> dict[str, Any]:
-    """The final state of a run with CRASH_SETTINGS that was not killed."""
+    """The final state of a run that had CRASH_SETTINGS but was not killed."""
     run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
     complete(run, script=CRASH)
     summary = summary_of(run)
@@ -30,7 +30,7 @@ def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> di
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Return the last step, its hash, the best step and loss, and the checkpoints with their targets."""
+    """Return the last step, its hash, the best step and its loss, and the folder that each checkpoint name leads to."""
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     return {
         **{key: state[key] for key in ("step", "state_sha256", "best_step", "best_validation_loss")},
@@ -57,7 +57,7 @@ def test_kill_during_a_save_loses_nothing(
     killed = train(run, ranks=ranks, script=CRASH, environment=environment)
     assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1)
     assert "Signal 9" in killed.stderr or ranks == 1
-    recover(checkpoints_of(run))  # as a resume does first
+    recover(checkpoints_of(run))  # as at the start of a resume
     intact = find_to_resume(checkpoints_of(run), "auto")
     before = [*CALLS].index(call) <= [*CALLS].index("publish")
     assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")

@@ -70,7 +70,7 @@ def test_blank_machine_resumes_from_the_bucket(make_run: MakeRun, straight: str)
     for file in (run / "checkpoints" / "step-00000006").iterdir():
         assert bucket.read(f"step-00000006/{file.name}").content == file.read_bytes()
     assert bucket.read("latest").content == b"step-00000006"
-    assert bucket.read("lease.json") is None  # it was deleted at the end of the job
+    assert bucket.read("lease.json") is None  # the lease was deleted at the end of the job
     second = blank(run, "other")
     done = succeed(second)
     assert "downloading step-00000006 from s3://runs/resumed" in done.stdout
@@ -147,7 +147,8 @@ def test_job_without_lease_trains_without_uploads(make_run: MakeRun, straight: s
     run = make_run("lost", **STEPS, checkpoints=url("lost"))
     process = start(run, SLOW_STEP="0.4")
     wait_until(lambda: events(run, "upload"), process)
-    Bucket(url("lost")).write("lease.json", b"{}")  # as if another job had taken it during a long network failure
+    # As if another job had taken the lease during a long network failure
+    Bucket(url("lost")).write("lease.json", b"{}")
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     assert "another job now uploads to this prefix" in errors
@@ -169,7 +170,7 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
     bucket.write(f"{newest}/model.safetensors", bytes(weights))
     second = blank(run, "other")
     done = succeed(second, "--resume", "latest")
-    problem = "state.json: step: got 12, wanted 14 because of the folder's name"
+    problem = "state.json: step: got 12, wanted 14, as in the folder's name"
     wrong_name = f"{url('named')}/step-00000014: damaged: {problem}"
     assert wrong_name in done.stderr
     assert f"WARNING: {url('named')}/{newest}/model.safetensors: damaged" in done.stderr
@@ -182,7 +183,7 @@ def test_damaged_bucket_checkpoints_are_skipped_or_refused(make_run: MakeRun, st
         bucket.write(f"{name}/model.safetensors", b"cut")
     done = train(blank(run, "fourth"))
     assert "model.safetensors: got 3 bytes, wanted" in done.stderr
-    assert "no other checkpoint is intact: set checkpoints to another prefix" in one_line(done)
+    assert 'no other checkpoint is intact: set "checkpoints" to another prefix' in one_line(done)
 
 
 @pytest.mark.slow
@@ -203,7 +204,8 @@ def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_
     # This learning rate ruins the model after the first checkpoint, which is therefore the best one.
     ruin = {"learning_rate": 0.5, "warmup_period_percent": 50, "keep_checkpoints": 1, "validation_interval": 2}
     run = make_run("first", **STEPS | ruin, checkpoints=url("outlives"))
-    # The upload of the best checkpoint is refused until the newest one is uploaded; then it is uploaded later.
+    # The server refuses the best checkpoint until the newest one has been uploaded, so the best one has to be uploaded
+    # after it.
     requests, refuse = bucket_server.requests, refuse_uploads(403)
 
     def refusal(request: str) -> int | None:
@@ -222,8 +224,8 @@ def test_best_bucket_checkpoint_survives_new_machines(make_run: MakeRun, bucket_
     assert complete_steps(bucket) == [best, "step-00000012"]
     third = blank(run, "third")
     line = one_line(train(third, "--resume", "best"))
-    assert "has step-00000012, but --resume best begins before that step" in line
-    assert f"set checkpoints to another prefix ({best} is already on this disk)" in line
+    assert 'has step-00000012, but "--resume best" would begin before that step' in line
+    assert f'set "checkpoints" to another prefix ({best} is already on this disk)' in line
     done = succeed(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
     assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
     assert final_hash(third) == final_hash(second)
@@ -248,7 +250,7 @@ def test_second_branch_in_a_bucket_is_refused(make_run: MakeRun) -> None:
     succeed(run, SLOW_STEP="0.3")
     for name in ("never", "step-00000010"):
         line = one_line(train(run, "--resume", name))
-        assert f"has step-00000012, but --resume {name} begins before that step" in line
+        assert f'has step-00000012, but "--resume {name}" would begin before that step' in line
         assert (run / "checkpoints" / "step-00000012").exists()
     succeed(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}")
     second = make_run("another-run", **STEPS | {"random_seed": 1})
@@ -276,7 +278,7 @@ def test_unusable_bucket_gives_one_line(
 
 
 @pytest.mark.slow
-def test_failed_upload_is_repeated_by_the_next_job(make_run: MakeRun, straight: str) -> None:
+def test_failed_upload_is_retried_by_the_next_job(make_run: MakeRun, straight: str) -> None:
     run, bucket = make_run("failing", **STEPS, checkpoints=url("failing")), Bucket(url("failing"))
     succeed(run, ranks=2, FAILS="1")
     assert final_hash(run) == straight

@@ -1,4 +1,4 @@
-"""Compatibility of a checkpoint with a run: differences of tokens, keys and numerics are named."""
+"""Compatibility of a checkpoint with a run: differences in tokens, keys and numerics are named."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def stream(*digests: str, tokens: int | None = 100, plan: str | None = None) -> 
 
 
 def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
-    """Return a record with changes; changes of `model` and `train` apply to the keys of the tiny run."""
+    """Return the record of the tiny run with changes. `model` and `train` contain only the keys that differ."""
     settings = {
         "model": ModelConfig(**TINY_MODEL | changes.pop("model", {})),
         "train": TrainConfig.from_keys(KEYS | changes.pop("train", {})),

@@ -1,4 +1,4 @@
-"""Checkpoint directory: interrupted operations are undone, and files of other programs are left alone."""
+"""Checkpoint directory: interrupted operations are undone, and other programs' files are left alone."""
 
 import errno
 import subprocess
@@ -116,7 +116,7 @@ def test_resume_name_is_checked_before_a_download(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     for name in ("auto", "never", "step-00000004"):
         check_resume_name(tmp_path, name, is_here=True)
-    check_resume_name(tmp_path, "elsewhere", is_here=False)  # it may be on another node or in a bucket
+    check_resume_name(tmp_path, "elsewhere", is_here=False)  # the checkpoint may be on another node or in a bucket
     with pytest.raises(BadInput, match=r"latest: wanted the name of .*, not a path; pass --resume latest"):
         check_resume_name(tmp_path, f"{tmp_path}/checkpoints/latest", is_here=False)
     with pytest.raises(BadInput, match=r"nver: no such checkpoint; did you mean --resume never\? existing ones: "):

@@ -1,4 +1,4 @@
-"""--init-from: a run starts from another model on any layout, records that, and refuses unsuitable models."""
+"""`--init-from`: a run on any layout starts from another model and records its source; wrong models are refused."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.launch import ROOT
 from tests.launch import run as run_command
 from training.checkpoints.initial_weights import with_new_rows
 
-# Keys and values that describe the same network
+# Settings of model.json that leave the network the same as that of TINY_MODEL
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
 HASHED = ("--hash-every", "1", "--max-steps", "2")
 
@@ -60,7 +60,7 @@ def test_new_turn_tokens_copy_end_of_text(make_run: MakeRun, finished: Path, tmp
         run = make_run(name, {"vocab_size": 400}, **keys)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
         assert "vocabulary 257 -> 400: each new row is the mean of the model's rows" in done.stdout
-        assert "4 special tokens that the model has never seen start as copies of the end of text" in done.stdout
+        assert "4 special tokens that the model has never seen start as copies of the end-of-text token" in done.stdout
         grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
         assert torch.equal(grown[:257], old) and torch.equal(grown[261:], mean.expand(139, -1))
         assert torch.equal(grown[257:261], old[256].expand(4, -1))
@@ -74,7 +74,7 @@ def test_new_turn_tokens_copy_end_of_text(make_run: MakeRun, finished: Path, tmp
     assert ", with rows for 143 new ids" in (tmp_path / "exported" / "README.md").read_text()
     fewer = make_run("fewer", {"vocab_size": 256})
     assert "vocab_size: got 256, but --init-from " in one_line(train(fewer, "--init-from", str(run), "--dry-run"))
-    plain = make_run("plain", {"vocab_size": 400})  # its tokens have no turn tokens
+    plain = make_run("plain", {"vocab_size": 400})  # the tokenizer of its token files has no turn tokens
     for options in ((), ("--dry-run",)):
         line = one_line(train(plain, "--init-from", str(run), *options))
         assert "that model's tokenizer, bytes with 261 ids, differs from the tokenizer of the run's tokens" in line
@@ -96,22 +96,22 @@ def test_only_embedding_and_untied_head_get_rows() -> None:
 
 
 def test_run_with_a_checkpoint_resumes_from_it(make_run: MakeRun, finished: Path) -> None:
-    run, started = make_run(random_seed=7), ("--init-from", str(finished))
-    complete(run, *started, "--max-steps", "2")
+    run, init_option = make_run(random_seed=7), ("--init-from", str(finished))
+    complete(run, *init_option, "--max-steps", "2")
     origin = record(run)
     line = one_line(train(run, "--init-from", str(run)))
     assert f"belongs to a run that began with the weights of {finished}; leave out --init-from to resume" in line
-    for options, last_step in ((started, "4"), ((), "6")):
+    for options, last_step in ((init_option, "4"), ((), "6")):
         done = complete(run, *options, "--max-steps", last_step)
         assert "resuming from" in done.stdout and "starting from" not in done.stdout
         assert record(run) == origin
     assert f"the weights of {finished}; pass them to --init-from" in one_line(train(run, "--replay", "1", "1"))
-    complete(run, *started, "--replay", "1", "2")
+    complete(run, *init_option, "--replay", "1", "2")
     for replayed_run, message in ((run, f"the weights of {finished}; pass"), (finished, "random weights; leave")):
         line = one_line(train(replayed_run, "--init-from", str(run), "--replay", "1", "1"))
         assert f"--replay: the run began with {message}" in line
     (run / "metrics.jsonl").unlink()
-    replay = train(run, *started, "--replay", "1", "1")
+    replay = train(run, *init_option, "--replay", "1", "1")
     assert replay.returncode == 1 and "has no numbers for these steps" in replay.stdout
 
 
@@ -130,7 +130,7 @@ def test_run_that_began_with_other_weights_is_refused(copied: Path, finished: Pa
         ({"tie_weights": False}, "tie_weights: got false, but --init-from "),
     ],
 )
-def test_different_network_is_refused_by_its_key(
+def test_key_that_changes_the_network_is_named(
     make_run: MakeRun, finished: Path, model: dict[str, object], message: str
 ) -> None:
     run = make_run("run", model)

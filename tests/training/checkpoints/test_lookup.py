@@ -1,4 +1,4 @@
-"""Lookup of a run's checkpoints by name, link or step, also in copies of a run, with reports of damaged ones."""
+"""Checkpoints are found by name, link or step, even in a copy of a run, and damaged ones are reported."""
 
 import shutil
 from pathlib import Path
@@ -20,9 +20,9 @@ def test_damaged_checkpoint_is_reported_and_archived(finished: Path, copied: Pat
     done = complete(copied, ranks=2)
     assert f"WARNING: {weights}: damaged: its sha256 is not the one in manifest.json" in done.stderr
     assert "falling back to step-00000004" in done.stderr
-    assert verify(newest) is None  # it was written again
+    assert verify(newest) is None  # the checkpoint was written again
     assert len(list((copied / "archive").glob("*/checkpoints/step-00000008"))) == 1
-    # The bytes are the same as those that one rank had written, because they do not depend on which rank writes.
+    # Two ranks have written the same bytes as one rank, because the bytes do not depend on which rank writes them.
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (newest / name).read_bytes() == (finished / "checkpoints" / newest.name / name).read_bytes()
 
@@ -61,7 +61,7 @@ def test_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
 
 
 def without_links(directory: Path, *links: str) -> None:
-    """Turn a checkpoint directory into a copy that followed links, and that has only the folders of these links."""
+    """Turn a checkpoint directory into a copy in which these links have become folders and no other folders exist."""
     targets = {link: (directory / link).resolve() for link in links}
     for link in ("latest", "best"):
         (directory / link).unlink()
@@ -75,7 +75,7 @@ def without_links(directory: Path, *links: str) -> None:
 def test_copied_run_resumes_from_its_newest_checkpoint(copied: Path, links: tuple[str, ...]) -> None:
     directory = copied / "checkpoints"
     (directory / "best").unlink()
-    (directory / "best").symlink_to("step-00000004")  # its name sorts first, although it is older
+    (directory / "best").symlink_to("step-00000004")  # "best" sorts before "latest", although this checkpoint is older
     without_links(directory, *links)
     checkpoint = find_to_resume(directory, "auto")
     assert checkpoint == directory / links[0]
@@ -98,8 +98,8 @@ def test_damaged_copy_is_refused(copied: Path, capsys: pytest.CaptureFixture[str
     assert "latest/state.json: got 2 bytes" in errors and "falling back to best" in errors
 
 
-def test_files_that_name_a_checkpoint_are_links(copied: Path) -> None:
-    """Such files result from a download from a bucket, and from unpacking an archive on a system without links."""
+def test_files_that_name_a_checkpoint_act_as_links(copied: Path) -> None:
+    """A link becomes such a file in a bucket, or when an archive is unpacked on a system without links."""
     directory = copied / "checkpoints"
     for link, name in (("latest", "step-00000008\n"), ("best", "step-00000004")):
         (directory / link).unlink()
@@ -180,7 +180,7 @@ def test_invalid_checkpoint_name_is_refused(copied: Path, tmp_path: Path) -> Non
 
 
 def test_link_to_another_folder_is_never_resumed(copied: Path, tmp_path: Path) -> None:
-    # The directory also has a checkpoint of this name.
+    # The checkpoint directory has a step-00000004, too.
     directory, elsewhere = checkpoints_of(copied), tmp_path / "other" / "step-00000004"
     shutil.copytree(directory / "step-00000008", elsewhere)
     for target in (elsewhere, Path("../../other/step-00000004")):

@@ -21,7 +21,7 @@ STEPS = [2, 4, 6, 8, 10]
 
 
 class Objects:
-    """A bucket in memory, with a list of its deletions."""
+    """A bucket in memory, with a list of the objects that were deleted."""
 
     def __init__(self, names: list[str]) -> None:
         self.contents = dict.fromkeys(names, b"")
@@ -75,7 +75,7 @@ def test_kept_steps_exist_and_stay_kept(steps: set[int], newest: int, best: int 
 
 
 @pytest.mark.parametrize(("newest", "best", "keep"), [(10, 4, 1), (10, None, 2), (10, 10, 1), (8, 2, 1), (10, 3, 1)])
-def test_disk_and_bucket_keep_the_same(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
+def test_disk_and_bucket_keep_the_same_checkpoints(tmp_path: Path, newest: int, best: int | None, keep: int) -> None:
     names = [f"{name_of(step)}/{file}" for step in STEPS for file in (WEIGHTS, STATE, MANIFEST)]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def test_manifests_in_a_bucket_are_deleted_first() -> None:
     assert "lease.json" in bucket.contents
 
 
-def test_hidden_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_other_programs_hidden_files_are_left_alone(tmp_path: Path) -> None:
     for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
         (tmp_path / name).mkdir()
     (tmp_path / ".partial-best").symlink_to("nowhere")
@@ -113,9 +113,9 @@ def test_no_optimizer_exceeds_the_expected_space() -> None:
         assert torch.float32.itemsize + max(states) <= CHECKPOINT_BYTES, optimizer
 
 
-REMOVING = {"rmtree", "remove", "unlink", "delete"}  # rmdir removes only empty folders
-# Functions in training/checkpoints/, except retention.py, that remove files, and what they remove. None of them removes
-# a complete checkpoint.
+REMOVING = {"rmtree", "remove", "unlink", "delete"}  # but not rmdir, which removes only empty folders
+# The functions in training/checkpoints/ that remove files, except those in retention.py, each with what it removes.
+# None of them removes a complete checkpoint.
 REMOVED_ELSEWHERE = {
     ("archive.py", "_move"),  # a link that was moved
     ("atomic_commit.py", "_restore_replaced"),  # the unfinished replacement of a checkpoint that is restored

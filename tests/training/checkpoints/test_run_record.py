@@ -1,4 +1,4 @@
-"""The record of a run, resolved.json: it contains no secrets, and it is read again with types and checks."""
+"""resolved.json, the record of a run: it contains no secrets, and its values are checked when it is read again."""
 
 import json
 import pickle
@@ -26,7 +26,7 @@ from training.checkpoints.run_record import (
 )
 from training.config.train_config import TrainConfig
 
-# A record from a version with fewer keys
+# A record from a version that had fewer keys
 EARLIER: dict[str, Any] = {
     "model": {"vocab_size": 257, "context_length": 32, "emb_dim": 16, "n_heads": 2, "n_layers": 2},
     "train": {"dataset": "d", "microbatch_size": 2, "learning_rate": 0.01},
@@ -51,7 +51,7 @@ def test_run_record_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "runs/x" in text and "hunter2" not in text
 
 
-def test_files_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.checkpoints.run_record.environment", lambda *_: {})
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / RANKS_FILE).write_text("the ranks of the tokens")
@@ -69,12 +69,12 @@ def test_files_of_a_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (run / name).unlink()
     write(run, tokens)
     (tmp_path / "tokens" / RANKS_FILE).write_text("other ranks, of tokens that were prepared again")
-    write(run, tokens)  # the copy of an earlier job is replaced
+    write(run, tokens)  # an earlier job's copy is replaced
     assert (run / RANKS_FILE).read_text() == "other ranks, of tokens that were prepared again"
 
 
 def recorded(run: Path, **changes: Any) -> RunRecord:
-    """Write and read the record of an earlier version with changes; changes of `model` and `train` are merged."""
+    """Write EARLIER with changes and read it again. Changes to `model` and `train` are merged with EARLIER's keys."""
     merged = {key: EARLIER[key] | changes.pop(key) for key in ("model", "train") if key in changes}
     (run / RESOLVED).write_text(json.dumps(EARLIER | merged | changes))
     record = read_record(run)
@@ -155,7 +155,7 @@ def test_job_record_is_read_back(tmp_path: Path, names: list[str]) -> None:
     assert machine.python == sys.version.split()[0]
 
 
-def test_job_without_a_record_has_an_empty_one(tmp_path: Path) -> None:
+def test_job_without_a_record_has_an_empty_record(tmp_path: Path) -> None:
     assert read_job(tmp_path) == JobRecord.from_json({}) == JobRecord()
     (tmp_path / RESOLVED).write_text("{")
     with pytest.raises(BadInput, match=RESOLVED):

@@ -1,6 +1,6 @@
-"""`state.json` and the run record in it: they are read back as they were written, and edited files are refused.
+"""`state.json` and the run record in it are read back exactly as written, and edited files are refused.
 
-Manifest: damage to any file is detected and named.
+The manifest detects damage to any file of a checkpoint, and the error names the file.
 """
 
 import json
@@ -25,7 +25,7 @@ from training.checkpoints.saved_state import fields_sha256, parse_state, read_st
 from training.config.train_config import TrainConfig
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
-SETTINGS = {  # with a key of an earlier version that no longer exists
+SETTINGS = {  # `on_spike` is a key of an earlier version, and no longer exists
     "model": attrs.asdict(ModelConfig(**TINY_MODEL)),
     "train": TrainConfig.from_keys({"dataset": "d", **TINY_TRAIN}).flat() | {"on_spike": "skip"},
 }
@@ -61,7 +61,7 @@ def test_state_belongs_to_its_step_and_files(copied: Path) -> None:
     with pytest.raises(BadInput, match="state_sha256: does not match"):
         read_state(directory / "kept", digests | {WEIGHTS: "c"})
     (directory / "kept").rename(directory / "step-00000007")
-    with pytest.raises(BadInput, match="step: got 8, wanted 7 because of the folder's name"):
+    with pytest.raises(BadInput, match="step: got 8, wanted 7, as in the folder's name"):
         read_state(directory / "step-00000007", digests)
 
 

@@ -1,4 +1,4 @@
-"""Tensor files: sharded writing gathers nothing, no pickle is read, and unsuitable files are refused."""
+"""Tensor files: ranks write their shards without gathering them, no pickle is read, and wrong files are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +51,7 @@ def refuse(*_, **__):
     raise AssertionError("a pickle is read from a file")
 
 
-# torch's collectives unpickle only from memory, and refer to the class by a separate name.
+# torch's collectives still work: they unpickle only from memory, and have their own reference to the class.
 pickle.load = pickle.Unpickler = torch.load = refuse
 """
 
@@ -83,7 +83,7 @@ def test_file_with_other_tensors_is_refused(copied: Path, name: str, content: by
 
 
 def on_network_disk(run: Path, *options: str, later_node: int, **environment: str) -> None:
-    """Train on two nodes of two ranks that share a network disk."""
+    """Train on two nodes that share a network disk, with two ranks on each."""
     caches = run.with_name("clients")
     caches.mkdir(exist_ok=True)
     nodes = {"NODE_SIZE": "2", "CLIENTS": str(caches), "LATER_NODE": str(later_node)}

@@ -1,4 +1,4 @@
-"""Asynchronous writer: a full disk does not stop a run, and the next save is tried again."""
+"""Asynchronous writer: a full disk does not stop a run, and a failed save is tried again at the next checkpoint."""
 
 import json
 import resource
@@ -54,7 +54,7 @@ def test_unsaved_last_checkpoint_is_reported(make_run: MakeRun) -> None:
     done = train(run, ranks=2, file_bytes=FULL)
     assert done.returncode == 1
     message = "the last steps are not saved, but older checkpoints are unchanged"
-    assert done.stderr.count(message) == 2  # the second time in torchrun's table
+    assert done.stderr.count(message) == 2  # the second one is in torchrun's table of failures
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
     assert verify(run / "checkpoints" / "step-00000004") is None
     record = json.loads((run / "exit.json").read_text())

@@ -13,7 +13,7 @@ from training.config.train_config import load_run
 
 
 def plan(folder: Path, world_size: int, **keys: Any) -> Plan:
-    """Return the plan of the tiny run. `keys` are the changes of its train.json."""
+    """Return the plan of the tiny run. `keys` are changes to its train.json."""
     run = load_run(write_run(folder, Path("x"), **keys), [])
     return make_plan(run.train, run.model.context_length, world_size)
 
@@ -45,9 +45,9 @@ def test_tensor_parallel_ranks_share_batches(tmp_path: Path) -> None:
         plan(tmp_path / "s", 3, tensor_parallel=2)
 
 
-def test_determinism_run_names_the_world_sizes_that_divide(tmp_path: Path) -> None:
-    advice = "set determinism to elastic, or use a world size that does, such as 1, 2, 3, 4, 6, 12$"
-    with pytest.raises(BadInput, match=f"5 does not divide, although determinism run requires it; {advice}"):
+def test_indivisible_batch_names_possible_world_sizes(tmp_path: Path) -> None:
+    advice = 'set determinism to "elastic", or use a world size that divides it, such as 1, 2, 3, 4, 6, 12$'
+    with pytest.raises(BadInput, match=f'5 does not divide, although determinism "run" requires it; {advice}'):
         plan(tmp_path / "r", 5, global_batch_size=24, determinism="run")
 
 
@@ -78,7 +78,7 @@ def test_micro_batch_sizes_divide_a_ranks_share() -> None:
 
 
 def test_uneven_micro_batch_sizes_keep_ranks_busy() -> None:
-    # They use 97, 97, 89 and 89% of the ranks' time; 16 would use only 67%.
+    # These sizes use 97%, 97%, 89% and 89% of the ranks' time; a size of 16 would use only 67%.
     assert microbatch_sizes(128, 6) == [1, 2, 4, 8]
     assert microbatch_sizes(8, 3) == [1]
     assert microbatch_sizes(8, 3, 1) == [1]

@@ -1,4 +1,4 @@
-"""The key `dataset` of train.json: one name, or several datasets with weights that may change by step."""
+"""The key `dataset` of train.json: one name, or several datasets with weights that may change during the run."""
 
 import re
 from pathlib import Path
@@ -40,8 +40,8 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ([part(weight=1e-40), part("b", weight=1e38)], "round the weights to fewer digits"),
         ([part(weight=1e-320)], "entry 1: weight: got 1e-320"),
         ([part(weight=10**400)], "entry 1: weight: got 1000"),
-        ([part(str(n), weight=1) for n in range(5000)], "got 5,000 datasets and stages in all, wanted at most 512"),
-        ([part(weight=[[n, 1] for n in range(5000)])], "got 5,000 datasets and stages in all, wanted at most 512"),
+        ([part(str(n), weight=1) for n in range(5000)], "got 5,000 datasets and stages in total, wanted at most 512"),
+        ([part(weight=[[n, 1] for n in range(5000)])], "got 5,000 datasets and stages in total, wanted at most 512"),
     ],
 )
 def test_invalid_datasets_are_reported_in_one_line(value: Any, message: str) -> None:
@@ -55,6 +55,6 @@ def test_datasets_may_change_weights_at_different_steps(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "r", Path("x"), dataset=parts), [])
     assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
     plan = make_plan(run.train, run.model.context_length, 1)
-    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
+    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 sequences in all, in the first stage
     longer = make_plan(run.train.replace(min_train_tokens=600 * 8 * 32), run.model.context_length, 1)
     assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]

@@ -1,4 +1,4 @@
-"""Keys of other programs: the error about such a key names our key, or explains why there is none."""
+"""Keys of other programs: the error about such a key names Lockstep's own key, or explains why there is none."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of keys: the rows of the keys are its only source, and the tables in docs/ agree with them."""
+"""The table of keys is made from the keys' rows alone, and the tables in docs/ agree with these rows."""
 
 import json
 import re
@@ -106,7 +106,7 @@ class MadeUpOptions:
 
 @pytest.fixture
 def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a key to each of the two files by adding only the row of the key."""
+    """Add a key to model.json and one to train.json, each by adding nothing but its row."""
     for section, options in (("model", MadeUpModel), ("train", MadeUpOptions)):
         for key, field in attrs.fields_dict(options).items():
             monkeypatch.setitem(KEYS[section], key, field)
@@ -146,7 +146,7 @@ def test_the_table_allows_fields_without_rows(monkeypatch: pytest.MonkeyPatch) -
     assert re.search(r"^  plain +its field has no row", key_table(), re.MULTILINE)
 
 
-def test_docs_name_older_names_and_recommended_keys() -> None:
+def test_docs_mention_older_names_and_recommended_keys() -> None:
     page = " ".join((ROOT / "docs" / "run-directory.md").read_text().split())
     rows = KEY_ROWS["train"].values()
     assert all(f"`{row.older.name}`" in page for row in rows if row.older is not None)

@@ -1,4 +1,4 @@
-"""Run directories of the speedrun: all have the same recipe, the steps of the record, and a class for the export."""
+"""Run directories of the speedrun: all have the same recipe, take as many steps as the record, and can be exported."""
 
 import attrs
 import pytest

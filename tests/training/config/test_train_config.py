@@ -25,7 +25,7 @@ GPT2_124M = {
     "drop_rate": 0.1,
     "qkv_bias": False,
 }
-# Keys and values of public run directories of gpjt/ddp-base-model-from-scratch
+# Keys and values from the public run directories of gpjt/ddp-base-model-from-scratch
 PUBLIC = {
     "dataset": "gpjt/fineweb-gpt2-tokens",
     "min_train_tokens": 3260190720,
@@ -128,7 +128,7 @@ def test_shipped_runs_share_model_and_batches(name: str) -> None:
         ({"decay_period_percent": 0}, "decay_period_percent: got 0, wanted a number above 0 up to 100"),
         (
             {"schedule_learning_rate": "warmup_stable_decay", "decay_period_percent": 80},
-            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent already takes 25 of the 100",
+            "decay_period_percent: got 80, wanted at most 75: warmup_period_percent already takes 25%",
         ),
         (
             {"schedule_learning_rate": False, "final_learning_rate_percent": 5},
@@ -153,7 +153,7 @@ def test_shipped_runs_share_model_and_batches(name: str) -> None:
         ),
         (
             {"validation_batches": 3, "validation_sequences": 6},
-            "validation_batches: got 3, but validation_sequences sets the same; remove validation_batches",
+            "validation_batches: got 3, but validation_sequences sets the same value; remove validation_batches",
         ),
         ({"use_amp": "no"}, "train.json: use_amp: got 'no', wanted true or false"),
         ({f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
@@ -213,7 +213,7 @@ def test_missing_files_and_broken_json_are_reported(tmp_path: Path) -> None:
         load_run(run, [])
 
 
-def test_set_replaces_values_of_both_files(tmp_path: Path) -> None:
+def test_set_option_replaces_values_of_both_files(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "n_layers=3", "dataset=a/b"])
     assert (run.train.optimization.learning_rate, run.train.execution.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
@@ -230,7 +230,7 @@ def test_set_replaces_values_of_both_files(tmp_path: Path) -> None:
         (("microbatch_size=2", "dataset=x", "minibatch_size=2"), "minibatch_size"),
     ],
 )
-def test_set_accepts_each_key_once(tmp_path: Path, overrides: tuple[str, ...], key: str) -> None:
+def test_set_option_accepts_each_key_once(tmp_path: Path, overrides: tuple[str, ...], key: str) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     line = f"--set: got '{overrides[0]}' and '{overrides[-1]}', wanted one value for {key}; give it once"
     with pytest.raises(BadInput, match=re.escape(line)):
@@ -261,7 +261,7 @@ def test_no_key_belongs_to_both_files() -> None:
         assert all(resolve_key(key) == resolve_key(f"{section}.{key}") == (section, key) for key in keys)
 
 
-def test_wrong_overrides_are_blamed_on_set(tmp_path: Path) -> None:
+def test_wrong_overrides_name_the_set_option(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0 up to 1e\+30$"):
         load_run(directory, ["learning_rate=fast"])

@@ -24,14 +24,14 @@ SETTINGS = {  # a step reads 8 x 32 tokens
 
 @pytest.fixture
 def preparation(tmp_path: Path) -> tuple[object, ...]:
-    """The options of a preparation of 60 units, each with about 240 train tokens."""
+    """Options of prepare_data.py for 60 units, each with about 240 train tokens."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}: {number**3}" for number in range(600)])
     fixed = ("--tokenizer", "bytes", "--executor", "inline", "--unit-bytes", "400", "--validation-fraction", "0.1")
     return (source, "--output", tmp_path / "tokens", *fixed)
 
 
 def prepare_units(preparation: tuple[object, ...], units: int) -> None:
-    """Prepare this number of further units."""
+    """Prepare `units` more units, and then kill the preparation."""
     killed = command(CRASH, *preparation, CRASH_AT="ledger written", CRASH_TIME=str(units))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
@@ -41,7 +41,7 @@ def follow(run: Path, ranks: int) -> launch.Process:
 
 
 def wait_for(text: str, process: launch.Process) -> None:
-    """Read the output of a run until it contains a text."""
+    """Read a run's output until a line contains this text."""
     for line in process.stderr if text.startswith("waiting for tokens") else process.stdout:
         if text in line:
             return
@@ -85,7 +85,7 @@ def test_waiting_runs_stop_and_continue(make_run: MakeRun, tmp_path: Path, prepa
     output, errors = process.communicate(timeout=180)
     assert "stopped early; run the same command again to continue" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
-    for run in (early, late):  # without --follow
+    for run in (early, late):  # now without --follow
         complete(run)
     assert metrics(early, "train_loss") == metrics(late, "train_loss")
     assert_same_weights(early, late)

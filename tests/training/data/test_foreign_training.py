@@ -1,4 +1,4 @@
-"""Runs on other programs' token files: the same tokens give the same bits in any format; errors."""
+"""Runs on other programs' token files: the same tokens give the same bits in any format; unusable files are named."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +13,9 @@ from tests.tokens.format.token_directory import write_llm_c, write_nanogpt
 from tokens.format.token_file import open_split
 
 KEYS: dict[str, Any] = {"min_train_tokens": 2 * 8 * 32, "shuffle": True}  # two steps
-CUTS = (100, 4_000, 4_001)  # where shards end
-# Name of a split's file, writer, type, and whether the tokens are cut into shards.
+CUTS = (100, 4_000, 4_001)  # the tokens at which new shards begin
+# For each format: the names of its files, the function that writes one, the type of the tokens, and whether to cut the
+# tokens into shards
 FORMATS: dict[str, tuple[str, Callable[[Path, np.ndarray], Any], str, bool]] = {
     "llm.c version 1": ("tiny_{}.bin", write_llm_c, "<u2", False),
     "llm.c version 1 in shards": ("tiny_{}_{:06d}.bin", write_llm_c, "<u2", True),
@@ -27,7 +28,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path, np.ndarray], Any], str, bool]] = {
 
 
 def tokens(token_files: Path) -> dict[str, np.ndarray]:
-    """Return the tokens of each split, by the word that other programs use for it in file names."""
+    """Return the tokens of each split. The keys are the words for the splits in other programs' file names."""
     streams = {word: open_split(token_files, split) for word, split in (("train", "train"), ("val", "validation"))}
     return {word: stream.read(0, stream.length) for word, stream in streams.items()}
 
@@ -50,7 +51,7 @@ def outcome(run: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 @pytest.fixture(scope="module")
 def prepared(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], dict[int, float]]:
-    """Hashes and losses of the run on files from prepare_data.py."""
+    """The state hashes and validation losses of the same run on token files from prepare_data.py."""
     return outcome(write_run(tmp_path_factory.mktemp("prepared") / "run", token_files, **KEYS))
 
 

@@ -1,4 +1,4 @@
-"""Locations of token files: first local directories, then datasets on the hub."""
+"""Locations of token files: local directories come first, and then datasets on the hub."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_folders_that_hide_a_dataset_are_noted(
     [local] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
     assert (local.directory, local.remote) == (Path("someone/dataset"), False)
     assert "for a dataset on the hub, write hf:someone/dataset" in capsys.readouterr().err
-    for name in ("manifest.json", "plan.json"):  # prepare_data.py has made the folder, finished or not
+    for name in ("manifest.json", "plan.json"):  # either file shows that prepare_data.py made the folder
         note_local.cache_clear()
         file = Path("someone/dataset", name)
         file.touch()

@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import read_metrics
 
 
 def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
-    """Return keys of train.json: a mixture in two stages, which reads `few` for 1.3 epochs; 2 are allowed."""
+    """Return keys of train.json for a mixture in two stages. It reads `few` for 1.3 epochs; 2 epochs are allowed."""
     weights = [[0, 1], [3, 0.75]]
     return {
         "dataset": [{"dataset": str(many), "weight": [[0, 1], [3, 0.25]]}, {"dataset": str(few), "weight": weights}],
@@ -132,7 +132,7 @@ def test_a_changed_mixture_is_refused_at_resume(
         line = one_line(train(run))
         assert message in line, line
         assert "start over with --resume never" in line
-    # The same tokens in another directory, and the same weights in another notation, are the same run.
+    # The run may continue if the same tokens are in another directory and the same weights are written differently.
     same = [parts[0], {"dataset": str(moved), "weight": [[0, 1.0], [3, 0.750]]}]
     (run / "train.json").write_text(json.dumps(keys | {"dataset": same}))
     process = complete(run, "--max-steps", "3")
@@ -170,7 +170,7 @@ def test_invalid_mixtures_are_refused_in_one_line(
         assert line in one_line(train(refused, *options, ranks=ranks))
 
 
-def test_dry_runs_plan_with_missing_datasets(make_run: MakeRun, few: Path) -> None:
+def test_dry_runs_can_plan_without_the_datasets(make_run: MakeRun, few: Path) -> None:
     process = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
     line = "data         22 windows of someone/dataset; its token files are not complete on this disk yet"
     assert line in process.stdout

@@ -1,4 +1,4 @@
-"""Verification of token files: every machine has the same files, and they must not change while a run reads them."""
+"""Verification of token files: all machines must have the same files, which must not change while a run reads them."""
 
 import os
 import time
@@ -23,7 +23,9 @@ def test_machines_agree_on_every_file() -> None:
     assert agreed_contents(Path("tokens"), [contents, dict(contents)]) == contents
     for name in contents:
         changed = contents | {name: attrs.evolve(CONTENT, sha256="1" * 64)}
-        with pytest.raises(BadInput, match=f"tokens/{name}: machine 3 of 3 has no file of this name, or a different"):
+        with pytest.raises(
+            BadInput, match=f"tokens/{name}: machine 3 of 3 has no file of this name, or a file that differs"
+        ):
             agreed_contents(Path("tokens"), [contents, contents, changed])
     with pytest.raises(BadInput, match=r"tokens/train-00000-of-00002\.safetensors: machine 2 of 2"):
         agreed_contents(Path("tokens"), [contents, {"train.safetensors": CONTENT}])

@@ -1,4 +1,4 @@
-"""The attention kernel of a run is compared with unfused attention, which is never used instead.
+"""A run's attention kernel is compared with unfused attention, which is never used for training.
 
 These tests run on the CPU, which has one fused kernel.
 """
@@ -59,8 +59,8 @@ def test_kernels_are_tested_with_the_networks_layout(monkeypatch: pytest.MonkeyP
     NextTokenLoss(network)(tokens, tokens).backward()
     inputs = attrs.evolve(shape("fp32"), model=network.config).random_inputs(2)
     attention._run(SDPBackend.MATH, inputs, attention._random_gradient(inputs))
-    assert layouts[0] == layouts[1] == layouts[-2]  # two layers, forward
-    assert layouts[2] == layouts[3] == layouts[-1]  # and backward
+    assert layouts[0] == layouts[1] == layouts[-2]  # the forward pass of both layers
+    assert layouts[2] == layouts[3] == layouts[-1]  # the backward pass of both layers
 
 
 def test_the_formula_matches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, change: Callable[..., torch.T
         (lambda gradient: gradient * 1.2, "0.2 "),
         (lambda gradient: gradient * math.nan, "nan"),
         (lambda gradient: gradient.index_fill(2, torch.tensor([31]), math.inf), "nan"),
-        (lambda gradient: gradient.index_fill(2, torch.tensor([31]), 0.0), ""),  # one row of 32
+        (lambda gradient: gradient.index_fill(2, torch.tensor([31]), 0.0), ""),  # one row of 32 is wrong
     ],
 )
 def test_kernels_with_wrong_gradients_are_rejected(
@@ -102,10 +102,10 @@ def test_kernels_with_wrong_gradients_are_rejected(
 @pytest.mark.parametrize(
     "is_wrong",
     [
-        lambda scores: scores.amax() > 50,  # saturated
-        lambda scores: scores.logsumexp(-1).amin() < -88.7,  # fp32 cannot represent its exponential
+        lambda scores: scores.amax() > 50,  # the softmax is saturated
+        lambda scores: scores.logsumexp(-1).amin() < -88.7,  # the sum of exponentials is too small for fp32
         lambda scores: scores.std() < 0.1,
-        lambda scores: not torch.is_grad_enabled(),  # validation
+        lambda scores: not torch.is_grad_enabled(),  # in validation
     ],
 )
 def test_kernels_wrong_for_some_scores_are_rejected(
@@ -169,7 +169,7 @@ def test_kernel_tests_use_fewer_sequences_if_memory_is_short(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("determinism", "faster", "broken", "expected"),
     [
-        ("off", {"cudnn": 0.98}, (), "flash"),  # within the margin
+        ("off", {"cudnn": 0.98}, (), "flash"),  # cuDNN is faster, but only within the margin
         ("off", {"cudnn": 0.9}, (), "cudnn"),
         ("off", {"cudnn": 0.9}, ("cudnn",), "flash"),
         ("off", {"cudnn": 0.9, "efficient": 0.8}, (), "efficient"),
@@ -205,12 +205,12 @@ def test_only_the_chosen_kernel_stays_enabled(monkeypatch: pytest.MonkeyPatch) -
     [
         ({}, None, "cudnn"),
         ({}, "broken", "flash"),
-        ({"determinism": "elastic"}, None, "flash"),  # this job's level
+        ({"determinism": "elastic"}, None, "flash"),  # the level of both jobs
         ({"device": "NVIDIA A100"}, None, "flash"),
         ({"attention": "flash+math"}, None, "flash"),
     ],
 )
-def test_resumed_runs_keep_their_kernel_on_equal_machines(
+def test_resumed_runs_keep_their_kernel_on_identical_machines(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], problem: str | None, expected: str
 ) -> None:
     enabled: list[str] = []
@@ -218,13 +218,13 @@ def test_resumed_runs_keep_their_kernel_on_equal_machines(
     monkeypatch.setattr(attention, "problem_of", lambda *_: problem)
     monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
     present = {"determinism": "off", "attention": "flash", "device": "H100", "torch": "2", "cuda": "13", "cudnn": 9}
-    record_layout = present | {"attention": "cudnn"} | before
-    present["determinism"] = record_layout["determinism"]
-    numerics = attention.keep_attention(shape(), record_layout, present, SimpleNamespace())
+    recorded = present | {"attention": "cudnn"} | before
+    present["determinism"] = recorded["determinism"]
+    numerics = attention.keep_attention(shape(), recorded, present, SimpleNamespace())
     assert numerics == present | {"attention": expected} and enabled == ["cudnn"] * (expected == "cudnn")
 
 
-def test_a_missing_fused_kernel_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_fused_kernel_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
     message = r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"

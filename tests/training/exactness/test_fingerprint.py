@@ -107,7 +107,7 @@ WORK = ("torch.compile", "the gradient norm of determinism ", "the gradient norm
 def test_preflight_checks_what_a_run_compiles(
     monkeypatch: pytest.MonkeyPatch, compiled: bool | str | None, determinism: str | None, shards: int
 ) -> None:
-    """For any options, what a run on a GPU compiles agrees with what preflight requires."""
+    """Preflight requires a compiler if, and only if, a run with these options compiles something on a GPU."""
     keys = {"compile": compiled, "determinism": determinism, "tensor_shards": shards, "precision": "fp32"}
     train = load_run(ROOT / "runs" / "8xa100", []).train
     execution = attrs.evolve(train.execution, **keys)

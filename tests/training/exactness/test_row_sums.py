@@ -1,4 +1,4 @@
-"""Sums of squares of rows on a CPU: the order depends only on the row, and not on the size of blocks."""
+"""Sums of the squares in a row, on a CPU: the order of the additions does not depend on the size of the blocks."""
 
 import pytest
 import torch

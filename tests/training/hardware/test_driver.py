@@ -1,4 +1,4 @@
-"""The NVIDIA driver is queried through its libraries, and compared with torch's CUDA before torch is installed."""
+"""The NVIDIA driver is queried through its libraries, and checked against torch's CUDA before torch is installed."""
 
 import ctypes
 from pathlib import Path
@@ -12,7 +12,7 @@ from training.hardware.driver import driver_cuda, driver_gpus, main
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, version: int, status: int = 0) -> None:
-    """Install a driver that supports this CUDA version, such as 12080."""
+    """Emulate a driver that supports this CUDA version; 12080, for example, means 12.8."""
 
     def get_version(number: Any) -> int:
         number._obj.value = version

@@ -1,4 +1,4 @@
-"""The environment of a run: its commit is unknown without git."""
+"""The recorded environment of a run: without git, the commit is unknown."""
 
 import pytest
 

@@ -30,7 +30,7 @@ def test_device_names_match_by_complete_words() -> None:
     unknown = ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", "a stranger")
     for name in (*unknown, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb"):
         assert named_gpus(name) == []
-    # The GPU exists with two memory sizes, and the name does not show which of them it is.
+    # The table has two GPUs with this torch name, which differ in the size of their memory.
     assert {gpu.memory_gib > 45 for gpu in named_gpus("NVIDIA A100-SXM4-40GB")} == {True, False}
 
 

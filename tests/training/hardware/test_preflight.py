@@ -121,7 +121,7 @@ def test_checkpoints_on_object_store_mounts_are_refused(
     check = preflight.check_disk(disk_need(load_run(make_run(), []), resumes=False))
     assert check.level == level
     assert ("a mount of an object store" in check.finding) == (level == "problem")
-    assert preflight.check_disk(need(tmp_path)).level != "problem"  # token files are downloaded as complete files
+    assert preflight.check_disk(need(tmp_path)).level != "problem"  # such a mount suffices for token files
 
 
 def test_existing_checkpoints_reduce_the_disk_need(make_run: MakeRun) -> None:
@@ -134,11 +134,11 @@ def test_existing_checkpoints_reduce_the_disk_need(make_run: MakeRun) -> None:
     [checkpoint] = [path for path in (run / "checkpoints").iterdir() if not path.is_symlink()]
     on_disk = sum(file.stat().st_size for file in checkpoint.iterdir())
     assert later.total_bytes == fresh.total_bytes - on_disk
-    assert fresh.least_bytes == pytest.approx(on_disk, rel=0.1)  # the rest is headers and JSON
+    assert fresh.least_bytes == pytest.approx(on_disk, rel=0.1)  # the difference is headers and JSON
     assert disk_need(config, resumes=False).total_bytes == fresh.total_bytes
 
 
-def test_full_disk_never_refuses_a_resume(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_never_prevents_a_resume(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     config, fresh = load_run(run, []), disk_need(load_run(run, []), resumes=False)
     assert disk_need(config, resumes=True) == fresh
@@ -156,7 +156,7 @@ def test_killed_saves_reduce_the_disk_need(make_run: MakeRun, monkeypatch: pytes
     partial.mkdir(parents=True)
     with (partial / "model.safetensors").open("wb") as file:
         file.write(b"x" * (1 << 16))
-        file.truncate(1 << 30)  # a save also starts with a sparse file
+        file.truncate(1 << 30)  # a real save also starts with a sparse file
     fresh = disk_need(config, resumes=False)
     assert disk_need(config, resumes=True) == fresh  # without a checkpoint, a partial save is archived
     (folder / "step-00000004").mkdir()

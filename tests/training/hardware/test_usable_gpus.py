@@ -36,7 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, installed: int, usable: int, cuda: str | None = "13.0") -> None:
-    """Emulate a machine with `installed` GPUs in its driver. torch can use `usable` of them."""
+    """Emulate a machine whose driver has `installed` GPUs, of which torch can use `usable`."""
 
     def is_available() -> bool:
         if installed and not usable:
@@ -66,7 +66,7 @@ def test_unusable_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             7,
             "13.0",
-            "CUDA can use 7: see nvidia-smi; to train on the usable ones, set CUDA_VISIBLE_DEVICES; --device cpu",
+            "CUDA can use 7: see nvidia-smi; to train on the usable GPUs, set CUDA_VISIBLE_DEVICES; --device cpu",
         ),
     ):
         machine(monkeypatch, installed=8, usable=usable, cuda=cuda)
@@ -120,14 +120,14 @@ def test_memory_errors_are_recognized() -> None:
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
-        # On a slice of a GPU
+        # The message on a slice of a GPU (MIG)
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165',
     ):
         assert is_memory_error(RuntimeError(message)) and is_gpu_memory_error(RuntimeError(message))
     assert not is_memory_error(RuntimeError("shapes do not match"))
 
 
-def test_memory_advice_names_settings_not_in_use(make_run: MakeRun) -> None:
+def test_memory_advice_names_only_settings_not_in_use(make_run: MakeRun) -> None:
     train, run = load_run(ROOT / "runs" / "8xa100", []).train, Path("runs/mine")
     error = torch.OutOfMemoryError("CUDA out of memory")
 
@@ -138,7 +138,7 @@ def test_memory_advice_names_settings_not_in_use(make_run: MakeRun) -> None:
     single_sequence = {"microbatch_size": 1, "global_batch_size": 8}
     settings = advice(8, **single_sequence)
     assert "--set recompute_blocks=true" in settings and "--set parallel=fsdp" in settings
-    for setting in re.findall(r"--set (\w+=\w+)", settings):  # the run accepts each setting
+    for setting in re.findall(r"--set (\w+=\w+)", settings):  # a run accepts each setting that is advised
         load_run(make_run(setting.replace("=", "-"), microbatch_size=1), [setting])
     assert "fsdp" not in advice(8, **single_sequence, parallel="fsdp") + advice(1, **single_sequence)
     memory_options = {"parallel": "fsdp", "recompute_blocks": True, "loss_chunks": 8}

@@ -1,4 +1,4 @@
-"""train.py with an additional optimizer, which is registered in one line: sign descent with a momentum in bf16."""
+"""A version of train.py that registers another optimizer in one line: sign descent, with its momentum in bf16."""
 
 import sys
 from typing import Any

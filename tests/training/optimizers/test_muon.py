@@ -1,4 +1,4 @@
-"""Muon: the published formula, torch's bits, split queries, keys and values, and the division of work among ranks."""
+"""Muon matches the published formula and torch's bits, can split queries, keys and values, and divides work evenly."""
 
 import math
 from typing import Any
@@ -35,7 +35,7 @@ Matrix = npt.NDArray[np.float64]
 def make(
     options: OptimizationOptions, kind: torch.dtype = torch.float32, **settings: Any
 ) -> tuple[dict[str, Any], Muon]:
-    """Return parameters, and a Muon optimizer for them with a momentum of zero."""
+    """Return parameters, and their Muon optimizer, whose momentum is zero."""
     generator = torch.Generator().manual_seed(0)
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
@@ -76,7 +76,7 @@ def test_orthogonalization_matches_the_publication(shape: tuple[int, int]) -> No
 
 def test_the_update_matches_the_publication() -> None:
     parameters, muon_optimizer = make(SPLIT, torch.float64, compute_type=torch.float64)
-    muon_optimizer.found_inf = torch.tensor(0.0)  # the switch on the device, as in training
+    muon_optimizer.found_inf = torch.tensor(0.0)  # a flag on the device, as in training
     weights = {name: parameter.detach().numpy().copy() for name, parameter in parameters.items()}
     momenta = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(4):
@@ -94,9 +94,9 @@ def test_the_update_matches_the_publication() -> None:
         assert np.abs(parameter.detach().numpy() - weights[name]).max() < 1e-12, name
 
 
-def test_unsplit_muon_has_the_bits_of_torchs() -> None:
+def test_unsplit_muon_has_the_same_bits_as_torchs() -> None:
     parameters, muon_optimizer = make(PLAIN)
-    muon_optimizer.found_inf = torch.tensor(0.0)  # torch's optimizer has no such switch
+    muon_optimizer.found_inf = torch.tensor(0.0)  # torch's optimizer has no such flag
     torch_parameters = {name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
     torch_optimizer = torch.optim.Muon(
         list(torch_parameters.values()), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
@@ -183,7 +183,7 @@ def test_eight_ranks_compute_an_eighth_each(
 
 
 def step_on(ranks: RankGroup, axes: dict[str, Axes], options: OptimizationOptions, *, sharded: bool) -> None:
-    """Take a step on one rank, with tensors that have no memory."""
+    """Take a step on one rank, with meta tensors, which need no memory."""
     meta = torch.device("meta")
     local_parameters = {}
     for name, (rows, columns) in ((name, parameter_axes.shape) for name, parameter_axes in axes.items()):

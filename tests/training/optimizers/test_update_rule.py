@@ -1,4 +1,4 @@
-"""A new optimizer needs only a file and a registration: it trains, saves, resumes and is planned with its own state."""
+"""A new optimizer needs only a file and a registration: its state is saved, resumed and included in predictions."""
 
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_undeclared_optimizer_state_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_one_rule_takes_each_parameter(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_exactly_one_rule_takes_each_parameter(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(adamw, "RULES", adamw.RULES * count)
     with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight; exactly one must"):
         optimizer_of_a_weight()

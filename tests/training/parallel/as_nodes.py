@@ -1,6 +1,6 @@
-"""Run train.py as if every NODE_SIZE ranks were a node, although all of them are on this machine.
+"""Run train.py as if each group of NODE_SIZE ranks were a node, although all ranks are on this machine.
 
-torchrun's variables are changed for this.
+To that end, the environment variables that torchrun sets are changed.
 """
 
 import os

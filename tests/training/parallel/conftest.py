@@ -1,4 +1,4 @@
-"""Single ranks in torch's fake process group, whose collectives do nothing, and several ranks as threads."""
+"""Two ways to emulate ranks: one in torch's fake process group, whose collectives do nothing, or several in threads."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 @contextmanager
 def as_rank(rank: int, *, of: int) -> Iterator[None]:
-    """Make this process one rank of a fake process group, as a context manager."""
+    """Context manager in which this process is one rank of a fake process group."""
     dist.init_process_group("fake", rank=rank, world_size=of, store=FakeStore())
     try:
         yield
@@ -31,20 +31,20 @@ def as_rank(rank: int, *, of: int) -> Iterator[None]:
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Count the collectives that are called, by name, as a context manager."""
+    """Context manager that counts how often each collective is called."""
     counts: Counter[str] = Counter()
     with Watched(lambda function, _: counts.update(re.findall(r"c10d\.(\w+)", str(function)))):
         yield counts
 
 
 def default_ranks() -> Ranks:
-    """Return this rank of the default process group, on the CPU."""
+    """Return the Ranks of this process in the default process group, on the CPU."""
     size, cpu = dist.get_world_size(), torch.device("cpu")
     return Ranks(rank=dist.get_rank(), world_size=size, device=cpu, control=None, download=None)
 
 
 def on_threads(work: Callable[[int, MakeGroup], Value], ranks: int) -> list[Value]:
-    """Call `work` for each rank, in a thread of this process, and return what it returned.
+    """Call `work` for each rank in a thread of this process, and return the results in the order of the ranks.
 
     `work` gets the rank and a function that makes gloo groups.
     """

@@ -28,7 +28,7 @@ TRAINED, VALIDATED = ("blocks", "head and loss"), ("blocks", "losses of sequence
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
-    """Return a list of the graphs that are compiled from now on. They are run without generating code."""
+    """Return a list to which each graph that is compiled is added. Graphs run as they are, without generated code."""
     compiled_graphs: list[torch.fx.GraphModule] = []
 
     def run_uncompiled(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
@@ -36,9 +36,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=run_uncompiled))
-    monkeypatch.setattr(
-        jaxtyping.config, "jaxtyping_disable", True
-    )  # its checks of shapes would become part of the graphs
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its shape checks would become part of the graphs
     torch._dynamo.reset()
     return compiled_graphs
 
@@ -87,10 +85,10 @@ def test_blocks_of_all_layers_share_a_graph(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_single_graph_networks_compile_two_graphs(graphs: list[torch.fx.GraphModule], name: str) -> None:
+def test_networks_compiled_whole_have_two_graphs(graphs: list[torch.fx.GraphModule], name: str) -> None:
     with as_rank(0, of=1):
         train_and_validate(NETWORKS[name], "ddp", "model")
-    assert len(graphs) == 2
+    assert len(graphs) == 2  # one for training, one for validation
 
 
 @pytest.mark.slow

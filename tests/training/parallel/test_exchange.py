@@ -1,4 +1,4 @@
-"""The exchange of partial sums in real process groups gives the same bits as one process, also on two levels."""
+"""The exchange of partial sums in real process groups gives the same bits as one process, even with two levels."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_all_ranks_get_the_bits_of_one_process(
 
 
 def sums_of_ranks(leaf_values: Tensor, nodes: int, size: int) -> list[Tensor]:
-    """Return the sum of all leaves, (leaves, elements), that each rank gets."""
+    """Return the sum of all leaves that each rank gets. `leaf_values` has the shape (leaves, elements)."""
     ranks = nodes * size
     tree, shares = step_tree("elastic", len(leaf_values), ranks), rank_shares(len(leaf_values), ranks)
 
@@ -80,7 +80,7 @@ def test_equal_subtrees_need_one_partial_sum_per_rank() -> None:
 
 
 def partial_sums(leaf_values: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
-    """Return a rank's partial sums. Each is a list of tensors of up to 9 elements, like those of several parameters."""
+    """Return a rank's partial sums, each as a list of tensors of up to 9 elements, like those of several parameters."""
     share = rank_shares(len(leaf_values), ranks)[rank]
     total = LeafSum(step_tree("elastic", len(leaf_values), ranks), share)
     *first, last = [[tensor.clone() for tensor in leaf_values[number].split(9)] for number in share]
@@ -107,6 +107,6 @@ def test_traffic_between_nodes_is_minimal(make_run: MakeRun, tmp_path: Path, par
             outputs = [node.communicate(timeout=300) for node in nodes]
             assert [node.returncode for node in nodes] == [0, 0], outputs
             sent[steps] = machines[0].sent_bytes() - before
-    minimum = 4 * parameters  # 2 (R - 1) / R of the fp32 gradients, R = 2 nodes
+    minimum = 4 * parameters  # 2 (R - 1) / R times the bytes of the fp32 gradients, with R = 2 nodes
     print(f"{parallel}: {(sent[40] - sent[10]) / 30 / minimum:.3f} of the minimum")
     assert minimum <= (sent[40] - sent[10]) / 30 <= 1.1 * minimum

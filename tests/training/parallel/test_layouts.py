@@ -1,7 +1,8 @@
 """Bits of real runs: each variant of training gives the same numbers on every layout as in one process.
 
-This is also true for runs that are killed and continued on another layout. Numbers are compared within one execution of
-these tests, never with recorded ones, because another version of torch or another CPU has other bits.
+This is also true for runs that are killed and continued on another layout. Numbers are compared only within one
+execution of these tests, and never with recorded numbers, because another version of torch or another CPU gives
+different bits.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ AS_NODES = Path(__file__).with_name("as_nodes.py")
 NUMBERS = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
 STEPS = 4
 
-# Larger than DDP's first bucket of 1 MiB, with numbers of rows and columns that no number of ranks divides, and with an
-# untied head.
+# A network with an untied head that is larger than DDP's first bucket (1 MiB). Its rows and columns cannot be divided
+# evenly among most numbers of ranks.
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
-SHARED_LAYERS = HEADS | {"context_length": 32}  # four tensor shards have equal parts, except for keys and values
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each process of a pool would import torch
+SHARED_LAYERS = HEADS | {"context_length": 32}  # four tensor shards get equal parts, but share keys and values
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # because each process of a pool would import torch
 
 
 @attrs.frozen(kw_only=True)
@@ -36,10 +37,10 @@ class Variant:
     model: dict[str, Any] = attrs.field(factory=lambda: {"drop_rate": 0.1})
     train: dict[str, Any] = attrs.field(factory=dict)
     environment: dict[str, str] = attrs.field(factory=dict)
-    microbatches: int = 8  # of two sequences
+    microbatches: int = 8  # in a step, each with two sequences
 
     def write(self, directory: Path, token_files: Path, few: Path, answers: Path) -> Path:
-        """Write the run directory. `few` has other tokens, for a mixture; `answers` has conversations."""
+        """Write the run directory. A mixture also reads `few`, and the objective "answers" needs conversations."""
         model = {"context_length": 32} | self.model
         batch = 2 * self.microbatches
         keys = {"global_batch_size": batch, "min_train_tokens": STEPS * batch * model["context_length"]} | self.train
@@ -96,7 +97,7 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# Number of nodes x ranks per node, the value of `parallel`, and that of tensor_parallel if it is not 1
+# Nodes x ranks per node, the value of "parallel", and "tp" with the value of "tensor_parallel" if that is not 1
 EVEN = (
     "1x2 ddp",
     "1x2 fsdp",
@@ -125,7 +126,8 @@ LAYOUTS = {
     "5 micro-batches": ("1x2 fsdp", "1x3 ddp", "1x5 fsdp"),
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
-    # These cover each pair of values: 1, 2, 4 tensor ranks; 1, 2, 3 data-parallel ranks; wrappers; networks; precisions
+    # These layouts cover each pair of values of these settings: the number of tensor ranks (1, 2, 4), the number of
+    # data-parallel ranks (1, 2, 3), the wrapper, the network and the precision.
     "GPT-2 in 4 shards, fp32": ("1x2 fsdp tp2", "1x6 ddp tp2", "1x8 fsdp tp4"),
     "GPT-2 in 4 shards, bf16": ("2x2 hsdp",),
     "Llama in 4 shards, fp32": ("1x2 ddp",),
@@ -136,14 +138,14 @@ LAYOUTS = {
 }
 FAST = [*(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")), ("answers", "1x3 fsdp")]
 FAST.append(("Llama in 4 shards, bf16", "2x2 hsdp tp2"))
-AS_USER = ("fp32", "1x2 fsdp")  # started by a command, in new interpreters
+AS_USER = ("fp32", "1x2 fsdp")  # the case that is started by a command line, in new interpreters
 CASES = [
     pytest.param(variant, layout, marks=() if (variant, layout) in FAST else pytest.mark.slow)
     for variant, layouts in LAYOUTS.items()
     for layout in layouts
 ]
-# Layouts on which a run is continued, one after the other. On the first layout, which has one node, it is killed while
-# it saves at step 4.
+# The layouts of a run, one after the other. On the first one, which has one node, the run is killed while it saves at
+# step 4; it continues on the others.
 HANDOVERS = {
     "fp32": ("1x4 fsdp", "2x2 hsdp", "1x1 ddp"),
     "bf16": ("1x3 ddp", "3x2 hsdp", "1x5 fsdp"),
@@ -161,14 +163,14 @@ WriteVariant = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory, token_files: Path, few: Path, answers: Path) -> WriteVariant:
-    """Return a function that writes the run directory of a variant, under a name."""
+    """Return a function that writes the run directory of a variant into a new folder with this name."""
     directories = token_files, few, answers
     return lambda variant, name: VARIANTS[variant].write(tmp_path_factory.mktemp(name) / "run", *directories)
 
 
 @pytest.fixture(scope="module")
 def reference(write: WriteVariant) -> Callable[[str], Numbers]:
-    """Return a function that returns the numbers of a variant in one process. They are computed only once."""
+    """Return a function that trains a variant in one process, but only once, and returns its numbers."""
     results: dict[str, Numbers] = {}
 
     def numbers(variant: str) -> Numbers:
@@ -232,10 +234,10 @@ def test_killed_runs_give_the_results_of_one_process(
     *results, validated = numbers_of(run)
     *expected, losses = reference(variant)
     assert results == expected
-    assert losses.items() <= validated.items()  # each part of the run is also validated at its end
+    assert losses.items() <= validated.items()  # there are more losses, because the end of each job is also validated
 
 
-# A script that prints the hash of the state from which a run resumes, computed on the layout that has loaded it.
+# A script that prints the hash of the state that a resumed run has loaded, computed on its new layout.
 PRINT_LOADED_STATE = """
 from training import resume
 from training.checkpoints.tensor_files import state_sha256
@@ -243,15 +245,15 @@ from training.checkpoints.tensor_files import state_sha256
 plain_load = resume.load_checkpoint
 
 
-def tell(found, request, state, ranks):
-    loaded = plain_load(found, request, state, ranks)
+def load_and_print(checkpoint, request, state, ranks):
+    loaded = plain_load(checkpoint, request, state, ranks)
     digest = state_sha256(state, ranks)
     if ranks.coordinates:
         print(f"loaded {digest}\\n", end="", flush=True)
     return loaded
 
 
-resume.load_checkpoint = tell
+resume.load_checkpoint = load_and_print
 """
 
 
@@ -262,7 +264,7 @@ def test_checkpoints_load_with_any_number_of_tensor_shards(
     variant = "Llama in 4 shards, fp32"
     run, script, numbers = write(variant, "shards"), changed_train(PRINT_LOADED_STATE), []
     for step, layout in enumerate(("1x1 ddp", "1x2 ddp tp2", "1x4 fsdp tp4", "1x2 fsdp"), 1):
-        _, size, keys = read_layout(layout)  # the number of shards is that of the ranks that share layers
+        _, size, keys = read_layout(layout)  # with tensor_shards null, there is one shard per tensor rank
         options = ("--set", "tensor_shards=null", "--allow-numerics-drift", "--max-steps", str(step))
         process = complete(run, *keys, *options, ranks=size, script=script)
         assert [line for line in process.stdout.splitlines() if line.startswith("loaded")] == numbers[-1:]
@@ -283,9 +285,9 @@ def test_compiled_and_low_precision_runs_train_similarly(
 
 
 @pytest.mark.slow
-def test_determinism_run_repeats_with_the_same_ranks(write: WriteVariant) -> None:
-    # DDP regroups its buckets after the first step of a process. If sums depended on the order of the buckets, bits
-    # would differ.
+def test_run_level_repeats_with_the_same_ranks(write: WriteVariant) -> None:
+    # DDP regroups its buckets after the first step of a process. If sums depended on the order of the buckets, the
+    # bits would differ.
     numbers_of_runs = []
     for layout, stops in (("1x3 ddp", "4"), ("1x3 ddp", "24"), ("1x3 fsdp", "4"), ("3x1 hsdp", "4")):
         run = write("12 micro-batches", "run-level")
@@ -308,7 +310,7 @@ def test_layouts_also_train_without_determinism(
 
 @pytest.mark.slow
 def test_without_elastic_the_number_of_ranks_matters(write: WriteVariant) -> None:
-    # This shows that the equality in other tests is not just due to the small model.
+    # The number of ranks matters even for this small model, so the equality in the other tests is no accident.
     hashes = []
     for layout in ("1x1 ddp", "1x4 ddp"):
         run = write("fp32", "ranks-show")

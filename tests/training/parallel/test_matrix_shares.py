@@ -1,4 +1,4 @@
-"""Matrices are divided evenly among ranks, each is computed once, and all ranks get the same results."""
+"""Matrices are divided evenly among ranks, each matrix is computed once, and all ranks get the same results."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def axes(rows: list[Axis], columns: Axis) -> Axes:
     return Axes(rows=tuple(rows), columns=columns, embedding=False)
 
 
-# The row axes of a parameter are its matrices. Two tensor shards of "b" have the same keys and values.
+# Each row axis of a parameter is a matrix. The keys and values of "b" are shared by two tensor shards each.
 AXES = {
     "a": axes([Axis("embed", 5)], Axis("mlp", 4)),
     "b": axes([Axis("heads", 8, 4), Axis("kv_heads", 6, 2), Axis("kv_heads", 6, 2)], Axis("embed", 3)),
@@ -26,7 +26,7 @@ AXES = {
     "d": axes([Axis("mlp", 12)], Axis("embed", 3)),
 }
 REPLICATED = [(ranks, (1, 1, shards)) for ranks in (1, 2, 3, 4) for shards in (1, 4)]
-# Row shards, ranks with tensor shards, tensor shards
+# The numbers of row shards, of ranks that divide the tensor shards, and of tensor shards
 SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1, 4, 4), (2, 2, 4), (3, 2, 4)]
 
 
@@ -77,14 +77,12 @@ def test_all_ranks_get_the_result_for_the_full_matrix(
     parameters = {name: torch.randn(parameter_axes.shape).to(kind) for name, parameter_axes in AXES.items()}
 
     def local_piece(rank: int, piece: HeldPiece) -> torch.Tensor:
-        """Return a piece from a rank's part of a parameter, in its memory layout."""
+        """Return a piece of a parameter as a view of the part that a rank holds."""
         *path, name = piece.parameter.split(".")
         shard = rank % tensor_size * local + int(path[1] if path else 0)
         part = part_of(parameters[name], shard_cut(AXES[name], shards, shard))
-        parameter_axes = RankGroup(rank=rank // tensor_size, size=row_shards)
-        return within(
-            part[parameter_axes.first_row(len(part)) :][: parameter_axes.chunk(len(part))], piece.local_rows, None
-        )
+        row_ranks = RankGroup(rank=rank // tensor_size, size=row_shards)
+        return within(part[row_ranks.first_row(len(part)) :][: row_ranks.chunk(len(part))], piece.local_rows, None)
 
     def function(matrix: torch.Tensor) -> torch.Tensor:
         return matrix.T.contiguous().T * matrix.norm()  # depends on all rows, and changes the memory layout
@@ -95,13 +93,13 @@ def test_all_ranks_get_the_result_for_the_full_matrix(
     full_matrices = dict(zip(matrices(AXES, layout), values, strict=True))
 
     def compute_on(rank: int, make_group: MakeGroup) -> Results:
-        parameter_axes = make_group("all", rank, size)
+        all_ranks = make_group("all", rank, size)
         compute, place = (compute_sharded, rank) if layout.sharded else (compute_replicated, 0)
         rounds = make_rounds(list(full_matrices), cost, size)
         return [
             entry
             for round_matrices in rounds
-            for entry in compute(round_matrices, parameter_axes, function, lambda piece: local_piece(place, piece))
+            for entry in compute(round_matrices, all_ranks, function, lambda piece: local_piece(place, piece))
         ]
 
     for rank, results in enumerate(on_threads(compute_on, size)):

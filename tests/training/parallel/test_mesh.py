@@ -31,7 +31,7 @@ ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_ranks_that_share_batches_keep_the_loss_curve(make_run: MakeRun, parallel: str) -> None:
-    # With determinism "run", the bits depend on the number of ranks that divide the batch.
+    # With determinism "run", the bits depend on how many ranks the batch is divided among.
     curves = {}
     for name, ranks, tensor_parallel in (("two", 2, 1), ("sharing", 4, 2), ("four", 4, 1)):
         settings = {"determinism": "run", "parallel": parallel, "global_batch_size": 16}
@@ -95,7 +95,7 @@ def test_levels_depend_on_the_nodes(
             wrapper_and_node_size(parallel, ranks, ordered=True)
     else:
         assert wrapper_and_node_size(parallel, ranks, ordered=True) == expected
-        # Without an ordered sum, DDP needs no groups of nodes, so none are made.
+        # Without an ordered sum, DDP needs no process groups for nodes, so none are made.
         assert wrapper_and_node_size(parallel, ranks, ordered=False) == (
             ("ddp", None) if parallel == "ddp" else expected
         )
@@ -135,7 +135,7 @@ def test_ranks_hold_and_write_their_shards_rows(rows: int, rank: int) -> None:
 
 
 def test_only_the_sharded_mesh_dimension_counts() -> None:
-    with as_rank(6, of=8):  # there are two replicas of four shards; this is the third shard of the second replica
+    with as_rank(6, of=8):  # of two replicas with four shards each, this is the third shard of the second replica
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replica", "shard"))
         value = DTensor.from_local(numbered_rows(2), mesh, [Replicate(), Shard(0)], run_check=False)
         shards = shards_of(value)

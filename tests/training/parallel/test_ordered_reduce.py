@@ -1,4 +1,4 @@
-"""Ordered sums of a single rank follow the tree, with one partial sum per level. Several ranks: test_exchange.py."""
+"""A single rank's sums follow the tree, with one partial sum per level. test_exchange.py tests several ranks."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def leaves(count: int, seed: int) -> torch.Tensor:
 
 
 def tree_sum(parts: list[Any], run: int, add: Callable[[Any, Any], Any] = torch.add) -> Any:
-    """Return the sum in the documented order: first runs of leaves in order, then neighbors, level by level."""
+    """Add in the documented order: first the leaves of each run in turn, then neighboring sums, level by level."""
     level = [functools.reduce(add, parts[begin : begin + run]) for begin in range(0, len(parts), run)]
     while len(level) > 1:
         pairs = [add(*level[index : index + 2]) for index in range(0, len(level) - 1, 2)]

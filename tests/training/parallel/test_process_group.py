@@ -1,4 +1,4 @@
-"""Process groups: values and errors that ranks exchange, in a single process and in two."""
+"""Process groups: ranks exchange values and errors, in a single process and in two."""
 
 import json
 import socket

@@ -1,7 +1,7 @@
-"""Nodes connect whatever their own names resolve to, and then train with the same bits as one node.
+"""Nodes connect, no matter what their own names resolve to, and then train with the same bits as one node.
 
-If they cannot connect, they explain why. Ranks that were started together agree on a name, whatever earlier ranks have
-left in the store.
+If nodes cannot connect, the error explains why. Ranks that were started together agree on a name for their generation,
+no matter what earlier ranks have left in the store.
 """
 
 import os
@@ -30,7 +30,7 @@ MINUTE = timedelta(minutes=1)
     [
         (("own name", "own name"), "10.77.0.1"),
         (("nothing", "nothing"), "10.77.0.1"),
-        (("own name", "good"), "a"),  # a loopback address on the first node itself
+        (("own name", "good"), "a"),  # on the first node itself, "a" is a loopback address
     ],
 )
 def test_nodes_connect_whatever_their_names(
@@ -63,7 +63,8 @@ def test_the_route_determines_the_interface(machines: tuple[Machine, Machine]) -
     output, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     cable = machines[1].cable
-    assert output == f"{[cable, cable, cable, None, None, None, None]}\n"  # no route, no such name, loopback, IPv6
+    # The last four hosts: no route, no such name, a loopback address, and IPv6
+    assert output == f"{[cable, cable, cable, None, None, None, None]}\n"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_all_ranks_learn_a_reachable_address(
 
 
 def agree(store: Any, world_size: int, draw: random.Random) -> list[str]:
-    """Let ranks join at random times, and return the names that they agree on."""
+    """Let ranks join at random times, and return the name that each rank gets."""
 
     def join(rank: int, seconds: float) -> str:
         time.sleep(seconds)
@@ -120,7 +121,7 @@ def agree(store: Any, world_size: int, draw: random.Random) -> list[str]:
 def test_each_generation_has_its_own_name() -> None:
     draw, store = random.Random(5), dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
     names = []
-    for world_size in (4, 4, 2, 4, 3, 1):  # nodes join and leave; none of them removes its entries
+    for world_size in (4, 4, 2, 4, 3, 1):  # nodes join and leave, but do not remove their entries
         [name] = set(agree(store, world_size, draw))
         names.append(name)
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""The step clock counts own work in steps, without waits for other ranks and without the time between steps."""
+"""The step clock measures a rank's own work: neither waits for other ranks nor the time between steps count."""
 
 import torch
 
@@ -12,7 +12,7 @@ def test_own_seconds_exclude_reductions_and_waits(clock: list[float]) -> None:
         with steps.timed():
             clock[0] += 1
             steps.begin_waiting()
-            clock[0] += 20  # for weights
+            clock[0] += 20  # waiting for weights
             steps.end_waiting()
             clock[0] += 2
             for _ in range(2):

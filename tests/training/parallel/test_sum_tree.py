@@ -1,4 +1,7 @@
-"""The sum tree: however ranks divide the leaves, the additions are those of one process; numbers of partial sums."""
+"""The sum tree: however the leaves are divided among ranks, the additions are the same as in one process.
+
+Other tests are about the number of partial sums.
+"""
 
 import itertools
 from typing import Any
@@ -9,11 +12,11 @@ from tests.training.parallel.test_ordered_reduce import tree_sum
 from tokens.batches.sampling import rank_shares
 from training.parallel.sum_tree import SumTree, leaf, most_held_sums, step_tree
 
-Sum = Any  # the number of a leaf, or a pair of two sums that are added
+Sum = Any  # the number of a leaf, or a pair of sums that are added
 
 
 def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
-    """Return the partial sums of a range from those of its parts, by the tree's additions."""
+    """Combine the partial sums of a range's parts into those of the whole range, with the additions of the tree."""
     rounds, results = tree.additions(parts)
     for pairs in rounds:
         places = list(itertools.chain(*pairs))
@@ -24,7 +27,7 @@ def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
 
 
 def sum_of_share(tree: SumTree, share: range) -> tuple[list[range], list[Sum]]:
-    """Return a rank's ranges and partial sums, which are added when its leaves are pushed."""
+    """Push a rank's leaves one by one, and return the rank's ranges and partial sums."""
     ranges: list[range] = []
     sums: list[Sum] = []
     for number in share:
@@ -66,7 +69,7 @@ def test_ranges_have_partial_sums_of_largest_subtrees() -> None:
         (2, 3),
         (3, 6),
         (6, 8),
-    ]  # runs of 3: the end of a run, a complete run, a beginning
+    ]  # with runs of 3 leaves: the end of a run, a complete run, and the beginning of a run
     assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
 
 

@@ -1,4 +1,4 @@
-"""Tensor shards on ranks that share layers: shared gradients and their norm equal those of the complete tensors."""
+"""Tensor shards on ranks that share layers: gradients and their norm are the same as without shards."""
 
 import zlib
 
@@ -20,7 +20,8 @@ from training.parallel.mesh import full_tensor, within
 from training.parallel.process_group import RankGroup, Ranks
 from training.parallel.tensor_shards import TensorShards, in_shards, tensor_shards
 
-CONFIG = attrs.evolve(SMALL, n_layers=1, n_kv_heads=2, tie_weights=False)  # two shards have the same keys and values
+# Four shards share two heads of keys and values, so two shards have the same ones.
+CONFIG = attrs.evolve(SMALL, n_layers=1, n_kv_heads=2, tie_weights=False)
 SHARDS = 4
 
 
@@ -35,7 +36,7 @@ def gradient(name: str, shard: int) -> Tensor:
 
 
 def whole_gradient(name: str) -> Tensor:
-    """Return the sum of the parts that shards compute, in the order of shards."""
+    """Add the parts that the shards compute, in the order of the shards."""
     full = torch.zeros(axes_of(name, CONFIG).shape)
     for shard in range(SHARDS):
         cut, part = cut_of(name, shard), gradient(name, shard)

@@ -41,7 +41,7 @@ def test_one_rank_needs_no_wrapper(kind: str, determinism: str) -> None:
 
 
 @pytest.mark.parametrize("determinism", ["off", "run", "elastic"])
-def test_step_gradients_are_those_of_the_global_batch(determinism: str) -> None:
+def test_step_gradients_match_those_of_the_global_batch(determinism: str) -> None:
     batch = torch.randint(CONFIG.vocab_size, (6, CONFIG.context_length + 1), generator=torch.Generator().manual_seed(0))
     parallel, reference = wrap("ddp", determinism), GPT(CONFIG)
     initialize(reference, 0)
@@ -79,7 +79,7 @@ def test_only_the_last_micro_batch_is_reduced(alone: Ranks, monkeypatch: pytest.
             assert reduced == []
             with parallel.gradient_sync(enabled=number == 2):
                 parallel.model(row[:, :-1], row[:, 1:]).backward()
-            # There are fewer buckets than parameters, so gradients are views of buckets, and not copies.
+            # Gradients share storages, which shows that they are views of buckets, and not copies.
             buckets = {gradient.untyped_storage().data_ptr() for gradient in parallel.gradients()}
             assert len(buckets) < len(parallel.gradients()) / 2
         assert sum(reduced) == sum(parameter.numel() for parameter in parallel.named_parameters().values())

@@ -81,7 +81,7 @@ def test_failed_searches_are_reported_in_one_line(make_run: MakeRun) -> None:
     for place, line in (
         ("step", f"{run}: not even one sequence of 32 tokens fits; predicted to fit: l4 or a larger GPU"),
         ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
-        ("hang", "micro-batch 1: not all ranks have answered within 20 s"),
+        ("hang", "micro-batch 1: not all ranks answered within 20 s"),
     ):
         assert one_line(find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")) == f"find_batch_size.py: {line}"
 
@@ -100,7 +100,7 @@ def test_ctrl_c_is_reported_in_one_line(make_run: MakeRun) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(HANG_SECONDS)
-    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing is written\n")
+    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing was written\n")
 
 
 def test_search_requires_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ def test_search_requires_torchrun_or_no_launcher(make_run: MakeRun, monkeypatch:
 def test_bad_input_is_reported_in_one_line(make_run: MakeRun) -> None:
     run, plain = make_run(), make_run("plain", global_batch_size=None, gradient_accumulation_steps=3)
     for directory, options, line in (
-        (run, (), "this machine has no GPU; --predict a100-40gb predicts the size for one, and --device cpu runs the"),
+        (run, (), "this machine has no GPU; --predict a100-40gb predicts the size for that GPU, and --device cpu runs"),
         (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
         (run, ("--device", "cpu", "--world-size", "9"), "8 micro-batches of 1, which world size 9 exceeds; start at"),
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            "which world size 3 does not divide, although determinism run requires it; set determinism to el",
+            'which world size 3 does not divide, although determinism "run" requires it; set determinism to "el',
         ),
         (
             plain,
@@ -163,7 +163,7 @@ def test_headroom_is_subtracted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_bytes(torch.device("cuda")) == total - other_processes - int(HEADROOM * total)
 
 
-def test_write_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
+def test_write_option_preserves_link_mode_and_line_ends(make_run: MakeRun) -> None:
     directory = make_run()
     path, file = directory / "train.json", directory / "elsewhere.json"
     text = path.read_bytes().replace(b", ", b",\r\n")

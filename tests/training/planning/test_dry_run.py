@@ -1,4 +1,4 @@
-"""The dry run of a run with tensor shards."""
+"""`--dry-run` shows the tensor shards of a run."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""Estimates: a run's hours and dollars on machines for rent agree with published training times.
+"""Estimates of a run's hours on rented machines agree with published training times.
 
-Other tests are on plans for several nodes.
+Other tests are about plans for several nodes.
 """
 
 import json
@@ -61,7 +61,7 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
 
 
 FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
-HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because layers take time to count
+HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because counting many layers takes time
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,8 @@ HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, b
         ),
         (
             [*FEW, "--machine", "8xa100-40gb"],
-            "--set: global_batch_size: got 4, wanted a sequence for each of 8 data-parallel ranks of 8xa100-40gb",
+            "--set: global_batch_size: got 4, wanted at least one sequence for each of the 8 data-parallel ranks of "
+            "8xa100-40gb",
         ),
     ],
 )
@@ -118,7 +119,7 @@ def test_plan_counts_all_validations_of_a_run(datasets: int, validation: int, ch
     assert 3600 * offer.hours(1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)
 
 
-def test_start_up_is_measured_by_earlier_jobs(tmp_path: Path) -> None:
+def test_start_up_time_is_taken_from_earlier_jobs(tmp_path: Path) -> None:
     assert start_up_of(tmp_path) == (ASSUMED_START_UP_SECONDS, 0)
     parts = dict.fromkeys(PARTS, 0.0)
     ledgers = [parts | {"start-up": start_up, "compile": 30.0, "training": 9.0} for start_up in (10.0, 50.0, 60.0)]

@@ -1,4 +1,4 @@
-"""--plan shows forecast.json as long as the recipe is the same as when the forecast was made."""
+"""`--plan` shows forecast.json as long as the recipe is the same as when the forecast was made."""
 
 import json
 from pathlib import Path
@@ -68,14 +68,14 @@ def test_other_keys_do_not_change_the_forecast(run: Path, override: str) -> None
     assert describe_forecast_file(load_run(run, [override])) == describe_forecast_file(load_run(run, []))
 
 
-def test_missing_keys_of_a_forecast_have_their_default(run: Path) -> None:
+def test_keys_missing_from_a_forecast_have_their_default(run: Path) -> None:
     recipe = forecast_recipe(load_run(run, []))
     del recipe["model"]["logit_softcap"], recipe["train"]["era_tokens"]
     change(run, recipe=recipe)
     assert len(describe_forecast_file(load_run(run, []))) == 2
     [line] = describe_forecast_file(load_run(run, ["model.logit_softcap=15"]))
     assert "logit_softcap is 15.0, but was None when" in line
-    del recipe["train"]["validation_sequences"]  # forecasts of older versions do not have this key
+    del recipe["train"]["validation_sequences"]  # forecasts from older versions do not have this key
     change(run, recipe=recipe)
     assert len(describe_forecast_file(load_run(run, ["validation_sequences=64"]))) == 2
 

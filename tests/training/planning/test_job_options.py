@@ -1,4 +1,4 @@
-"""--dry-run describes the effects of all other options on its command line."""
+"""`--dry-run` describes the effects of all other options on its command line."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_dry_run_describes_every_option(make_run: MakeRun, capsys: pytest.Captur
             words += [str(answers), "--set", "objective=answers"]
         lines = dry_run_output(capsys, run, *words)
         assert lines != plain, name
-        # The description of the plan shows the effects of these three options.
+        # These three options change the description of the plan. Every other option is named in a line of its own.
         if name not in ("--set", "--token-files", "--world-size"):
             assert f" {name}" in lines
 
@@ -76,7 +76,7 @@ def test_dry_run_knows_where_the_job_starts(copied: Path, capsys: pytest.Capture
     assert "--max-steps 3: stops after step 3 of 8 with a checkpoint" in restarted
     assert "0 hours used so far" in restarted and "$0.00 spent so far" in restarted
     output = dry_run_output(capsys, copied, "--max-hours", "0.25")
-    assert "--max-hours 0.25: trains nothing, because it is used up; 0.5 hours used so far" in output
+    assert "--max-hours 0.25: trains nothing, because this limit is used up; 0.5 hours used so far" in output
 
 
 def test_dry_run_refuses_a_missing_checkpoint(copied: Path) -> None:

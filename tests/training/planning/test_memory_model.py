@@ -1,4 +1,4 @@
-"""Predictions of memory equal what the network really saves, and find the largest micro-batch that fits."""
+"""Predicted memory equals the memory that a network really keeps, and gives the largest micro-batch that fits."""
 
 import gc
 from typing import Any
@@ -35,7 +35,7 @@ def test_softcap_adds_its_tanh_to_the_logits() -> None:
 
 
 def predicted_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
-    """Return the predicted bytes between forward and backward pass, for blocks that are not compiled."""
+    """Return the bytes predicted between the forward and the backward pass, for blocks that are not compiled."""
     batch = BatchMemory(
         MemoryModel(model=config, options=options), network_sizes(config, compiled=False), microbatch_size
     )
@@ -67,7 +67,7 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions) -> int:
-    """Return the bytes alive between a bf16 forward and backward pass, without parameters, tokens and the output."""
+    """Return the bytes in use between a bf16 forward and backward pass, without parameters, tokens and the output."""
     gc.freeze()  # so that the search below skips the objects that exist already
     loss = make_loss(config, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)
@@ -83,7 +83,7 @@ def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions
 
 
 def living_storages() -> dict[int, int]:
-    """Return all memory that Python's tensors use, as a mapping from address to number of bytes."""
+    """Return the storages of all tensors in Python, as a mapping from address to number of bytes."""
     gc.collect()
     storages = [value.untyped_storage() for value in gc.get_objects() if type(value) in (torch.Tensor, Parameter)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
@@ -93,12 +93,12 @@ def living_storages() -> dict[int, int]:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "qkv_bias": False, "n_layers": 1}])
-def test_predicted_activations_are_alive_before_the_backward_pass(
+def test_predicted_activations_are_in_use_before_the_backward_pass(
     microbatch_size: int, recompute: bool, chunks: int, changes: dict[str, Any]
 ) -> None:
     config = attrs.evolve(TINY, **changes)
     options = MemoryOptions(loss_chunks=chunks, recompute_blocks=recompute)
-    # Some predicted bytes are not alive at this moment: attention's seeds, which exist only on a GPU, and the head in
+    # Some predicted bytes are not in use at this moment: attention's seeds, which exist only on a GPU, and the head in
     # bf16, which is created when a chunk needs it.
     missing = 0 if recompute else config.n_layers * 24
     missing += 2 * config.padded_vocab_size * config.emb_dim if chunks > 1 else 0
@@ -108,7 +108,7 @@ def test_predicted_activations_are_alive_before_the_backward_pass(
 
 
 def test_logits_are_freed_before_the_blocks_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    # training/planning/memory_model.py depends on this.
+    # training/planning/memory_model.py relies on this.
     loss, (inputs, targets) = make_loss(TINY), batch(2)
     cross_entropy, logits_storages, freed = F.cross_entropy, [], []
 
@@ -127,7 +127,7 @@ SHARDED = {"world_size": 8, "parallel": "fsdp"}
 
 
 # Peaks that benchmarks/emulated_steps.py measured for the H100 with torch 2.13.0. tests/cuda/test_memory_prediction.py
-# has all shapes.
+# covers all shapes.
 @pytest.mark.parametrize(
     ("size", "microbatch_size", "accumulation", "settings", "gib"),
     [
@@ -154,13 +154,13 @@ def test_predicted_peaks_equal_measured_peaks(
 
 
 def test_larger_micro_batches_may_need_less_memory() -> None:
-    # Smaller micro-batches have more partial sums.
+    # With smaller micro-batches, there are more partial sums.
     memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", global_batch_size=512)
     assert memory.predict(2).total < memory.predict(1).total
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
 
 
-# The same for 8 H100s, where groups of `shared` GPUs share each layer
+# Peaks that were measured in the same way for 8 H100s, in groups of `shared` GPUs that share each layer
 @pytest.mark.parametrize(
     ("shared", "model", "size", "settings", "gib"),
     [

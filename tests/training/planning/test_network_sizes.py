@@ -49,7 +49,7 @@ def test_muon_keeps_one_moment_of_block_matrices() -> None:
     sizes = network_sizes(TINY)
     matrices = sum(math.prod(axes.shape) for axes in sizes.block.values() if len(axes.shape) == 2)
     assert matrices > 0
-    # AdamW's second moment of two layers, in fp32
+    # The difference is AdamW's second moment of two layers, in fp32.
     assert sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2) == 2 * 4 * matrices
 
 
@@ -60,4 +60,4 @@ def test_attention_of_unknown_cost_is_refused(monkeypatch: pytest.MonkeyPatch, o
 
     monkeypatch.setattr("model.gpt.F", SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": attend}))
     with pytest.raises(BadInput, match=r"^model\.json: got attention with a mask or without is_causal, wanted causal"):
-        network_sizes(attrs.evolve(TINY, mlp_width=24))  # no other test has this network, because results are cached
+        network_sizes(attrs.evolve(TINY, mlp_width=24))  # a network that no other test has, because results are cached

@@ -1,4 +1,4 @@
-"""train.py --like: the new run directory suits its tokens, is written once, and is never overwritten."""
+"""`train.py --like`: the new run directory suits its tokens, is written once, and is never overwritten."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +58,7 @@ def test_too_few_tokens_train_for_sixteen_epochs(make_run: MakeRun, tmp_path: Pa
     few = tokens(tmp_path / "few", 500)
     run = like(make_run(min_train_tokens=10_000_000), tmp_path / "new", f"dataset={few}")
     data = run.train.data
-    assert (data.min_train_tokens, data.max_epochs) == (30 * 8 * 32, 16)  # 15 windows, steps of 8
+    assert (data.min_train_tokens, data.max_epochs) == (30 * 8 * 32, 16)  # 15 windows x 16 epochs = 30 steps x 8
     assert run.train.validation.validation_interval is None
     chosen = like(make_run("b"), tmp_path / "chosen", f"dataset={few}", "max_epochs=2", "min_train_tokens=null")
     assert chosen.train.data.max_epochs == 2 and chosen.train.data.min_train_tokens is None
@@ -70,12 +70,12 @@ def test_too_few_tokens_train_for_sixteen_epochs(make_run: MakeRun, tmp_path: Pa
 def test_run_directory_is_written_once_and_never_overwritten(make_run: MakeRun, tmp_path: Path) -> None:
     template, new = make_run(), tmp_path / "new"
     assert like(template, new, dry_run=True).directory == new and not new.exists()
-    with ThreadPoolExecutor() as pool:  # two commands at the same time
+    with ThreadPoolExecutor() as pool:  # several commands at the same time
         runs = list(pool.map(lambda rate: _outcome(template, new, f"learning_rate={rate}"), (0.1, 0.2) * 4))
     [rate] = {run.train.optimization.learning_rate for run in runs if isinstance(run, Run)}
     [problem] = {str(run) for run in runs if isinstance(run, BadInput)}
     assert f"train.json: already exists, and its learning_rate is {rate}, but --like {template} would write " in problem
-    (new / "train.json").unlink()  # as if the command was killed between writing the two files
+    (new / "train.json").unlink()  # as if the command had been killed between writing the two files
     assert isinstance(_outcome(template, new), Run)
     assert sorted(path.name for path in new.iterdir()) == ["model.json", "train.json"]
     assert isinstance(_outcome(new, new), Run)
@@ -100,7 +100,7 @@ def test_missing_tokens_are_noted_and_listed_tokens_used(
     assert like(make_run(), tmp_path / "a", options=options).train.data.dataset == str(tmp_path / "here")
     remote = like(make_run("other"), tmp_path / "b", "dataset=OWNER/NAME")
     assert remote.train.data.dataset == "OWNER/NAME" and remote.model.vocab_size == 257
-    assert "some of its tokens are not on this disk, so vocabulary, validation and" in capsys.readouterr().err
+    assert "some of the run's tokens are not on this disk, so vocabulary, validation and" in capsys.readouterr().err
     two = [tmp_path / "here", tokens(tmp_path / "more", 3000, 100, largest=99)]
     parts = json.dumps([{"dataset": str(path), "weight": 1} for path in two])
     both = like(make_run("third", min_train_tokens=1024), tmp_path / "c", f"dataset={parts}")

@@ -1,4 +1,4 @@
-"""The table of --plan shows machines for rent with their prices, and writes nothing."""
+"""The table of `--plan` shows machines for rent with their prices, and writes nothing."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def test_plan_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     assert max(map(len, wrapped(lines))) <= 80
     assert text.startswith("machine      8 GPUs, as in the directory's name model ")
     assert "world size 8" in text and "two: a batch" not in text
-    idle = "a batch of 128 in micro-batches of 16 leaves some of"
+    idle = "a batch of 128 in micro-batches of 16 leaves some of the"
     advice = f"sixteen: {idle} 16 GPUs idle; start with --set microbatch_size=8 three, 3: {idle} 3 GPUs idle; start"
     assert advice in text
 
@@ -83,7 +83,7 @@ def test_plan_names_the_cheapest_and_cheapest_measured_machines() -> None:
     assert rows(lines)[2][5] == "measured here"
     text = "\n".join(lines)
     assert re.search(r"^cheapest: 1xrtx4090 spot, \$\d\.\d\d in \d\.\d\d hours \(rough\)$", text, re.MULTILINE)
-    assert "\ncheapest of the measured: 1xh200, $8.69 in 1.89 hours (measured here)\n" in text
+    assert "\ncheapest with a measurement: 1xh200, $8.69 in 1.89 hours (measured here)\n" in text
     measured = attrs.evolve(estimate(run, prices), start_up=(42.0, 2))
     text = " ".join(line.strip() for line in describe_estimate(measured))
     assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in text

@@ -1,6 +1,6 @@
-"""Price lists: wrong entries are refused by name, and users can add GPUs.
+"""Price lists: errors name the wrong entry, and users can add GPUs.
 
-Spot machines: the expected time equals that of simulated runs, and Young's interval is nearly the best.
+Spot machines: the expected time is the mean of simulated runs, and Young's checkpoint interval is nearly the best.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Throughput: entered or measured tokens/s have priority over a roofline that is fitted to a published trainer."""
+"""Throughput: entered or measured tokens/s take precedence over a roofline, which is fitted to a published trainer."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ LLM_C = [
     ("h100-80gb", "350M", 188e3),
     ("h100-80gb", "1.5B", 47.6e3),
 ]
-LLM_C_LAYER_BYTES = 47 * 2  # per token and C: llm.c has hand-written kernels and a residual stream in bf16
+LLM_C_LAYER_BYTES = 47 * 2  # per token per C: llm.c has hand-written kernels and a residual stream in bf16
 
 
 @pytest.mark.parametrize(("gpu", "size", "tokens_per_second"), LLM_C)
@@ -50,7 +50,7 @@ def test_roofline_explains_llm_c_and_is_slower_for_our_kernels(gpu: str, size: s
 
 
 def bound(config: ModelConfig, gpu: str) -> float:
-    """Return the tokens/s if products, attention and memory had the datasheet's speed, which no kernel reaches."""
+    """Return the tokens/s if products, attention and memory ran at the datasheet's speed, which no kernel reaches."""
     return 1 / sum(seconds_per_token(config, known_gpus()[gpu], Efficiency(1.0, 1.0, 1.0)).values())
 
 
@@ -72,7 +72,7 @@ def test_no_published_number_is_above_the_bound() -> None:
         assert row["tokens_per_second"] < row["gpus"] * bound(config, row["gpu"])
 
 
-# Bytes per token, layer and C that benchmarks/kernel_bytes.py counts on emulated GPUs for networks of the size 124M
+# Bytes per token per layer per C, counted by benchmarks/kernel_bytes.py on emulated GPUs for networks of the size 124M
 ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
 
 

@@ -1,4 +1,4 @@
-"""Replay: reading the record of steps, and the table that compares it with the replayed numbers."""
+"""Replay: the recorded numbers of steps are read, and a table compares them with the replayed numbers."""
 
 import json
 import re

@@ -1,6 +1,9 @@
-"""train.py that loses its output, or whose advisory code fails, as the environment specifies.
+"""A version of train.py that loses its output, or whose advisory code fails.
 
-LOSSES lists [step, 1 for stdout or 2 for stderr, kind of loss]; BROKEN lists functions that must raise, as MODULE:NAME.
+Two environment variables with JSON lists determine this:
+
+LOSSES  entries [step, stream, kind of failure]; stream 1 is stdout and stream 2 is stderr
+BROKEN  the functions that raise an exception instead of working, each as MODULE:NAME
 """
 
 import importlib

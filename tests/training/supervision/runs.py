@@ -1,4 +1,4 @@
-"""Runs that tests stop, kill and disturb: functions to start them with slow phases, wait for them, and compare them."""
+"""Helpers for runs that tests stop, kill or disturb: start a run with slow phases, wait for a step, compare weights."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interva
 def start(run: Path, ranks: int, *options: str, **keywords: Any) -> Any:
     """Start a run with steps of at least 10 ms.
 
-    `keywords` are seconds by the names in slow.py, and keyword arguments of `start_training`.
+    `keywords` are the delays of slow.py in seconds, such as SLOW_SAVE=1.5, and keyword arguments of `start_training`.
     """
     slow = {name: str(keywords.pop(name)) for name in list(keywords) if name.isupper()}
     return start_training(run, *options, ranks=ranks, script=SLOW, environment={"SLOW_STEP": "0.01"} | slow, **keywords)

@@ -1,8 +1,8 @@
-"""train.py with slow phases, so that a signal or a kill reliably arrives during one of them.
+"""A version of train.py with slow phases, so that a signal or a kill reliably arrives during one of them.
 
-The environment gives delays in seconds: SLOW_START before the search for a checkpoint, SLOW_STEP before each step,
-SLOW_VALIDATION before each batch of a validation, and SLOW_SAVE before the files of a save are written. During a slow
-start, each rank creates the file `waiting-RANK`.
+Environment variables set the delays in seconds: SLOW_START before the search for a checkpoint, SLOW_STEP before each
+step, SLOW_VALIDATION before each batch of a validation, and SLOW_SAVE before the files of a save are written. During a
+slow start, each rank creates the file `waiting-RANK`.
 """
 
 import os

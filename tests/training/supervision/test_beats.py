@@ -27,7 +27,10 @@ def beat(count: int, **fields: Any) -> Beat:
 
 
 def beats_after_polls(*counts: int, **fields: Any) -> Beats:
-    """Return the beats after polls that read these counts of rank 1 of two; rank 0 has a new beat in each poll."""
+    """Return the beats of two ranks after one poll per count.
+
+    Rank 1 has these counts, and rank 0 has a new beat in each poll.
+    """
     beats = Beats(2)
     for poll, count in enumerate(counts):
         beats.observe(0, beat(poll))
@@ -179,8 +182,8 @@ def test_poll_cost_is_independent_of_world_size(world_size: int) -> None:
     job.operations(), job.operations("keys")
     for _ in range(10):
         job.poll()
-    assert job.operations() == [20] * world_size  # set, multi_get
-    assert job.operations("keys") == [40] * world_size  # the rank's own beat, two other beats and the news
+    assert job.operations() == [20] * world_size  # one set and one multi_get per poll
+    assert job.operations("keys") == [40] * world_size  # per poll: the rank's own beat, two other beats and the news
 
 
 @pytest.mark.parametrize(
@@ -197,10 +200,10 @@ def test_all_ranks_learn_of_silent_ranks(silent: list[int]) -> None:
     present = [rank for rank in range(64) if rank not in silent]
     assert all(sorted(job.ranks[rank].lost()) == silent for rank in present)
     key_counts = sorted(job.operations("keys")[rank] for rank in present)
-    assert key_counts[len(key_counts) // 2] <= 4 + len(silent) or len(present) == 1  # most ranks read no other beats
+    assert key_counts[len(key_counts) // 2] <= 4 + len(silent) or len(present) == 1  # most ranks read no further beats
 
 
-def test_silence_counts_from_the_latest_polls() -> None:
+def test_silence_is_judged_by_the_latest_polls() -> None:
     job = Job(16)
     for _ in range(3):
         job.poll(silent=[3])  # rank 2 now reads all beats
@@ -214,7 +217,7 @@ def test_silence_counts_from_the_latest_polls() -> None:
 def test_finished_ranks_are_skipped_in_the_ring() -> None:
     job = Job(8)
     done = [1, 2, 3]
-    for _ in range(3):  # rank 0 learns of one of them per poll
+    for _ in range(3):  # rank 0 learns of one finished rank per poll
         job.poll(departed=done)
     for _ in range(PATIENCE + 1):
         job.poll(silent=[*done, 4])

@@ -1,4 +1,4 @@
-"""Output may be lost and advisory code may fail at any step: the run reaches the same bits and records the loss."""
+"""Output may be lost, and advisory code may fail, at any step: the run has the same bits and records what was lost."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def dropped(run: Path) -> dict[str, str]:
 
 
 def losses(seed: int, kinds: tuple[str, ...] = KINDS) -> str:
-    """Choose a random kind of loss and a random step for each stream; return the value of LOSSES."""
+    """Choose a random step and a random kind of failure for each stream. Return them as the value of LOSSES."""
     generator = random.Random(seed)
     return json.dumps([[generator.randrange(STEPS), number, generator.choice(kinds)] for number in (1, 2)])
 

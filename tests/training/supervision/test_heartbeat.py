@@ -1,4 +1,4 @@
-"""Heartbeats: a job with a frozen or hanging rank, or one whose torchrun has ended, ends and names the cause."""
+"""Heartbeats: if a rank freezes or hangs, or if torchrun has ended, the job ends and names the cause."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from training.checkpoints.saved_state import verify
 from training.supervision.beats import BEAT_SECONDS
 from training.telemetry.metrics_log import read_metrics
 
-TIMEOUT_SECONDS = 10  # a rank counts as lost after half of it
+TIMEOUT_SECONDS = 10  # a rank counts as lost after half of this time
 SETTINGS = LONG | {"min_train_tokens": 900 * 8 * 32, "checkpoint_interval": 5, "timeout_seconds": TIMEOUT_SECONDS}
 LINE = r"[\w/]+\.py:\d+, [\w<>]+"
 POSITION = rf"at step \d+ in (\w+ \()?{LINE}\)?"
@@ -28,7 +28,7 @@ COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 
 def assert_no_process_left(run: Path) -> None:
-    """Assert that no process of a run is left, judging by command lines.
+    """Wait until no process has this run in its command line.
 
     The processes of tests/launch.py itself have ended when `communicate` returns, but a chart may still be drawn.
     """
@@ -45,7 +45,7 @@ def test_frozen_ranks_are_named_and_end_the_job(make_run: MakeRun, ranks: int, f
     run = make_run(**SETTINGS)
     process = start(run, ranks)
     wait_for_step(run, 6, process)
-    time.sleep(2 * BEAT_SECONDS)  # a step of this model is much shorter than the time between two beats
+    time.sleep(2 * BEAT_SECONDS)  # for newer beats, because steps are much shorter than BEAT_SECONDS
     pids = children(process)
     for rank in frozen:
         os.kill(pids[rank], signal.SIGSTOP)
@@ -86,7 +86,7 @@ def test_stuck_rank_is_shown_in_a_table(make_run: MakeRun, at_step_3: Callable[.
     [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
     assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
     assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, run_microbatches", second)
-    assert "SIGKILL" not in done.stderr  # the stuck rank ends before torchrun ends it
+    assert "SIGKILL" not in done.stderr  # the stuck rank ends before torchrun kills it
     assert done.stderr.index("a collective failed") < done.stderr.index("Traceback (most recent call last)")
     assert not (run / "checkpoints").exists()
     assert_no_process_left(run)
@@ -99,7 +99,7 @@ def test_ranks_save_when_torchrun_is_killed(make_run: MakeRun, ranks: int) -> No
     process = start(run, ranks, as_user=True, torchrun=True)
     wait_for_step(run, 5, process)
     process.kill()
-    output, errors = process.communicate(timeout=180)  # the ranks still have its pipes
+    output, errors = process.communicate(timeout=180)  # the ranks still have torchrun's pipes
     assert "stopped early; run the same command again to continue" in output, errors
     assert errors.count("train.py: torchrun has ended; stopping at the next step") == 1
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "stopped"
@@ -112,7 +112,7 @@ def test_ranks_end_when_torchrun_is_killed_before_training(make_run: MakeRun) ->
     process = start(run, ranks=2, SLOW_START=600)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), process)
     kill(process.pid)
-    _, errors = process.communicate(timeout=180)  # the ranks still have its pipes
+    _, errors = process.communicate(timeout=180)  # the ranks still have torchrun's pipes
     assert errors.count("train.py: torchrun has ended") == 1
     assert not (run / "exit.json").exists()
     assert not (run / "checkpoints").exists()
@@ -156,7 +156,7 @@ def test_sleeping_machine_loses_no_rank() -> None:
     assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
 
 
-def test_rank_started_after_torchrun_has_ended_ends(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
+def test_rank_ends_if_its_torchrun_has_ended(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     script = changed_train("import datetime; process_group.CONNECT_TIMEOUT = datetime.timedelta(seconds=1)")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -33,7 +33,7 @@ def test_stop_on_one_node_ends_all(
         wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), nodes[0])
     [torchrun] = children(nodes[stopped])  # the only child of unshare
     os.kill(torchrun, signal.SIGTERM)
-    outputs = [node.communicate(timeout=60) for node in nodes]  # torchrun waits for its peers for 10 minutes
+    outputs = [node.communicate(timeout=60) for node in nodes]  # although torchrun waits for its peers for 10 minutes
     assert all(node.returncode for node in nodes), outputs
     assert outcome(run) == "stopped", outputs
     complete(run, "--hash-every", "20")

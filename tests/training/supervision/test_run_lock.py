@@ -1,6 +1,6 @@
-"""Run lock: one job at a time holds it, and a restarted group of ranks recognizes its job in the lock file.
+"""Run lock: only one job at a time holds it, and restarted ranks recognize their job in the lock file.
 
-Exit record: it is written once, removed by the next job, and read by a restarted group of ranks.
+Exit record: it is written once, removed by the next job, and read by restarted ranks.
 """
 
 import json
@@ -130,7 +130,7 @@ def test_first_exit_record_counts_until_the_next_job(tmp_path: Path) -> None:
     assert not (tmp_path / EXIT_FILE).exists()
 
 
-def test_exit_json_of_a_user_is_not_removed(tmp_path: Path) -> None:
+def test_a_users_exit_json_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / EXIT_FILE
     foreign = ['{"exits": ["north"]}', "my notes", "{", "[75]", '{"status": "shipped"}', '{"status": 0, "outcome": 1}']
     foreign += ['{"status": true, "outcome": "done"}', '{"status": 0}', '{"outcome": "done"}']
@@ -140,7 +140,7 @@ def test_exit_json_of_a_user_is_not_removed(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=problem):
             ExitRecord(tmp_path)
         assert path.read_text() == content
-    # The first one was written by an early version.
+    # The first record is from an early version, and the second one is empty.
     for record in ('{"status": 75, "outcome": "stopped", "time": "2026-11-20T10:00:00Z"}', ""):
         path.write_text(record)
         ExitRecord(tmp_path)
@@ -192,7 +192,7 @@ def test_node_script_gets_a_record_per_rank(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unwritable_record_warns_and_unremovable_one_is_refused(
+def test_unwritable_record_warns_but_unremovable_record_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = ExitRecord(tmp_path)

@@ -1,4 +1,4 @@
-"""Signals: each one reaches the callback by name, even while the main thread does not run Python."""
+"""Signals: the callback gets the name of each signal, even while the main thread is not running Python code."""
 
 import signal
 import subprocess
@@ -27,7 +27,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes in C code, du
 """
 
 
-def test_signals_reach_the_callback_by_name() -> None:
+def test_callback_gets_the_name_of_each_signal() -> None:
     process = subprocess.Popen([sys.executable, "-c", RECEIVER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):

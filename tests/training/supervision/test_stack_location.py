@@ -1,4 +1,4 @@
-"""Stack location: the line of this repository is reported despite joined threads, tracebacks and foreign code."""
+"""Stack location: a line of this repository is reported, even if a thread or another package's code is running."""
 
 import re
 import threading
@@ -43,12 +43,12 @@ def test_error_is_located_in_this_repository() -> None:
     assert re.fullmatch(rf"{HERE}, test_error_is_located_in_this_repository", line), line
 
 
-def test_error_of_a_collective_names_it() -> None:
+def test_error_in_a_collective_names_the_collective() -> None:
     try:
         dist.barrier()
     except Exception as error:  # noqa: BLE001  # torch raises it because there is no process group
         line = line_of_error(error.__traceback__)
-    assert re.fullmatch(rf"\w+ \({HERE}, test_error_of_a_collective_names_it\)", line), line
+    assert re.fullmatch(rf"\w+ \({HERE}, test_error_in_a_collective_names_the_collective\)", line), line
 
 
 def test_unreadable_frames_still_give_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

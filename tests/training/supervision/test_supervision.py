@@ -57,7 +57,7 @@ PHASES = {
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
-    """An uninterrupted run of PHASES."""
+    """An uninterrupted run with the settings in PHASES."""
     run = write_run(tmp_path_factory.mktemp("undisturbed") / "run", token_files, **PHASES)
     complete(run)
     return run
@@ -69,7 +69,7 @@ def test_signal_is_obeyed_in_every_phase(make_run: MakeRun, undisturbed: Path, p
     slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
     process = start(run, ranks=2, as_user=phase == "start", **slow)
     in_phase = {
-        "start": (run / ".lock").exists,  # before the ranks have met
+        "start": (run / ".lock").exists,  # before the ranks have connected
         "validation": lambda: any("event" in record for record in read_metrics(run)),
         "save": lambda: any((run / "checkpoints").glob(".partial-step-*")),
         "step": lambda: any(step % 25 > 5 for step in metrics(run, "train_loss")),
@@ -121,9 +121,9 @@ def test_ranks_restarted_by_torchrun_resume(make_run: MakeRun) -> None:
     kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "resuming from" in output  # --resume never is obeyed only once
+    assert "resuming from" in output  # `--resume never` applies only to the first start, not to torchrun's restart
     *_, record = read_metrics(run)
-    assert record["run_ledger"]["lost"] > 25 * 0.03  # time of the group that was killed, at 30 ms per step
+    assert record["run_ledger"]["lost"] > 25 * 0.03  # the killed ranks had trained for 25 steps of 30 ms
     assert sum(record["run_ledger"].values()) == pytest.approx(record["elapsed_seconds"], rel=0.01)
     assert metrics(run, "train_loss") == metrics(straight, "train_loss")
     assert_same_weights(run, straight)
@@ -148,7 +148,7 @@ def start(*arguments):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["DEATH"] == "early":
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)  # stands for a rendezvous
+        time.sleep(60)  # like a slow rendezvous
     return plain_start(*arguments)
 
 
@@ -159,7 +159,7 @@ def resume(request, state, ranks, disk, bucket):
             if os.environ["DEATH"] == "error":
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(5)  # stands for reading a large checkpoint
+        time.sleep(5)  # like reading a large checkpoint
     return plain(request, state, ranks, disk, bucket)
 
 
@@ -178,7 +178,7 @@ def test_death_in_start_up_is_not_a_stop(make_run: MakeRun, changed_train: Calla
 
 @pytest.mark.slow
 @pytest.mark.parametrize("death", ["early", "lost"])
-def test_ranks_restarted_before_resuming_obey_resume(
+def test_ranks_restarted_before_resuming_obey_the_resume_option(
     copied: Path, changed_train: Callable[[str], Path], death: str
 ) -> None:
     script = changed_train(DYING_IN_START_UP)
@@ -194,7 +194,7 @@ plain_load = sys.modules["training.config.train_config"].load_run
 
 def late(*arguments):
     if os.environ["RANK"] != os.environ["EARLY"]:
-        time.sleep(30)  # stands for a slow disk
+        time.sleep(30)  # like a slow disk
     elif os.environ["EARLY"] == "1":
         from common.errors import BadInput
 
@@ -208,14 +208,14 @@ sys.modules["training.config.train_config"].load_run = late
 
 @pytest.mark.parametrize("early", ["0", "1"])
 def test_all_ranks_report_the_first_reason(make_run: MakeRun, changed_train: Callable[[str], Path], early: str) -> None:
-    """torchrun asks late ranks to stop; none of them may report that it was stopped and that nothing is lost."""
+    """torchrun stops the late rank, which must not report that it was stopped and that nothing is lost."""
     run, script = make_run(), changed_train("import sys\nimport training.config.train_config\n" + LATE)
     done = train(run if early == "1" else run / "missing", ranks=2, script=script, environment={"EARLY": early})
     assert done.returncode == 1
     assert ("only this rank" if early == "1" else "no such run directory") in one_line(done)
     assert "nothing is lost" not in done.stdout + done.stderr and "<NO_OTHER_FAILURES>" in done.stderr
     if early == "1":
-        job_exit = exit_of(run)  # written by rank 0, which has waited for the other one
+        job_exit = exit_of(run)  # written by rank 0, which has waited for rank 1
         assert (job_exit.outcome, job_exit.reason, job_exit.problem) == ("error", "user-error", "only this rank")
 
 

@@ -1,4 +1,4 @@
-"""The command of --then runs once after a run is finished or has stopped with a checkpoint, and never otherwise."""
+"""The command after `--then` runs once when a run has finished or stopped with a checkpoint, and never otherwise."""
 
 import os
 import signal

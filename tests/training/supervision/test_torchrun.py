@@ -1,4 +1,4 @@
-"""How torchrun ends: its table of failures, and our command that runs it without its log and tracebacks."""
+"""How torchrun ends: its table of failures, and our command that runs torchrun without its log and tracebacks."""
 
 import os
 import shlex
@@ -47,7 +47,7 @@ def test_last_line_is_the_command_to_continue(make_run: MakeRun, end: str, statu
             os.killpg(process.pid, signal.SIGINT)
         lines = process.communicate(timeout=180)[1].splitlines()
     assert process.returncode == status
-    assert lines[-1].startswith(last) and lines[-1].endswith("; to continue: make train")
+    assert lines[-1].startswith(last) and lines[-1].endswith("; to continue, run make train")
     assert end == "kill" or not any("torch/" in line for line in lines)
 
 
@@ -71,7 +71,7 @@ def test_ctrl_c_or_closed_terminal_under_make_saves(make_run: MakeRun, closed: b
             if not closed:
                 wait_until(lambda: "Interrupt" in execute(*tmux, "capture-pane", "-p").stdout, server)
                 output, _, after = execute(*tmux, "capture-pane", "-p").stdout.partition("\nmake: *** ")
-                assert output.splitlines()[-1] == "stopped, status 75; to continue: make train", output
+                assert output.splitlines()[-1] == "stopped, status 75; to continue, run make train", output
                 assert "checkpoints  " in output and len(after.split("\n\n")[0].splitlines()) == 1
         finally:
             server.terminate()

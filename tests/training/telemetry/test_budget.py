@@ -49,7 +49,7 @@ def test_run_stops_within_its_budget_and_continues(make_run: MakeRun) -> None:
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
     [start] = [record for record in read_metrics(run) if record.get("event") == "start"]
     assert start["price_per_hour"] == 3600
-    # Recorded at the start, because the job might be killed.
+    # The elapsed time is recorded at the start, because the job might be killed.
     assert start["elapsed_seconds"] == pytest.approx(first["ledger"]["start-up"], abs=0.1)
     usd = round(first["usd"], 2)
     line = one_line(train(run, *DOLLAR_A_SECOND, "--max-usd", f"{usd}", ranks=2))
@@ -64,6 +64,6 @@ def test_run_stops_within_its_budget_and_continues(make_run: MakeRun) -> None:
     assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
     second = read_metrics(run)[-1]
     assert second["elapsed_seconds"] <= hours * 3600 * 1.01
-    assert sum(second["ledger"].values()) <= duration  # which also contains the fork and end of the process
+    assert sum(second["ledger"].values()) <= duration  # the duration also includes the fork and the end of the process
     assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
     assert second["ledger"]["training"] > 0

@@ -67,7 +67,7 @@ def test_chart_that_cannot_be_drawn_is_not_mentioned(make_run: MakeRun) -> None:
 def test_hanging_chart_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(python))
-    assert BackgroundChart(tmp_path).finish() is False  # the program does not exist
+    assert BackgroundChart(tmp_path).finish() is False  # because this Python does not exist
     python.write_text('#!/bin/sh\nenv > "$0.env"\nexec sleep 600\n')
     python.chmod(0o755)
     monkeypatch.setattr(chart, "LAST_SECONDS", 0.1)
@@ -84,7 +84,7 @@ def test_hanging_chart_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "PATH" in names and not {"RANK", "WORLD_SIZE"} & names
 
 
-def test_picture_of_a_user_is_not_replaced(make_run: MakeRun) -> None:
+def test_a_users_picture_is_not_replaced(make_run: MakeRun) -> None:
     run = make_run()
     (run / CHART).write_bytes(b"a picture of the user")
     with pytest.raises(

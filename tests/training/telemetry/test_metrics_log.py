@@ -92,7 +92,7 @@ def test_damaged_log_is_reported_and_allows_a_resume(make_run: MakeRun) -> None:
     lines[1] = bytes([lines[1][0] | 0x80]) + lines[1][1:]
     (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
     done = complete(run)
-    assert f"NOTE: {run / METRICS}: skipped 2 damaged lines, from line 2 on" in done.stderr
+    assert f"NOTE: {run / METRICS}: skipped 2 damaged lines, starting at line 2" in done.stderr
     assert "resuming from" in done.stdout
 
 
@@ -135,13 +135,13 @@ def test_log_that_is_not_a_file_is_refused(make_run: MakeRun, kind: str) -> None
     assert "step 1" not in done.stderr
 
 
-# Names that only earlier versions have written; lines with them are still read
+# Names that only earlier versions wrote. Lines with these names can still be read.
 EARLIER = {Metric.SKIPPED_STEPS, RunEvent.SPIKE_SKIPPED, Detail.WHO}
 # Names that are also ordinary words or keys of other files
 COMMON_METRICS = {Metric.LEARNING_RATE, Metric.EPOCHS, Metric.USD, Metric.PRICE_PER_HOUR, Metric.STATE_SHA256}
 COMMON_DETAILS = {Detail.NAME, Detail.KEY}
-# Keys of other files, by the module that reads or writes them: measured machines, results of evaluations, and the last
-# job's machine in resolved.json
+# Keys of other files, each with the module that reads or writes the file: the list of measured machines, and the
+# results of evaluations
 OTHER_FILES = {
     ("training/planning/throughput.py", Metric.TOKENS_PER_SECOND),
     ("evaluation/instruct/instruct.py", Metric.VALIDATION_LOSS),
@@ -158,11 +158,12 @@ def called_name(call: ast.Call) -> str:
 
 
 def literal_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the metrics, events and details that code names by a string or a keyword instead of a constant.
+    """Yield the names of metrics, events and details that are written as a string or a keyword instead of a constant.
 
     The name of an event may be an ordinary word, so it counts only in a comparison or a call that is about events. The
-    reasons of an early end are also keys and options, so all of them except the signal count only in a comparison. The
-    names of details are also keys of other files, so they count only in modules that import names of events.
+    reasons for an early end are also names of keys and options, so all of them except "signal" count only in a
+    comparison. The names of details are also keys of other files, so they count only in modules that import names of
+    events.
     """
     details = names_of(Detail)
     names = (names_of(Metric) - COMMON_METRICS) | {name for name in names_of(RunEvent) if "-" in name}

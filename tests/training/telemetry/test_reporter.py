@@ -30,7 +30,7 @@ def reporter_of(*, price: float | None = 3600.0, peak: float | None = 1e6) -> Re
 
 
 def last_arguments(method: Any) -> list[Any]:
-    """Return the last argument of each call of a mock."""
+    """Return the last argument of each call to a mock."""
     return [call.args[-1] for call in method.call_args_list]
 
 

@@ -1,4 +1,4 @@
-"""Time ledger: parts add up to the elapsed time, remaining time and cost are estimated, earlier jobs count once."""
+"""Time ledger: parts add up to the elapsed time, remaining time and cost are estimated, and earlier jobs count once."""
 
 import json
 from pathlib import Path

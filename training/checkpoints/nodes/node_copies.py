@@ -1,4 +1,4 @@
-"""Copying of checkpoints between nodes that share no disk: every node gets the newest intact one that any node has."""
+"""Copying between nodes that share no disk: every node gets the newest intact checkpoint that any node has."""
 
 import bisect
 import functools
@@ -49,7 +49,7 @@ BROADCAST_BYTES = 64 << 20
 class DiskContent:
     """The checkpoints of a run on one disk."""
 
-    steps: dict[int, str]  # for each checkpoint's step, the state_sha256 in its state.json
+    steps: dict[int, str]  # step of each checkpoint -> the state_sha256 in its state.json
     choice: tuple[int, str] | None  # step and name of the checkpoint to resume from
     problem: str | None  # why there is no such checkpoint
 
@@ -129,7 +129,7 @@ def _list_disk(directory: Path, name: str) -> DiskContent:
 
 
 def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) -> bool:
-    """Download the newest intact checkpoint of a bucket to all nodes, unless a node has one that is as new.
+    """Download the newest intact checkpoint of a bucket to all nodes, unless a node has one that is just as new.
 
     Returns whether a checkpoint was downloaded.
     """
@@ -150,7 +150,7 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
         show(warning(problems[0]), once=True)
         damages.append(problems[0])
     if damages and newest is None:
-        advice = "no other checkpoint is intact: set checkpoints to another prefix to start over"
+        advice = 'no other checkpoint is intact: set "checkpoints" to another prefix to start over'
         raise BadInput(f"{damages[0]}; {advice if name in NEWEST else 'resume from another one with --resume NAME'}")
     return False
 
@@ -164,7 +164,7 @@ def _archive(directory: Path, names: set[str]) -> str | None:
 
 
 def _copy(checkpoint: Path, source: int, receivers: list[int], search: Search) -> None:
-    """Copy a checkpoint from the disk of one rank to the disks of others. Call it on every rank."""
+    """Copy a checkpoint from the disk of one rank to the disks of other ranks. Call it on every rank."""
     group, rank = (
         dist.new_group(sorted([source, *receivers]), timeout=DOWNLOAD_TIMEOUT, backend="gloo"),
         search.ranks.rank,
@@ -191,8 +191,8 @@ def _send(checkpoint: Path, source: int, group: Any) -> None:
 def _receive_checkpoint(checkpoint: Path, source: int, group: Any) -> None:
     """Write the files that another node sends.
 
-    If they cannot be written, all of them are received nevertheless, because the sender would wait forever otherwise;
-    then BadInput is raised.
+    All files are received even if they cannot be written, because otherwise the sender would wait forever. After that,
+    BadInput is raised.
     """
     sizes = torch.empty(len(FILES), dtype=torch.int64)
     dist.broadcast(sizes, source, group=group)

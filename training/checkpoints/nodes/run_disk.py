@@ -1,4 +1,4 @@
-"""The disk of a run directory: either all nodes share one, or each node has a separate one.
+"""The disk of a run directory: either all nodes share the same disk, or each node has its own.
 
 A disk is represented by the group of the ranks that use it, in ascending order. The first rank of a disk does the
 work that is needed once per disk, such as locking the run directory, or publishing and removing checkpoints. Each disk
@@ -64,8 +64,8 @@ def find_disk(run: Run, ranks: Ranks) -> RankGroup:
         )
     if run.train.execution.parallel == "fsdp":
         raise BadInput(
-            f'{directory}: {nodes} do not share this directory, and parallel "fsdp" shards over all nodes, so that no '
-            'node would have a complete checkpoint; set parallel to "hsdp" or "ddp", or put the run directory on a '
+            f'{directory}: {nodes} do not share this directory, and "parallel": "fsdp" shards over all nodes, so no '
+            'node would have a complete checkpoint; set "parallel" to "hsdp" or "ddp", or put the run directory on a '
             "disk that all nodes share"
         )
     return ranks.node

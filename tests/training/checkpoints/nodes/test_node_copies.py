@@ -1,4 +1,4 @@
-"""Nodes without a shared disk: each has complete checkpoints, and all resume from the newest intact one of any node."""
+"""Without a shared disk, each node has complete checkpoints, and all resume from the newest intact one of any node."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ SECONDS = 300  # a job that takes longer counts as hanging
 
 
 def train_on(machines: Machines, run: Path, *options: str, ranks: int = 1, status: int = 0) -> tuple[str, str]:
-    """Train on both machines, the second one with a separate disk; return output and errors of the first one."""
+    """Train on both machines, which do not share a disk. Return the output and the errors of the first one."""
     first, second = machines
     nodes = [
         first.train(run, *options, master=first.address, ranks=ranks),
@@ -98,7 +98,7 @@ def test_checkpoints_of_another_run_are_archived(make_run: MakeRun, machines: Ma
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_blank_nodes_download_and_the_first_uploads(
+def test_blank_nodes_download_and_the_first_node_uploads(
     make_run: MakeRun, machines: Machines, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}
