@@ -11,7 +11,7 @@ from tokens.search.ngrams import NgramFinder, Ngrams
 from tokens.search.overlap import GRAM, NOWHERE
 from tokens.search.stream_blocks import common_dtype, in_blocks
 
-PAIRS_AT_ONCE = 1 << 22  # pairs of a place in the streams and a place in the text that are processed together
+PAIRS_AT_ONCE = 1 << 22  # maximum number of (place in the streams, place in the text) pairs processed at once
 
 
 @attrs.frozen
@@ -25,9 +25,9 @@ class VerbatimRun:
 
 
 def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRAM) -> list[VerbatimRun]:
-    """Return, in order, the runs of at least n tokens of a text (1-D) that are not inside another run.
+    """Return, in order, the runs of at least n tokens of a text (1-D) that occur in the streams.
 
-    Raises BadInput like `in_blocks`.
+    A run that is inside a longer run is left out. Raises BadInput like `in_blocks`.
     """
     ngrams = Ngrams([text], n, common_dtype(streams))
     finder = NgramFinder(ngrams)
@@ -56,7 +56,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the places of n-grams, ascending, paired with each start of that n-gram in the text.
 
-    A run is never divided between two parts.
+    A run is never divided between two of the yielded parts.
     """
     by_number = np.argsort(ngrams.numbers, kind="stable")
     edges = np.searchsorted(ngrams.numbers[by_number], np.arange(ngrams.count + 1))

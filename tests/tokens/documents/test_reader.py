@@ -237,7 +237,7 @@ def test_a_wrong_checksum_casts_doubt_on_earlier_lines(tmp_path: Path) -> None:
         _, reader = read(tmp_path / name)
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
-        assert damage.detail.endswith("lines before it may be wrong")
+        assert damage.detail.endswith("the lines before may be wrong, too")
 
 
 def test_a_repeated_field_is_reported(tmp_path: Path) -> None:
