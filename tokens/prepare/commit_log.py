@@ -1,7 +1,7 @@
 """Commit log `ledger.jsonl`: one line for each unit, in the order of the plan, written when its tokens are on the disk.
 
-Whatever follows the last complete line, in the log or in the token files, was left by a killed process. It is cut off
-at the next start.
+Anything after the last complete line of the log, or after the tokens of that line's unit, was left by a killed process.
+It is cut off at the next start.
 """
 
 import json
@@ -22,7 +22,7 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # maximum number of examples that the totals keep for each kind of problem
+SHOWN = 5  # maximum number of examples in the totals for each kind of problem
 FORMAT = 1
 
 
@@ -40,14 +40,14 @@ class LogHead:
 
 @attrs.frozen
 class TailCut:
-    """The tail of the train stream has been copied to the held-out splits."""
+    """An entry that says: the tail of the train stream has been copied to the held-out splits."""
 
     cut: dict[str, int]  # final number of tokens of each split
 
 
 @attrs.frozen
 class Uploaded:
-    """A full shard is in the bucket."""
+    """An entry that says: a full shard is in the bucket."""
 
     uploaded: str  # name of the shard in the bucket
     content: Content
@@ -119,7 +119,7 @@ class CommitLog:
             sync(directory)
 
     def append(self, *entries: Entry) -> None:
-        """Append entries, which are on the disk when this returns."""
+        """Append entries, and return when they are on the disk."""
         with naming(self.path):
             for entry in entries:
                 self._file.write(json.dumps(attrs.asdict(entry)).encode() + b"\n")
