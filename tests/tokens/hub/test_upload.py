@@ -192,7 +192,7 @@ def test_the_dataset_card_agrees_with_the_manifest(hub: Hub, tmp_path: Path) -> 
     front, body = card.removeprefix("---\n").split("---\n", 1)
     assert "license: mit\n" in front
     assert "pretty_name: tokens\n" in front
-    assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
+    assert "1,000 documents, 2,000 tokens made with the tokenizer `gpt2.tiktoken`" in body
     assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body
     assert "end-of-text id 50256" in body
     assert "train 90.00%, validation 10.00%; the held-out documents are the last documents" in body
