@@ -240,9 +240,8 @@ def _read_pickle(data: bytes) -> dict[Any, Any]:
     values: list[Any] = []  # strings and integers in the order of the pickle, in which a key comes before its value
     memo: list[Any] = []
     for opcode, argument, offset in pickletools.genops(data):
-        name = (
-            opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")
-        )  # instructions exist in several sizes
+        # Some instructions exist in several sizes.
+        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")
         if name in ("BININT", "BINUNICODE"):
             values.append(argument)
         elif name in ("BINPUT", "MEMOIZE"):

@@ -187,7 +187,7 @@ def test_a_huge_line_takes_linear_time_and_constant_memory(tmp_path: Path, kind:
     path = tmp_path / f"a.{kind}"
     with path.open("wb") as file:
         if kind == "json":
-            file.truncate(1 << 30)  # like an array, it has no line end
+            file.truncate(1 << 30)  # a line without an end, like a JSON array
             file.seek(0, io.SEEK_END)
         else:  # a quadratic reader (15 s for a fifth of these bytes) would exceed the test's time limit
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
@@ -224,7 +224,7 @@ def test_damage_in_a_compressed_file_loses_its_rest(tmp_path: Path, kind: str) -
         assert len(pieces) > 1000
         damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
-        if "wrong" not in damage.detail:  # the damage was noticed at its own position
+        if "wrong" not in damage.detail:  # the damage was noticed where it is
             assert len(pieces) <= 2000
             assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1
