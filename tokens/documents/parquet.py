@@ -29,7 +29,7 @@ ROWS_BYTES = 1 << 20  # approximate size of the values that are decoded at a tim
 
 
 def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
-    """Open a Parquet file. Raises Damaged if it is not one."""
+    """Open a Parquet file. Raises Damaged if the file does not have this format."""
     import pyarrow.parquet
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default pool keeps freed memory

@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
-    """Yield a document in pieces, so that little memory is needed to encode a long one."""
+    """Yield a document in pieces, so that little memory is needed to encode a long document."""
     head, begin = text[:HEAD_CHARACTERS], 0
     while len(text) - begin > text_file.TEXT_PIECE_BYTES:
         cut = text_file.cut_position(text[begin : begin + text_file.TEXT_PIECE_BYTES], pattern=pattern)

@@ -126,7 +126,7 @@ def refuse_several_splits(where: str, top: str, names: list[str]) -> None:
 
 
 def split_of_source(name: str) -> str | None:
-    """Return the split to which a file belongs, judging by its name and folder, or None if they name no split."""
+    """Return the split to which a file belongs, judging by its name and folder, or None if neither names a split."""
     *folders, file = name.split("/")
     for folder in reversed(folders):
         if folder.lower() in (SPLIT_FOLDERS if name.endswith((".md", ".py")) else SPLIT_WORDS):

@@ -75,7 +75,7 @@ class Source:
 
     @property
     def recorded(self) -> "Source":
-        """The source as a plan records it, without passwords and signatures in URLs, which may differ next time."""
+        """The source as a plan records it, without passwords and signatures in URLs, because they may change."""
         inputs = [attrs.evolve(item, path=redacted_name(item.path)) for item in self.inputs]
         return Source(redacted_name(self.name), tuple(inputs))
 
@@ -96,7 +96,7 @@ def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = (
     duplicates = [path for path, count in counts.items() if count > 1]
     if duplicates:
         show(note(f"named twice, so prepared twice: {list_briefly(duplicates)}"))
-    if STANDARD_LIBRARY not in names:  # its modules may have any name
+    if STANDARD_LIBRARY not in names:  # modules of the library may have any name
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
             show(note(f"the sources contain several splits, and all are read: {describe_splits(splits)}"))
@@ -125,7 +125,7 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
 def _is_on_hub(name: str) -> bool:
     """Return whether a source is a dataset of the hub, OWNER/NAME[:CONFIG][@REVISION], and not a local file.
 
-    Raises BadInput if the name is similar to a local one.
+    Raises BadInput if the name is similar to the name of a local file or folder.
     """
     repository = name.partition("@")[0].partition(":")[0]
     is_file = os.path.lexists(name) or name.endswith((*SUFFIXES, *TOKEN_SUFFIXES))
@@ -215,7 +215,7 @@ def _has_tokens(names: Iterable[str]) -> bool:
 
 
 def _remote_files(name: str) -> list[Input]:
-    """Return the documents of a URL, which is a file, a glob, or a folder and everything below it."""
+    """Return the documents of a URL, which is a file, a glob, or a folder with everything below it."""
     remote_files = find_remote(name)
     if name in remote_files:
         return [remote_input(remote_files[name])]

@@ -119,7 +119,7 @@ def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> It
 
 
 def why_no_text(head: bytes) -> str | None:
-    """Return why a file that begins with these bytes is not text in UTF-8, or None if it is."""
+    """Return why a file that begins with these bytes is not text in UTF-8, or None if it is text."""
     if head.startswith(WIDE_MARKS):
         return "UTF-16 or UTF-32: convert it to UTF-8"
     if _too_many(head.count(b"\0"), len(head)):
@@ -251,7 +251,7 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
     The character after it is "" if the token ends there. The `tokenizers` library looks for an added token such as
     "New York" in the whole text before the text is split.
     """
-    if not pattern.startswith("{"):  # it is a splitting pattern
+    if not pattern.startswith("{"):  # a splitting pattern, not a structure
         return frozenset()
     contents = [str(token["content"]) for token in json.loads(pattern)["added_tokens"]]
     return frozenset(

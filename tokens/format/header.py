@@ -32,7 +32,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u
 
 @attrs.frozen
 class TokenFile:
-    """One token file: the type of its tokens, and where in the file they are."""
+    """One token file: the type of its tokens, and their place in the file."""
 
     path: Path
     dtype: np.dtype
@@ -122,7 +122,7 @@ def readable_tokens(path: Path) -> Iterator[None]:
 
 
 def _row_length(path: Path, metadata: object) -> int:
-    """Return the context length from the metadata of a file with weights. Raises BadInput if it is missing."""
+    """Return the context length from the metadata of a file with weights. Raises BadInput if there is none."""
     match metadata:
         case {"context_length": str(text)} if text.isascii() and text.isdecimal() and int(text[:9]) > 0:
             return int(text[:9])

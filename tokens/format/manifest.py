@@ -119,7 +119,7 @@ class SplitRecord:
 
     kind: str
     seed: int
-    # Splits that received the last documents because the hashes selected no documents for them, or too few.
+    # Splits that received the last documents, because the hashes selected too few documents for them, or none.
     from_tail: list[str] = attrs.field(factory=list)
     # Splits whose last documents were moved to the end of train because the hashes selected too many documents.
     shortened: list[str] = attrs.field(factory=list)
@@ -185,8 +185,8 @@ def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
 def added_tokens(structure: str) -> list[dict[str, Any]]:
     """Return the added tokens of a structure.
 
-    Raises ValueError unless the structure is a JSON object with a list of added tokens, each of which has at least an
-    id, a content and a flag that says whether it is special.
+    Raises ValueError unless the structure is a JSON object with a list of added tokens, each with at least an id,
+    a text ("content") and a flag that says whether the token is special.
     """
     expected = 'the JSON text of an object whose "added_tokens" is a list of objects with id, content and special'
     try:
@@ -208,7 +208,7 @@ def _is_added_token(token: Any) -> bool:
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a token directory.
 
-    Returns None if there is no manifest, or if another program wrote it. Raises BadInput if it is damaged.
+    Returns None if there is no manifest, or if another program wrote it. Raises BadInput if the manifest is damaged.
     """
     path = directory / MANIFEST
     with readable_tokens(path):
@@ -224,7 +224,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 def parse_manifest(data: bytes) -> Manifest | None:
     """Parse the content of a manifest file. Return None if another program wrote the file.
 
-    Raises ValueError if it is damaged.
+    Raises ValueError if the manifest is damaged.
     """
     values = parse_json(data, None)
     if not isinstance(values, dict):
@@ -278,7 +278,7 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
 
 
 def check_listed(path: Path, manifest: Manifest) -> None:
-    """Raise BadInput unless a file exists and the manifest lists it with its size."""
+    """Raise BadInput unless a file exists, and is in the manifest with the same size."""
     with readable_tokens(path):
         size = path.stat().st_size if path.is_file() else None
     if path.name not in manifest.files:

@@ -25,7 +25,8 @@ Version = tuple[int, int]  # size of a file in bytes, and the time of its last c
 class TokenStream:
     """The tokens of one split, read on demand. All processes share one copy, in the operating system's page cache.
 
-    The files are not memory-mapped: if a mapped file is truncated, reading past its new end kills the process (SIGBUS).
+    The files are not memory-mapped: if a mapped file is truncated, reading after its new end kills the process
+    (SIGBUS).
     """
 
     def __init__(self, files: list[TokenFile]):
@@ -102,14 +103,14 @@ class TokenStream:
         return self.files[number].path, position - self._starts[number]
 
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
-        """Return an error message for an id that is not below the vocabulary size, with its file and offset."""
+        """Return an error message for an id that is not below the vocabulary size, with the id's file and offset."""
         path, offset = self.file_at(position)
         problem = "these tokens were made with another tokenizer, or the file is damaged"
         return f"{path}: token {offset}: got id {token}, wanted less than vocab_size {vocabulary_size}; {problem}"
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
-    """Open a split: `<split>.safetensors`, its shards, or otherwise another program's files.
+    """Open a split: `<split>.safetensors`, or its shards, or else another program's files.
 
     Raises BadInput if there are no such files, or if they are damaged or contradict each other.
     """

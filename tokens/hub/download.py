@@ -166,7 +166,7 @@ def _download_bucket(url: str, directory: Path) -> None:
     for name, stored in missing.items():
         partial = directory / f".partial-{name}"
         with writing(partial), locked_partial(partial) as file:
-            if _is_downloaded(directory / name, stored):  # another process has downloaded it in the meantime
+            if _is_downloaded(directory / name, stored):  # another process has downloaded the file in the meantime
                 partial.unlink()
                 continue
             for _, piece in bucket.pieces(name, stored.size_bytes, stored.e_tag):

@@ -76,13 +76,13 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
 
 
 def public_manifest(manifest: Manifest) -> Manifest:
-    """Return a manifest without its private parts, which are folders of local sources and examples of bad documents."""
+    """Return a manifest without its private parts: the folders of local sources, and the examples of bad documents."""
     sources = [attrs.evolve(source, name=public_name(source.name)) for source in manifest.sources]
     return attrs.evolve(manifest, sources=sources, examples={})
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without local folders; a URL also loses its secrets, user name and query."""
+    """Return a source's name without local folders. From a URL, secrets, user name and query are removed as well."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:

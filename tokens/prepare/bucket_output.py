@@ -64,7 +64,7 @@ class BucketOutput:
         return manifest
 
     def describe(self) -> None:
-        """Copy plan, commit log, manifest and ranks to the scratch folder, if they exist."""
+        """Copy those of plan, commit log, manifest and ranks that exist to the scratch folder."""
         names = self._objects()
         for name in sorted(names.keys() & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
             replace_file(self._scratch / name, self._read(name))

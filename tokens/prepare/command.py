@@ -142,7 +142,7 @@ class PrepareCommand:
 
 @attrs.frozen(kw_only=True)
 class TokenizerCommand:
-    """Train a byte-level BPE tokenizer, and write it as one tokenizer.json."""
+    """Train a byte-level BPE tokenizer, and write it to a single tokenizer.json."""
 
     sources: Annotated[
         tuple[str, ...],

@@ -1,4 +1,6 @@
-"""Commit log `ledger.jsonl`: one line for each unit, in the order of the plan, written when its tokens are on the disk.
+"""Commit log `ledger.jsonl`: a line for each unit, in the order of the plan.
+
+The line is written when the tokens of the unit are on the disk.
 
 Anything after the last complete line of the log, or after the tokens of that line's unit, was left by a killed process.
 It is cut off at the next start.
@@ -101,7 +103,7 @@ class CommitLog:
     """The commit log of a token directory, open for appending."""
 
     def __init__(self, directory: Path, plan_fingerprint: str):
-        """Continue a log, or start one. Raises BadInput if it is damaged or belongs to another plan."""
+        """Continue a log, or start a new log. Raises BadInput if the log is damaged or belongs to another plan."""
         self.path = directory / COMMITS
         self.totals = Totals()
         head, complete_bytes = LogHead(FORMAT, plan_fingerprint), 0
@@ -142,7 +144,7 @@ def read_log(directory: Path) -> Totals:
 
 
 def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the complete entries of a log after its first `seen_bytes`, each with the byte at which it ends."""
+    """Yield the complete entries of a log after its first `seen_bytes`, each with the position of its end in bytes."""
     if not path.exists() and not path.is_symlink():
         return
     with readable_tokens(path), open_regular(path) as file:

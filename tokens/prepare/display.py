@@ -1,4 +1,4 @@
-"""Progress bar of a preparation, and its final report of tokens written and text left out."""
+"""Progress bar of a preparation, and the final report of the tokens written and the text left out."""
 
 import functools
 import itertools

@@ -54,7 +54,7 @@ class UnitPart:
     """The tokens that a unit has written for one split."""
 
     tokens: int
-    documents: int  # documents that end here
+    documents: int  # documents that end in this unit
     empty_documents: int = 0  # how many of these documents have no text; version 1 of the rules did not count them
     counted: int = 0  # tokens of conversations that add to the loss
     padding: int = 0  # tokens after the last conversation of a row
@@ -77,7 +77,7 @@ class Result:
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
-    """Write the tokens of a unit to its `unit_file`s; the bytes are the same every time.
+    """Write the tokens of a unit to its `unit_file`s. Every call writes the same bytes.
 
     Raises BadInput if an input cannot be read or encoded, and OSError.
     """
@@ -117,7 +117,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the path of a unit's tokens of one split. The file exists until the tokens are committed."""
+    """Return the path of the file with a unit's tokens for one split. It exists until the tokens are committed."""
     return directory / f"{index:08d}.{split}"
 
 
@@ -128,13 +128,13 @@ def delete_own_files(units: Path) -> None:
     """
     for path in [*units.glob("*")] if units.is_dir() else []:
         if _OWN_NAMES.fullmatch(path.name):
-            path.unlink(missing_ok=True)  # a worker whose coordinator was killed may delete it at the same time
+            path.unlink(missing_ok=True)  # a worker whose coordinator was killed may delete the file, too
     with suppress(OSError):
         units.rmdir()
 
 
 class _PartWriter:
-    """Writes a unit's tokens of one split. The file gets its final name when it is complete."""
+    """Writes a unit's tokens for one split. Their file gets its final name when it is complete."""
 
     def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash

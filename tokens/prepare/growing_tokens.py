@@ -28,7 +28,7 @@ class GrowingTokens:
     """A token directory that may still be in preparation."""
 
     def __init__(self, directory: Path):
-        """Open a directory. Raises BadInput if it has no plan, or if tokens will move between files at the end."""
+        """Open a directory. Raises BadInput if it has no plan, or if tokens will be moved to other files at the end."""
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{directory}: has no {PLAN}; first run prepare_data.py SOURCE... --output {directory}")
@@ -69,7 +69,7 @@ class GrowingTokens:
 
     @property
     def tokenizer(self) -> TokenizerRecord:
-        """The tokenizer as it will be in the manifest."""
+        """The entry that the tokenizer will have in the manifest."""
         ranks = self.directory / RANKS_FILE
         return self.settings.tokenizer_record(ranks if ranks.exists() else None)
 
@@ -119,7 +119,7 @@ class GrowingTokens:
 
 
 class FollowedStream(TokenStream):
-    """The stream of one split of `GrowingTokens`. Its length grows when the tokens are refreshed."""
+    """The stream of one split of `GrowingTokens`. The stream gets longer when the tokens are refreshed."""
 
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
@@ -140,7 +140,7 @@ class FollowedStream(TokenStream):
 
     def _find(self, length: int) -> None:
         for _ in range(NAMING_TRIES):
-            with suppress(FileNotFoundError):  # a file is just getting its final name
+            with suppress(FileNotFoundError):  # a file is being renamed to its final name at this moment
                 super().__init__(self._files(length))
                 self.versions = {}  # the files still grow
                 for file in self.files:

@@ -50,7 +50,7 @@ class PrepareSettings:
     """Settings that, together with the inputs, determine every byte of the token files."""
 
     text_field: str
-    tokenizer: str  # as on the command line; a character tokenizer's name contains all its characters
+    tokenizer: str  # as on the command line; for a character tokenizer, with all its characters
     fingerprint: str  # identifies the tokenizer's ids; see tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
@@ -62,7 +62,7 @@ class PrepareSettings:
     shard_tokens: int | None = None  # tokens per file, except in the last file
     separator: str | None = None  # text between the documents of a file or record
     version: int = 1  # version of the rules; see VERSION
-    # The following fields are as in the manifest. If one is None, it is not part of the plan's fingerprint.
+    # The following fields are as in the manifest. Fields that are None are not part of the plan's fingerprint.
     pattern: str | None = None
     structure: str | None = None
     special_tokens: dict[str, int] | None = None
@@ -166,7 +166,7 @@ class UnitPlan:
 def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
     """Return whether all splits have tokens, and the held-out splits have enough without the end of train.
 
-    From then on, `train.py --follow` reads the train stream, so no tokens may be removed from it.
+    From then on, `train.py --follow` may read the train stream, so no tokens may be removed from that stream.
     """
     return all(tokens[split] for split in ("train", *settings.held_out)) and not settings.short_splits(tokens)
 
@@ -213,7 +213,7 @@ def write_plan(directory: Path, plan: UnitPlan) -> None:
 
 
 def read_plan(directory: Path) -> UnitPlan | None:
-    """Return the plan of a token directory, or None if it has none. Raises BadInput if it is damaged."""
+    """Return the plan of a token directory, or None if it has none. Raises BadInput if the plan is damaged."""
     path = directory / PLAN
     try:
         with readable_tokens(path), refusing(f"{path}: damaged", "start over in another --output"):
@@ -239,7 +239,7 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
     for field in attrs.fields(PrepareSettings):
         got, was = getattr(settings, field.name), getattr(plan.settings, field.name)
         if field.name == "split_seed" and settings.split == TAIL:
-            continue  # a tail has no seed, but earlier versions accepted one
+            continue  # a tail split needs no seed, but earlier versions accepted a seed
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
     # Plans of earlier versions may contain passwords and signatures, and a signed URL differs with each command.
@@ -285,7 +285,7 @@ def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tupl
         except Damaged:
             table = None
         if table is None or table.metadata.num_rows == 0:
-            yield Extent(number, 0, 0), item.size_bytes  # its unit will count it as damaged or empty
+            yield Extent(number, 0, 0), item.size_bytes  # the unit will count the file as damaged or empty
             return
         name = settings.text_field if settings.template is None else None
         check_column(table, name, item.path)

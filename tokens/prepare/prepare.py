@@ -29,7 +29,7 @@ from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import load_template
 from tokens.tokenizer.tokenizer import LibraryCoder, Tokenizer
 
-# Lone white space between characters of several kinds, where structures of tokenizers may differ in how they split text
+# Lone white space between characters of several kinds, because tokenizers split text differently in such places
 CUT_PROBE = "ab cd\tef\ngh 12\t34\n5 x. y, (z) \u4e2d \u6587 \u00e9\u00e8 's don't ! ? _ a1 2b"
 
 
@@ -73,7 +73,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         _delete_units(directory)
         if finished is not None:
             if bucket is None:
-                read_log(directory)  # raises BadInput if it is damaged
+                read_log(directory)  # raises BadInput if the log is damaged
             else:
                 bucket.delete_leftovers()
             show(progress(f"{command.output}: is already complete"))
@@ -245,7 +245,7 @@ def _refuse_other_tokens(directory: Path) -> None:
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
     """Raise BadInput if the file for the tokenizer's ranks already exists and has different content.
 
-    The same content is accepted: a killed command left it, or the user named this file as the tokenizer.
+    If the content is the same, the file is accepted: a killed command left it, or it is the user's --tokenizer.
     """
     is_file = tokenizer.has_ranks_file and ranks.is_file() and not ranks.is_symlink()
     if is_file and ranks.read_bytes() != ranks_text(tokenizer.coder.ranks):

@@ -72,8 +72,8 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
 def move_tokens(streams: dict[str, GrowingStream], totals: Totals, lengths: dict[str, int]) -> None:
     """Copy tokens from the ends of streams to other streams, so that each split can then be cut to its final length.
 
-    The excess of a held-out split goes to the end of the train stream. If another held-out split needs tokens, they are
-    taken from that end.
+    The excess of a held-out split goes to the end of the train stream. Held-out splits that need tokens
+    take them from that end.
     """
     train, held_out = streams["train"], SPLITS[1:]
     for split in held_out:

@@ -1,4 +1,4 @@
-"""Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write one tokenizer.json.
+"""Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write a tokenizer.json.
 
 Of equally frequent pairs, the one with the lower ranks is merged first, so the number of threads and the order of the
 texts do not matter.

@@ -67,7 +67,7 @@ def status(where: str) -> list[str]:
 
 
 def verify(where: str) -> list[str]:
-    """Check the files of a folder or bucket against its manifest.
+    """Check the files in a folder or bucket against the manifest.
 
     If files are damaged, raises BadInput with their names and with the sources of the damaged tokens.
     """
@@ -130,7 +130,7 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
     """Yield the tokens in `where` that do not match their unit's digest in the commit log, with the unit's sources."""
-    if plan.settings.template is not None:  # the digest covers the unit's words in the growing files, not its tokens
+    if plan.settings.template is not None:  # the digest is of words in the growing files, not of tokens
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
     files = _slices_by_split(where, log, manifest, item_bytes)

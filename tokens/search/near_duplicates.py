@@ -79,7 +79,7 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
 
 
 def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each block, yield three arrays about the documents that end in it: first tokens, lengths, and keys of bands.
+    """For each block, yield three arrays about the documents that end there: first tokens, lengths, and keys of bands.
 
     The keys are uint64 (documents, BANDS).
     """

@@ -34,7 +34,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
     longest, copies, first = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64), np.full(len(text), NOWHERE)
     begin = 0  # first token of the stream, counted through all streams
     for stream in streams:
-        # A run at the very start of a block may have begun in the block before, which contains all of it and counts it.
+        # A run at the very start of a block may have begun in the previous block, which contains and counts all of it.
         for at, (offsets, numbers) in in_blocks([stream], finder.find, max(n, len(text))):
             for pairs in _pairs(ngrams, offsets, numbers):
                 places, starts, lengths = _runs(*pairs, n)

@@ -137,7 +137,7 @@ def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStrea
 
 
 def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: Path) -> list[str]:
-    """Return a line that compares a directory's tokenizer with GPT-2's, or no line if it is the same."""
+    """Return a line that compares a directory's tokenizer with GPT-2's, or no line if the two are the same."""
     try:
         tokenizer = recorded_tokenizer(record, directory)
         if recognized(tokenizer.coder.ranks) == "gpt2":

@@ -51,7 +51,7 @@ _LLAMA3 = (  # from Meta's llama3/tokenizer.py: 256 tokens after 128,000 ranks
     *(f"<|reserved_special_token_{number}|>" for number in range(5, 251)),
 )
 _PROMPT_ENDS = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
-# Hashes and special tokens are from tiktoken_ext/openai_public.py. Llama 3's hash is that of its tokenizer.model.
+# Hashes and special tokens are from tiktoken_ext/openai_public.py. Llama 3's hash is the hash of its tokenizer.model.
 KNOWN_TOKENIZERS = {
     "gpt2": KnownTokenizer(
         ranks_sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",

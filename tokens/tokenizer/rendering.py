@@ -63,7 +63,7 @@ class RenderedText:
 
 
 def render(conversation: TemplateInput, *, trusted: bool) -> RenderedText:
-    """Return the text of a conversation. A `trusted` template is one of ours, and runs in this process.
+    """Return the text of a conversation. A `trusted` template is our own, and runs in this process.
 
     Raises BadInput like `conversation_text`, and for a template that exceeds a limit or fails.
     """
@@ -104,7 +104,7 @@ class TemplateRefusal(Exception):
 
 
 class TemplateProcess:
-    """The process that renders other people's templates for this one. It is started by the first conversation."""
+    """A process that renders other people's templates for this process. The first conversation starts it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # only one of a server's threads at a time may use the process
