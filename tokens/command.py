@@ -37,7 +37,7 @@ examples:
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens \\
       --shard-tokens 100000000
 
-commands (if a source has the same name as a command, write ./status, say):
+commands (if a source has the name of a command, write for example ./status):
   python prepare_data.py tokenizer SOURCE... --vocab-size N
                                         train your own byte-pair tokenizer
   python prepare_data.py status DIR     show the progress of a preparation

@@ -77,7 +77,7 @@ class PrepareCommand:
     ] = 0.01
     test_fraction: Annotated[float, option("share of the documents to hold out for test", "F", check=FRACTION)] = 0.0
     split: Annotated[
-        Literal["hash", "tail"], option("how to choose held-out documents: by a hash of the text, or the last ones")
+        Literal["hash", "tail"], option("how to hold out documents: by a hash of their text, or the last documents")
     ] = "hash"
     split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0
     executor: Annotated[
