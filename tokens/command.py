@@ -17,16 +17,16 @@ from common.text import QUOTED_CHARACTERS, quoted
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
 EPILOG = """sources:
-  FILE, FOLDER or 'GLOB'   .txt, .md and .py: each file is a document;
-                           .jsonl and .json (also .gz, .zst): each line is one;
-                           .parquet: each row is one
+  FILE, FOLDER or 'GLOB'   one document per file: .txt, .md, .py
+                           one document per line: .jsonl, .json (or .gz, .zst)
+                           one document per row: .parquet
   s3://... gs://... az://... https://... hf://...
-                           the same files in a bucket or on a server; over
+                           the same files in a bucket or on a server; with
                            https, end a folder's name with /; for an S3 server
                            other than Amazon's, set AWS_ENDPOINT_URL
   hf:OWNER/NAME[:CONFIG][@REVISION]
-                           data files of the train split of a dataset on the
-                           Hugging Face hub
+                           the train split of a dataset on the Hugging Face
+                           hub
   stdlib                   source code of this Python's standard library:
                            real text that every machine has
 
@@ -37,7 +37,7 @@ examples:
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens \\
       --shard-tokens 100000000
 
-commands (for a source with the name of a command, write for example ./status):
+commands (if a source has the name of a command, write for example ./status):
   python prepare_data.py tokenizer SOURCE... --vocab-size N
                                         train your own byte-pair tokenizer
   python prepare_data.py status DIR     show the progress of a preparation
@@ -51,14 +51,14 @@ For status and verify, DIR may also be in a bucket (s3://, gs:// or az://).
 To resume an interrupted or killed preparation, rerun the same command. The
 number of workers may change. With --output s3://... any machine can resume it.
 
-Exit status: 0 done; 1 error, a damaged file, text that is not UTF-8, or more
-than 1 % of the documents bad; 2 usage; 130 interrupted.
+Exit status: 0 done; 1 error, a damaged file, text that is not UTF-8, or bad
+documents (more than 1 % of them); 2 usage; 130 interrupted.
 """
 
 
 def _local_folder(text: str) -> str:
     if REMOTE in text:
-        raise ValueError(f"{text}: this command reads a local folder; copy the files into one first")
+        raise ValueError(f"{text}: this command reads only local folders; copy the files into one first")
     return text
 
 
@@ -94,7 +94,7 @@ class StatsCommand:
     against: Annotated[
         tuple[Path, ...],
         option(
-            "JSON Lines, or token directory with held-out splits, whose texts are searched for in the training tokens",
+            "JSON Lines file, or token directory with held-out splits; its texts are searched for in the train split",
             "FILE|DIR",
         ),
     ] = attrs.field(default=(), kw_only=True)
@@ -128,7 +128,10 @@ COMMANDS = {
 
 
 def _misspelled_command(words: Sequence[str]) -> str | None:
-    """Return the command that a command line seems to mean if its first word is neither a command nor a source."""
+    """Return the command that was probably meant if the first word looks like a misspelled command.
+
+    Returns None if the first word is a command or an existing file, or if the command line has --output.
+    """
     if not words or words[0] in COMMANDS or any(word.partition("=")[0] in OUTPUTS for word in words):
         return None
     close = difflib.get_close_matches(words[0][:QUOTED_CHARACTERS], [name for name in COMMANDS if name], n=1)
@@ -136,14 +139,15 @@ def _misspelled_command(words: Sequence[str]) -> str | None:
 
 
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
-    """Return the command of a command line and its options, as `read_command` does.
+    """Return the command that a command line calls, and the options, as `read_command` does.
 
     The first word selects one of COMMANDS. If it is not the name of a command, the command line prepares tokens.
     """
     script = "prepare_data.py"
     reads_only = bool(words) and words[0] in COMMANDS and words[0] not in ("", "tokenizer")
     if reads_only and any(word.partition("=")[0] in OUTPUTS for word in words):
-        advice = f"to prepare a source of that name, write ./{words[0]}; to run the command: {script} {words[0]} DIR"
+        source_advice = f"to prepare a source of that name, write ./{words[0]}"
+        advice = f"{source_advice}; to run the command, write {script} {words[0]} DIR"
         raise usage_error(f"'{words[0]}' is a command and takes no --output; {advice}")
     if suggestion := _misspelled_command(words):
         raise usage_error(f"{quoted(words[0])}: unknown command; did you mean '{suggestion}'?")

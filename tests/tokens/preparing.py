@@ -63,7 +63,8 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
     A preparation has no workers unless the options ask for some, because the imports of workers would take longer than
     everything else.
     """
-    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # that process has imported the packages
+    # `launch.run` forks a process that has imported the packages.
+    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:
         if "--output" in options and not {"--workers", "--executor", "tokenizer", "download"} & {*options}:
             options = (*options, "--executor", "inline")
         return launch.run(ROOT / command[1], *map(str, options), environment=environment)

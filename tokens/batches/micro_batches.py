@@ -1,8 +1,8 @@
-"""Micro-batches of one data-parallel rank, in order, starting at any step: token ids as inputs and targets.
+"""The micro-batches that one data-parallel rank reads, in order, from any step on: input ids and target ids.
 
 tokens/batches/sampling.py decides which samples a rank takes, and tokens/batches/mixture.py decides from which streams
-they come. While token files still grow, a window can be read as soon as everything that determines its position has
-been committed.
+they come. While token files are still growing, a window can be read as soon as everything that determines its
+position has been committed.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ from tokens.format.token_file import TokenStream
 if TYPE_CHECKING:
     from tokens.prepare.growing_tokens import GrowingTokens
 
-SAMPLES_AHEAD = 4096  # samples that are located in one call, to amortize numpy's cost per call
-ENDLESS = 1 << 62  # number of windows of a stream whose length is not known yet
+SAMPLES_AHEAD = 4096  # samples located in one call, to amortize the overhead of numpy's calls
+ENDLESS = 1 << 62  # stands for the number of windows of a stream whose length is not known yet
 
 
 @attrs.frozen
 class MicroBatch:
-    """Network inputs and next-token targets, with a weight for each target if not all targets count the same."""
+    """Network inputs and next-token targets. If the targets do not all count the same, each also has a weight."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64
@@ -53,12 +53,12 @@ class TokenSource:
 
     stream: TokenStream
     start_token: int
-    order: WindowOrder  # has ENDLESS windows if the files grow
+    order: WindowOrder  # has ENDLESS windows if the files are still growing
     growing: "GrowingTokens | None" = None  # files that were still being written when the run started
     max_epochs: int = 1  # limit for a growing stream
 
     def first_tokens(self, order_positions: np.ndarray, context_length: int) -> np.ndarray:
-        """Return the first token, int64, of the window that is read at each position of the order."""
+        """Return the index (int64) of the first token of the window at each position of the order."""
         return self.start_token + self._order(context_length).windows(order_positions) * context_length
 
     def ready(self, order_position: int, context_length: int) -> bool:
@@ -90,13 +90,13 @@ class TokenSource:
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """Training data of a run (streams, mixture and the layout of a step), the same on every rank."""
+    """Training data of a run: streams, mixture and the layout of a step. It is the same on every rank."""
 
     sources: tuple[TokenSource, ...]
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
-    weighted: bool = False  # targets have the weights in their stream's files, instead of all counting the same
+    weighted: bool = False  # True if targets have the weights in their stream's files; if not, all count the same
 
     @property
     def growing(self) -> "list[GrowingTokens]":
@@ -109,8 +109,8 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a data-parallel rank for the given steps.
 
-    If the token files still grow, `wait_for` is called with each step before the step is read. It returns True as soon
-    as the step is `ready`, or False to end the iteration. Raises BadInput for an id outside the vocabulary.
+    If the token files are still growing, `wait_for` is called with each step before the step is read. It returns True
+    as soon as the step is `ready`, or False to end the iteration. Raises BadInput for an id outside the vocabulary.
     """
     layout, size = reading.layout, reading.layout.microbatch_size
     ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps
@@ -157,7 +157,10 @@ def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int
 
 
 def ready(reading: Reading, step: int) -> bool:
-    """Return whether every window of a step, on any rank, has been written. Raises BadInput if it never will be."""
+    """Return whether every window of a step, on any rank, has been written.
+
+    Raises BadInput if a window will never be written.
+    """
     first, size = step * reading.layout.global_batch_size, reading.layout.global_batch_size
     numbers, order_positions = reading.mixture.find(np.arange(first, first + size))
     return all(

@@ -3,8 +3,8 @@
 The weights of a stage become shares, which are whole numbers without a common divisor. Their sum D is the length of
 the stage's table. Sample n of the stage comes from the source in entry n mod D. The entries are arranged so that, after
 any number of samples, the count of each source is less than one sample away from the count that its weight requires.
-The position of a sample among the samples of its source is computed from one division, its remainder and a number that
-is stored with the entry.
+The position of a sample among the samples of its source is computed from n div D, n mod D and a number that is stored
+with the entry.
 """
 
 import math
@@ -14,7 +14,7 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # maximum length of a table, which then takes one second to compute and 8 MiB
+MOST_ENTRIES = 1 << 20  # maximum length of a table; this length takes one second to compute, and 8 MiB of memory
 
 
 @attrs.frozen
@@ -22,7 +22,7 @@ class Stage:
     """A part of a run in which the mixture weights are constant."""
 
     first: int  # first sample of the stage, counted from the beginning of the run
-    shares: tuple[int, ...]  # number of samples of each source among every D = sum(shares) samples
+    shares: tuple[int, ...]  # number of samples from each source in every D = sum(shares) samples
 
 
 class Mixture:
@@ -54,7 +54,7 @@ class Mixture:
 
 
 class _Table:
-    """One period of a stage's sources."""
+    """One period of the sequence of sources in a stage."""
 
     def __init__(self, shares: tuple[int, ...]):
         self._shares = np.array(shares)
@@ -86,7 +86,7 @@ def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
     shares = tuple(weight // divisor for weight in integers)
     if sum(shares) > MOST_ENTRIES:
         got = ", ".join(map(str, weights))
-        expected = f"weights in the proportion of whole numbers with a sum of at most {MOST_ENTRIES:,}"
+        expected = f"weights in proportion to whole numbers with a sum of at most {MOST_ENTRIES:,}"
         raise ValueError(f"got weights {got}, wanted {expected}; round the weights to fewer digits")
     return shares
 
@@ -106,9 +106,9 @@ def assign(shares: Sequence[int]) -> list[int]:
     unit = 2 * len(sources) - 2
 
     def next_sample(source: int, count: int) -> tuple[int, int, int]:
-        """Return the first sample that may come next from the source, its due date, and the source, to break ties."""
+        """Return the first place for a source's next sample, the sample's due date, and the source (to break ties)."""
         earliest = -(-(unit * count + 1) * size // (unit * shares[source]))
-        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two that differ.
+        # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two different due dates.
         due_date = (unit * (count + 1) - 1 << 40) // shares[source]
         return earliest, due_date, source
 

@@ -51,8 +51,8 @@ class Layout:
 def rank_shares(microbatches: int, ranks: int) -> tuple[range, ...]:
     """Return the micro-batches of each rank: at least one, and at most microbatches / ranks, rounded up.
 
-    Within these bounds, a share ends where a large subtree of the gradients' sum ends (training/parallel/sum_tree.py),
-    because a rank sends one partial sum per subtree.
+    Within these bounds, a share ends where a large subtree of the gradient sum ends (training/parallel/sum_tree.py), so
+    that a rank sends few partial sums: one for each subtree.
     """
     assert 1 <= ranks <= microbatches, (ranks, microbatches)
     longest, odd = longest_share(microbatches, ranks), odd_factor(microbatches)
@@ -77,7 +77,10 @@ def balance(microbatches: int, ranks: int) -> float:
 
 
 def odd_factor(count: int) -> int:
-    """Return the largest odd divisor of `count`: how many leaves are added in order before the pairwise tree begins."""
+    """Return the largest odd divisor of `count`.
+
+    In a sum tree with `count` leaves, this many leaves at a time are added in order before the pairwise tree begins.
+    """
     return count // (count & -count)
 
 
@@ -108,7 +111,7 @@ def window_count(stream_length: int, start: int, context_length: int) -> int:
 
 
 def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> np.ndarray:
-    """Return a window for each (stream, first token): (B, T + 1), in the common type of the streams."""
+    """Return the window at each (stream, first token) as an array (B, T + 1) of the streams' common type."""
     rows = np.empty((len(parts), context_length + 1), np.result_type(*{stream.dtype for stream, _ in parts}))
     for row, (stream, first) in zip(rows, parts, strict=True):
         if stream.dtype == rows.dtype:
@@ -119,7 +122,7 @@ def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> n
 
 
 def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: int) -> np.ndarray:
-    """Return the weight of each target of some windows, uint8 (B, T); the targets are the tokens after the first."""
+    """Return the weights of the targets of windows, uint8 (B, T). Each token except a window's first is a target."""
     rows = np.empty((len(parts), context_length), WEIGHT)
     for row, (stream, first) in zip(rows, parts, strict=True):
         stream.read_weights_into(row, first + 1)
@@ -128,7 +131,7 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 
 @attrs.frozen(kw_only=True)
 class WindowOrder:
-    """The order in which a stream's windows are read: their order in the stream, or a new permutation in each epoch.
+    """The order in which a stream's windows are read: as in the stream, or in a new permutation in each epoch.
 
     With eras, windows are permuted only within each era of `era` windows, so that reading a window needs the stream
     only up to the end of the window's era.
@@ -141,9 +144,9 @@ class WindowOrder:
     source: int = 0  # index of the stream in a mixture; every stream has different permutations
 
     def windows(self, positions: np.ndarray) -> np.ndarray:
-        """Return the window that is read at each of the given positions of the order, int64; positions count from 0.
+        """Return the window (int64) that is read at each of the given positions of the order, which count from 0.
 
-        This is a bijection within each epoch, and takes constant time for each position.
+        Within each epoch, every window has exactly one position. The time per position is constant.
         """
         epochs, within = np.divmod(positions, self.count)
         if not self.shuffle:
@@ -167,16 +170,16 @@ class WindowOrder:
         return self.count if self.era is None else min(self.count, (position // self.era + 1) * self.era)
 
     def _keys(self, epochs: np.ndarray) -> np.ndarray:
-        """Return the key of each epoch's permutation. In the first epoch of the first stream, it is the seed."""
+        """Return the key of each epoch's permutation. In the first epoch of the first stream, the key is the seed."""
         seed = np.array([self.seed % WORD], np.uint64)
         keys = mix(epochs.astype(np.uint64), mix(seed, np.array([self.source], np.uint64)))
         return np.where(epochs + self.source == 0, seed, keys)
 
 
 def permute(positions: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Return the image of each position 0 .. count - 1 under the pseudo-random permutation of its key, int64.
+    """Permute positions 0 .. count - 1, each with the pseudo-random permutation that its key selects; returns int64.
 
-    The permutation is a Feistel network with a key of 64 bits. Keys are passed as arrays because arithmetic with uint64
+    The permutation is a Feistel network with a 64-bit key. Keys are passed as arrays because arithmetic with uint64
     arrays wraps around silently, whereas scalars would cause overflow warnings.
     """
     # Cycle walking: the network permutes 0 .. 4^k - 1, so a result outside 0 .. count - 1 is permuted again.
@@ -200,7 +203,7 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def _subtree_boundary(first: int, last: int, odd: int) -> int:
-    """Return the number in `first` .. `last` that is a multiple of the largest odd x 2^k, or `last` if none is."""
+    """Return the multiple of `odd` * 2^k in `first` .. `last` for the largest possible k, or `last` if none exists."""
     step = odd << last.bit_length()
     while step >= odd:
         if (number := last // step * step) >= first:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import Line, read_line
 
-PACKED_BYTES = 1 << 17  # maximum number of compressed bytes read at a time; lost bytes are counted this exactly
+PACKED_BYTES = 1 << 17  # maximum number of compressed bytes read at a time; lost bytes are counted with this precision
 ZSTANDARD_BYTES = 1 << 9  # bytes decompressed at a time; 3 bytes can become 128 KiB, so the result is at most 22 MiB
 LINES_BYTES = 1 << 20  # size of the buffer for decompressed bytes
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # words in the libraries' error messages
@@ -19,7 +19,7 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> It
     """Yield the lines of a gzip or Zstandard file, as `read_line` returns them.
 
     Each line comes with a position in the compressed file that is before the line's end, and with 0 instead of a
-    length, because its compressed length is unknown. Raises Damaged.
+    length, because its compressed length is unknown. Raises Damaged if the file is damaged.
     """
     from zstandard import ZstdError
 
@@ -31,13 +31,13 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> It
             yield line[0], max(0, stream.tell() - PACKED_BYTES), 0
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:  # EOFError means a truncated gzip file
         detail = f"{'not a Zstandard stream: ' if zstandard else ''}{error}"
-        # A wrong checksum at the end means that anything before it may be damaged.
+        # If the checksum at the end is wrong, anything before the checksum may be damaged.
         is_checksum_error = any(word in detail for word in CHECKSUMS)
-        raise Damaged(f"{detail}; lines before it may be wrong" if is_checksum_error else detail) from error
+        raise Damaged(f"{detail}; the lines before may be wrong, too" if is_checksum_error else detail) from error
 
 
 class _ZstandardReader(io.RawIOBase):
-    """Decompression frame by frame, which notices a truncated file; zstandard's own reader does not."""
+    """Decompresses one frame after another, and notices a truncated file, which zstandard's own reader does not."""
 
     def __init__(self, stream: BinaryIO):
         import zstandard

@@ -1,4 +1,4 @@
-"""Conversations: convert records in one of several forms (see tokens/documents/parquet.py) to messages in order."""
+"""Conversations: convert records to lists of messages. tokens/documents/parquet.py lists the forms of a record."""
 
 import itertools
 import json
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
-UNREAD = "with a field {} that is not read"  # kind of a problem that causes no loss
-NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # unread fields that are counted by name, and the most characters of a name
-# Under this key, an object stores the name of a key that it has twice. No file contains such a key.
+UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # how many unread fields are counted by name, and the longest name
+# If a key occurs twice in an object, that key is stored in the object under REPEATED, which is a key in no file.
 REPEATED = "a key given twice\0"
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. If it has a key twice, store the name of that key under REPEATED.
+    """Return a JSON object. If a key occurs twice in it, store the key's name under REPEATED.
 
     Otherwise the duplicate would not be noticed, because `json.loads` keeps only the last value.
     """
@@ -45,9 +45,9 @@ class ReadConversation(NamedTuple):
 
 
 class ConversationReader(Reader):
-    """Reads units whose documents are conversations, as pieces with messages."""
+    """Reads units whose documents are conversations, and yields pieces that contain messages."""
 
-    longest_line: ClassVar[int] = LARGEST_ARRAY  # bytes; an array usually has no line end
+    longest_line: ClassVar[int] = LARGEST_ARRAY  # bytes; a JSON array is usually one long line
 
     def __init__(self, inputs: tuple[Input, ...], special_tokens: Collection[str]):
         """`special_tokens` are the spellings that no message may contain."""
@@ -81,7 +81,7 @@ class ConversationReader(Reader):
             return
         self._count_unread(unread)
         if messages[-1].role == USER:
-            detail = "the last message is a user's, so it is left out"
+            detail = "the last message is from the user, so it is left out"
             self.problems.add("unanswered message", where, detail, documents=0)
             messages.pop()
         messages = [Message(role, self._without_lone_surrogates(text, where)) for role, text in messages]
@@ -99,7 +99,7 @@ class ConversationReader(Reader):
     def _count_unread(self, names: frozenset[str], times: int = 1) -> None:
         """Count records with fields that were not read.
 
-        Only a limited number of names is counted separately, because a file may have any number of fields.
+        At most NAMED_FIELDS names are counted separately, because a file may have any number of fields.
         """
         for name in sorted(names):
             if len(self._named_fields) < NAMED_FIELDS:
@@ -109,7 +109,7 @@ class ConversationReader(Reader):
 
 
 def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversation:
-    """Return the messages of a record. Raises ValueError with the kind of its problem, and with details."""
+    """Return the messages of a record. Raises ValueError with the kind of the problem and the details."""
     fields = record if isinstance(record, dict) else {}
     _check_unique("the record", fields)
     _check_loss_field(fields)
@@ -119,7 +119,7 @@ def conversation(record: Any, special_tokens: Collection[str]) -> ReadConversati
     if len(complete := [form for form in FORMS if {*form} <= filled]) > 1:
         alternatives = " and as ".join(" and ".join(map(repr, form)) for form in complete)
         got = f"got a conversation both as {alternatives}"
-        raise ValueError("no conversation", f"{got}, wanted only one; remove the others")
+        raise ValueError("no conversation", f"{got}, wanted only one of these; remove the other fields")
     forms = complete or [form for form in FORMS if {*form} <= fields.keys()]
     if not forms or (len(forms[0]) == 1 and not isinstance(fields[forms[0][0]], list)):
         field_names = ", ".join(itertools.islice(fields, SHOWN_FIELDS)) or quoted(record)
@@ -148,7 +148,7 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _from_list(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
-    """Return the messages of a list. `first` is the number of its first message in error messages."""
+    """Return the messages of a list. `first` is the number by which errors refer to its first message."""
     for number, value in enumerate(values, first):
         _check_unique(f"message {number}", value)
     messages = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]
@@ -166,7 +166,7 @@ def _alpaca(fields: dict[str, Any]) -> ReadConversation:
 
 
 def _prompt_and_completion(fields: dict[str, Any]) -> ReadConversation:
-    """Return two texts as question and answer, or join two lists of messages; the second list is the answer."""
+    """Return two texts as a question and its answer, or join two lists of messages, the second with the answer."""
     prompt, completion = fields["prompt"], fields["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return ReadConversation([Message(USER, prompt), Message(ASSISTANT, completion)], frozenset())
@@ -194,20 +194,23 @@ _MESSAGES: dict[tuple[str, ...], Callable[[dict[str, Any]], ReadConversation]] =
 
 
 def _check_unique(where: str, value: Any) -> None:
-    """Raise ValueError if an object has a key twice, because nothing says which of the two values is meant."""
+    """Raise ValueError if a key occurs twice in an object, because nothing says which of its values is meant."""
     if isinstance(value, dict) and REPEATED in value:
         raise ValueError("field given twice", f"{where}: has {quoted(value[REPEATED])} twice; remove one of them")
 
 
 def _check_loss_field(fields: dict[str, Any]) -> None:
-    """Raise ValueError if a field excludes the record from the loss, because every answer counts."""
+    """Raise ValueError if a field says that the record does not count in the loss, because every answer counts."""
     if (name := excluded_by(fields)) is not None:
         got = f"got {quoted(name)}: {quoted(fields[name])}"
         raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")
 
 
 def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
-    """Raise ValueError unless messages of user and assistant alternate, after an optional system message."""
+    """Check that user and assistant messages alternate after an optional system message, and that each has a text.
+
+    Raises ValueError.
+    """
     has_system = [message.role for message in messages[:1]] == [SYSTEM]
     for number, (role, text) in enumerate(messages, 1):
         where, expected_role = f"message {number}", ROLES[1:][(number - 1 - has_system) % 2]

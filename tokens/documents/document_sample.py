@@ -12,7 +12,7 @@ PLACES = 256  # maximum number of places from which a sample is read
 
 @attrs.define
 class DocumentSample:
-    """Text that depends only on the units, their sizes and `most_bytes`.
+    """A sample of text that depends only on the units, their sizes and `most_bytes`.
 
     Each place is the beginning of a unit, and all places contribute equal shares. Small units are read first, and the
     unused parts of their shares go to the other places, so sources with less than `most_bytes` are read completely.
@@ -25,14 +25,14 @@ class DocumentSample:
     documents: int = 0  # the last document from a place may be cut
     text_bytes: int = 0
     is_whole: bool = True  # the sources were read to their ends
-    # Losses, as in a manifest.
+    # Losses. The fields have the same names and meanings as in a manifest.
     problems: dict[str, int] = attrs.field(factory=dict)
     lost_documents: int = 0
     lost_bytes: int = 0
     examples: dict[str, list[str]] = attrs.field(factory=dict)
 
     def texts(self) -> Iterator[str]:
-        """Yield the text in pieces, and count it and the losses. Raises BadInput like `Reader.read`."""
+        """Yield the text in pieces. Also count documents, bytes and losses. Raises BadInput like `Reader.read`."""
         place_count = min(PLACES, len(self.units))
         chosen = [number * len(self.units) // place_count for number in range(place_count)]
         self.is_whole = place_count == len(self.units)

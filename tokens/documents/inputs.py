@@ -19,7 +19,8 @@ LINE_SUFFIXES = (".jsonl", ".json")  # each line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 RECORD_SUFFIXES = (*LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")  # each record is a document
 SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-# Maximum number of examples of each kind of problem in a unit. A few megabytes of compressed lines may have millions.
+# Maximum number of examples of each kind of problem in a unit. A few compressed megabytes may have millions of
+# problems.
 EXAMPLES = 100
 PROBLEM_CHARACTERS = 300
 
@@ -39,7 +40,7 @@ class Input:
     def open(self) -> BinaryIO:
         """Open the file for reading. Raises BadInput if it is missing, has changed or cannot be read."""
         if REMOTE in self.path:
-            file = look_up_remote(self.path)  # every later read checks that the file still has this tag
+            file = look_up_remote(self.path)  # every later read checks that the file still has the same tag
             self.compare(remote_input(file))
             return file.open()
         self.check()
@@ -59,7 +60,7 @@ class Input:
 
 @attrs.frozen
 class Extent:
-    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or all of a compressed file."""
+    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or a complete compressed file."""
 
     input: int  # index of the input
     begin: int
@@ -79,8 +80,8 @@ class Problems:
     def add(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
         """Count a problem of a `kind` at `where`.
 
-        `documents` is the number of documents lost; `lost_bytes` is the input lost, in bytes, if its documents cannot
-        be counted.
+        `documents` is the number of lost documents. If they cannot be counted, `lost_bytes` is the size of the lost
+        input.
         """
         self.lost_documents += documents
         self.lost_bytes += lost_bytes
@@ -96,7 +97,7 @@ class Problems:
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
-        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py), kinds that caused a loss first."""
+        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py), kinds with a loss first."""
         kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
         losses = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}
         problems = {kind: self._counts[kind] for kind in kinds}
@@ -118,5 +119,5 @@ def remote_input(file: RemoteFile) -> Input:
 
 
 def readable(path: str) -> AbstractContextManager[None]:
-    """Turn an OSError raised in the block, which reads `path`, into BadInput."""
+    """Turn an OSError that is raised in the `with` block, which reads `path`, into BadInput."""
     return refusing(f"{path}: cannot be read", "restore it, then rerun the same command", (OSError,))

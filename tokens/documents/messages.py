@@ -1,4 +1,4 @@
-"""Chat messages in the forms of other programs: which fields and values are accepted in training data and requests.
+"""Chat messages in the forms that other programs write: the fields and values that training data and requests may have.
 
 A field of a message is either read, or listed here because it changes nothing. A message with any other field is
 refused. So an unknown field, such as the reasoning behind an answer or a flag that excludes the answer from the loss,
@@ -15,7 +15,7 @@ from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": SYSTEM}
 SHARE_GPT_ROLES = OPENAI_ROLES | {"human": USER, "gpt": ASSISTANT}
 SHARE_GPT = ("from", "value")  # ShareGPT's names of role and content
-# Fields that say whether a message counts in the loss. Their value must agree with our rule: only answers count.
+# Fields that say whether a message counts in the loss. Their values must agree with our rule: only answers count.
 LOSS_FIELDS = ("weight", "train", "training", "loss")
 # These fields describe a message. They change neither its text nor what is learned from it.
 DESCRIPTIONS = frozenset(
@@ -36,7 +36,7 @@ class ReadMessage(NamedTuple):
 
 
 def read_message(value: Any, where: str, roles: Mapping[str, str] = OPENAI_ROLES) -> ReadMessage:
-    """Return a message. Raises ValueError with the kind of its problem, and with details that begin with `where`."""
+    """Return a message. Raises ValueError with the kind of the problem, and with details that begin with `where`."""
     if not isinstance(value, dict):
         raise ValueError("no message", f"{where}: got {quoted(value)}, wanted an object with role and content")
     names = ("role", "content")
@@ -61,7 +61,10 @@ def read_message(value: Any, where: str, roles: Mapping[str, str] = OPENAI_ROLES
 
 
 def read_content(content: Any, where: str) -> str:
-    """Return the text of a content: a string, or a list of text parts. Raises ValueError like `read_message`."""
+    """Return the text of a message's content, which is a string or a list of text parts.
+
+    Raises ValueError like `read_message`.
+    """
     if isinstance(content, str):
         return content
     expected = f"wanted a text, or a list of parts {TEXT_PART}"

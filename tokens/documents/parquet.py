@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # Forms of a conversation: required fields -> optional fields.
 FORMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("messages",): (),
-    ("conversations",): (),  # ShareGPT's
-    ("instruction", "output"): ("input",),  # Alpaca's
+    ("conversations",): (),  # the form of ShareGPT
+    ("instruction", "output"): ("input",),  # the form of Alpaca
     ("prompt", "completion"): (),
 }
 # Fields that change what a conversation means. A record in which one of them has a value is refused.
@@ -29,18 +29,18 @@ ROWS_BYTES = 1 << 20  # approximate size of the values that are decoded at a tim
 
 
 def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
-    """Open a Parquet file. Raises Damaged if it is not one."""
+    """Open a Parquet file. Raises Damaged if the file does not have this format."""
     import pyarrow.parquet
 
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps freed memory
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default pool keeps freed memory
     with _damage("not a complete Parquet file"):
         return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column of this name or, without a name, the columns that a file's conversations are read from.
+    """Return the column `name`, or if it is None, the columns from which conversations are read.
 
-    The latter are all fields whose values would also decide how a record in JSON Lines is read.
+    These are all columns whose values decide how a record is read, as for records in JSON Lines.
     """
     names = table.schema_arrow.names
     if name is not None:
@@ -58,16 +58,16 @@ def unread_columns(table: "pyarrow.parquet.ParquetFile") -> list[str]:
 
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str | None, path: str) -> None:
-    """Raise BadInput unless the file has a text column of this name or, without a name, conversations."""
+    """Raise BadInput unless the file has a text column `name`, or conversations if `name` is None."""
     fields = {field.name: field.type for field in table.schema_arrow}
     if duplicates := [column for column, count in Counter(table.schema_arrow.names).items() if count > 1]:
-        raise BadInput(f"{path}: has two columns '{duplicates[0]}'; write the file again with only one of them")
+        raise BadInput(f"{path}: has two columns named '{duplicates[0]}'; write the file again with only one of them")
     required_fields = [field for form in FORMS for field in form]
     if name is None and not fields.keys() & {*required_fields}:
         raise BadInput(f"{path}: has none of the columns {', '.join(required_fields)}; it has {', '.join(fields)}")
     if name is not None and not (name in fields and _is_text(fields[name])):
         columns_text = ", ".join(f"{column} ({kind})" for column, kind in fields.items())
-        raise BadInput(f"{path}: no text column '{name}'; it has {columns_text}: pass --text-field")
+        raise BadInput(f"{path}: no text column '{name}'; it has {columns_text}; pass --text-field")
 
 
 def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> int:
@@ -80,7 +80,7 @@ def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | No
 def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> Iterator[list[Any]]:
     """Yield a row group's values in batches. Raises Damaged.
 
-    If a text is not valid UTF-8, its UnicodeDecodeError is yielded instead.
+    In place of a text that is not valid UTF-8, its UnicodeDecodeError is yielded.
     """
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))

@@ -1,10 +1,10 @@
-"""Document reader: read the documents of a unit of work, in any input format, in pieces of bounded size.
+"""Document reader: read the documents of a unit of work from any input format, in pieces of bounded size.
 
 A unit consists of ranges of files. A line or row belongs to the range in which it begins. A text file is one document.
-If it is long, it is not cut exactly at the edges of the ranges, but after each edge at the first position where a cut
-changes no token. The units on both sides of an edge find the same position, so units of any size give the same
-documents and tokens. With a separator, a text contains several documents, and each belongs to the range in which it
-begins.
+A long text file is not cut exactly at the edges of the ranges. For each edge, it is cut at the first position after the
+edge where a cut changes no token. The units on both sides of an edge find the same position, so units of any size give
+the same documents and tokens. With a separator, a text file contains several documents, and each belongs to the range
+in which it begins.
 """
 
 import json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOO_LONG = "more than {:,} bytes without a line end; wanted one record per line"
 SHOWN_FIELDS = 20  # fields shown in an error about a record without the text field
 HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed to choose a document's split; a character has at most four bytes
-WRONG_ENCODING = "wrong encoding"  # kind of problem of a document that is lost because it is not UTF-8
+WRONG_ENCODING = "wrong encoding"  # the kind of problem if a document is lost because it is not UTF-8
 SEPARATES = f"it is read as ordinary text; if it separates documents, start over with --separator '{END_OF_TEXT}'"
 
 
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     ends_document: bool
     head: str  # the first characters of the document or of the first user message, at most HEAD_CHARACTERS
     messages: tuple[Message, ...] = ()  # messages of a conversation
-    where: str = ""  # file of a conversation, and its number there
+    where: str = ""  # file of a conversation, and its position in the file
 
 
 class Part(NamedTuple):
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def pieces(text: str, pattern: str | None = None) -> Iterator[Piece]:
-    """Yield a document in pieces, so that little memory is needed to encode a long one."""
+    """Yield a document in pieces, so that little memory is needed to encode a long document."""
     head, begin = text[:HEAD_CHARACTERS], 0
     while len(text) - begin > text_file.TEXT_PIECE_BYTES:
         cut = text_file.cut_position(text[begin : begin + text_file.TEXT_PIECE_BYTES], pattern=pattern)
@@ -70,7 +70,7 @@ class Reader:
     _inputs: tuple[Input, ...]
     _text_field: str | None
     _separator: str | None = None
-    _pattern: str | None = None  # the tokenizer's splitting pattern; cuts do not change its tokens
+    _pattern: str | None = None  # the tokenizer's splitting pattern, which decides where a cut changes no token
     problems: Problems = attrs.field(init=False, factory=Problems)
     _quoted_field: bytes = attrs.field(init=False)  # name of the text field, as it is written in JSON
     longest_line: ClassVar[int] = text_file.LONGEST_LINE  # bytes
@@ -117,7 +117,7 @@ class Reader:
                 yield from self._part(item, stream, data, Part(begin, end, begin, end, True))
 
     def _part(self, item: Input, stream: BinaryIO, data: bytes, part: Part) -> Iterator[Piece]:
-        """Yield a part of a document of a text file. `data` is the first bytes of the document."""
+        """Yield a part of a document of a text file. `data` contains the first bytes of the document."""
         head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], text_file.Replaced()
         ends, previous_end, contains_mark = part.ends_document, "", False
         for piece in text_file.text_pieces(stream, part.begin, part.end, replaced, self._pattern):
@@ -155,7 +155,7 @@ class Reader:
         """Yield the documents of lines. Positions in messages are counted in `unit`: "byte", "line" or "record"."""
         number, position, blank = 0, 0, True
         try:
-            for number, (line, position, length) in enumerate(lines, start=1):  # also used after the loop
+            for number, (line, position, length) in enumerate(lines, start=1):  # used after the loop, too
                 where = f"{item.path}: {unit} {position if unit == 'byte' else number}"
                 if line is None:
                     blank = False
@@ -197,7 +197,7 @@ class Reader:
         if self._text_field not in record:
             field_names = ", ".join(islice(record, SHOWN_FIELDS))
             self.problems.add(
-                "no text field", where, f"no '{self._text_field}'; it has {field_names}: pass --text-field"
+                "no text field", where, f"no '{self._text_field}'; it has {field_names}; pass --text-field"
             )
             return
         if line.count(self._quoted_field) > 1 and _is_duplicated(line, str(self._text_field)):
@@ -211,7 +211,7 @@ class Reader:
         yield from self._value(text, where)
 
     def _decode(self, data: bytes, where: str) -> str | None:
-        """Decode a text from UTF-8, and replace damaged bytes by U+FFFD.
+        """Decode a text from UTF-8, and replace damaged bytes with U+FFFD.
 
         If the bytes are not text in UTF-8 at all, add a problem and return None.
         """
@@ -228,7 +228,7 @@ class Reader:
         return text
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
-        """Return the text as tiktoken reads it: a surrogate pair is one character, and a lone one becomes U+FFFD."""
+        """Return the text as tiktoken reads it: surrogate pairs become one character, and lone surrogates U+FFFD."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -261,7 +261,7 @@ class Reader:
                     is_plain = (
                         isinstance(value, str) and len(value) < text_file.LONGEST_GAP and END_OF_TEXT not in value
                     )
-                    if is_plain and (self._separator is None or self._separator not in value):  # in nearly all cases
+                    if is_plain and (self._separator is None or self._separator not in value):  # nearly all values
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
                     else:
                         yield from self._value(value, f"{item.path}: row {row}")
@@ -269,7 +269,7 @@ class Reader:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
     def _note_columns(self, table: "ParquetFile", extent: Extent) -> None:
-        """Count columns that are not read. This does nothing for texts, because only the text column is to be read."""
+        """Count columns that are not read. For texts this does nothing, because only the text column is expected."""
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""
@@ -305,12 +305,12 @@ def parse(line: str, object_of: Callable[[list[tuple[str, Any]]], Any] | None = 
     except json.JSONDecodeError:
         raise
     except ValueError:
-        # Python refuses to make an integer of more than 4,300 digits.
+        # Python refuses to parse an integer of more than 4,300 digits, but parses it as a float.
         return json.loads(line, parse_int=float, object_pairs_hook=object_of)
 
 
 def _is_duplicated(line: bytes, field: str) -> bool:
-    """Return whether a record has a field twice; `json.loads` would keep only the last value."""
+    """Return whether a field occurs twice in a record. `json.loads` would keep only the last value."""
     counts = list[int]()
 
     def count(pairs: list[tuple[str, Any]]) -> None:

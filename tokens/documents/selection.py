@@ -25,9 +25,9 @@ SPLIT_WORDS = {
     **dict.fromkeys(("heldout", "holdout"), "test"),
 }
 HELD_OUT = re.compile(r"(held|hold)[-_. ]out")  # "held out" or "hold out", written as two words
-# Folders whose texts belong to a split. Other words, such as `training` and `evaluation`, often name code and chapters.
+# Folders whose .md and .py files belong to a split. Other words, such as `training`, are often folders of code or docs.
 SPLIT_FOLDERS = ("train", "validation", "valid", "val", "dev", "test")
-# Files about a dataset, by the start of their names in lower case. A text with such a name next to records is a card.
+# How the names of files about a dataset begin, in lower case. A text with such a name next to record files is a card.
 CARDS = ("readme", "license", "licence", "citation", "changelog", "notice", "contributing", "code_of_conduct")
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "croissant.json", "state.json")
 TOKEN_SUFFIXES = (".bin", ".npy", ".safetensors")  # files of token ids
@@ -49,9 +49,9 @@ class Selection:
         self.left_out.setdefault(kind, []).append(name)
 
     def notes(self, where: str, full_name: Callable[[str], str] = str) -> list[Notice]:
-        """Return a note for each kind of file that is left out, and one if records and texts are mixed.
+        """Return a note for each kind of file that is left out, and for each doubtful mixture of files that are read.
 
-        `full_name` returns the name by which to show a file.
+        `full_name` returns the name under which a file is shown.
         """
         notices = [
             note(f"{where}: {kind} are left out: {list_briefly(map(full_name, names))}")
@@ -63,7 +63,7 @@ class Selection:
             kinds = (
                 f"{len(records):,} with records and {len(texts):,} with text ({list_briefly(map(full_name, texts))})"
             )
-            notices.append(note(f"{where}: contains both records and texts, and all are read: {kinds}"))
+            notices.append(note(f"{where}: contains files of both records and texts, and all are read: {kinds}"))
         splits = by_split(records)
         if splits.keys() == {TRAIN, None}:
             train_names, other_names = (list_briefly(map(full_name, splits[split])) for split in (TRAIN, None))
@@ -80,7 +80,7 @@ class Selection:
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:
     """Decide which of the files `names`, relative to the folder `where`, are documents.
 
-    `is_card` returns whether a README describes a dataset of the hub, judging by its content. Raises BadInput if the
+    `is_card` judges by a README's content whether it describes a dataset of the hub. Raises BadInput if the
     files are several splits of a dataset.
     """
     selection, visible = Selection(), list[str]()
@@ -126,7 +126,7 @@ def refuse_several_splits(where: str, top: str, names: list[str]) -> None:
 
 
 def split_of_source(name: str) -> str | None:
-    """Return the split to which a file belongs, judging by its name and folder, or None if they name no split."""
+    """Return the split to which a file belongs, judging by its name and folder, or None if neither names a split."""
     *folders, file = name.split("/")
     for folder in reversed(folders):
         if folder.lower() in (SPLIT_FOLDERS if name.endswith((".md", ".py")) else SPLIT_WORDS):
@@ -139,7 +139,7 @@ def split_of_source(name: str) -> str | None:
 
 
 def by_split(names: Iterable[str]) -> dict[str | None, list[str]]:
-    """Return names by their split; names without a split come last."""
+    """Group names by their split. The group of names without a split comes last."""
     names_by_split: dict[str | None, list[str]] = {}
     for name in names:
         names_by_split.setdefault(split_of_source(name), []).append(name)
@@ -150,7 +150,7 @@ def by_split(names: Iterable[str]) -> dict[str | None, list[str]]:
 def are_mixed(splits: dict[str | None, list[str]]) -> bool:
     """Return whether the names belong to a held-out split and to another split as well.
 
-    Texts without a training split do not count as mixed, because a name such as test.txt says little.
+    Text files count as mixed only if there is a training split, because a name such as test.txt alone says little.
     """
     if len(splits) < 2 or splits.keys() <= {None, TRAIN}:
         return False

@@ -62,7 +62,7 @@ class Source:
         """The source's entry in the manifest.
 
         In the manifest, the name of a dataset of the hub always begins with hf:, which distinguishes OWNER/NAME on the
-        hub from a local folder of that name.
+        hub from a local folder with the same name.
         """
         size = sum(item.size_bytes for item in self.inputs)
         is_remote = any(REMOTE in item.path for item in self.inputs)
@@ -75,17 +75,18 @@ class Source:
 
     @property
     def recorded(self) -> "Source":
-        """The source as a plan records it, without passwords and signatures in URLs, which may differ next time."""
+        """The source as a plan records it, without passwords and signatures in URLs, because they may change."""
         inputs = [attrs.evolve(item, path=redacted_name(item.path)) for item in self.inputs]
         return Source(redacted_name(self.name), tuple(inputs))
 
 
 def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = ()) -> list[Source]:
-    """Return the files of each SOURCE, in the order of their names.
+    """Return one `Source` per SOURCE argument, in the order of `names`.
 
-    A dataset of the hub that is among `recorded_sources` is resolved to the commit that is recorded there. Prints a
-    note about files that are left out or named twice, and about sources that contain several splits. Raises BadInput if
-    there are no files, if a file is unreadable or of an unknown kind, and if a folder or glob contains several splits.
+    A dataset of the hub that is among `recorded_sources` is resolved to the commit that is recorded there. Prints notes
+    about files that are left out or named twice, and a note if the sources together contain several splits. Raises
+    BadInput if there are no files, if a file is unreadable or of an unknown kind, or if a single folder or glob
+    contains several splits.
     """
     sources = [Source(name, tuple(_resolve(name, recorded_sources))) for name in names]
     paths = [item.path for source in sources for item in source.inputs]
@@ -95,7 +96,7 @@ def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = (
     duplicates = [path for path, count in counts.items() if count > 1]
     if duplicates:
         show(note(f"named twice, so prepared twice: {list_briefly(duplicates)}"))
-    if STANDARD_LIBRARY not in names:  # its modules may have any name
+    if STANDARD_LIBRARY not in names:  # modules of the library may have any name
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
             show(note(f"the sources contain several splits, and all are read: {describe_splits(splits)}"))
@@ -112,7 +113,7 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
             for item in source.inputs
         ]
         inputs = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
-        if inputs == sorted(inputs, key=lambda item: item.path):  # any other order comes from the dataset's card
+        if inputs == sorted(inputs, key=lambda item: item.path):  # any other order was chosen by the dataset's card
             inputs.sort(key=lambda item: by_number(item.path))
         return inputs
     if name == STANDARD_LIBRARY:
@@ -124,7 +125,7 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
 def _is_on_hub(name: str) -> bool:
     """Return whether a source is a dataset of the hub, OWNER/NAME[:CONFIG][@REVISION], and not a local file.
 
-    Raises BadInput if the name is similar to a local one.
+    Raises BadInput if the name is similar to the name of a local file or folder.
     """
     repository = name.partition("@")[0].partition(":")[0]
     is_file = os.path.lexists(name) or name.endswith((*SUFFIXES, *TOKEN_SUFFIXES))
@@ -143,11 +144,12 @@ def _local_files(name: str) -> list[Input]:
         selection, top = _folder(path), path
         card = path / CARD
         if not selection.documents or (card.is_file() and _describes_dataset(card)):
-            note_local(name, DATASET)  # it has nothing to read, or is a copy of a dataset of the hub
+            note_local(name, DATASET)  # the folder has nothing to read, or is a copy of a dataset of the hub
     elif is_file:
         return [look_up(str(path.absolute()))]
     else:
-        matches = [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
+        # Path.glob would refuse an absolute pattern.
+        matches = [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207
         top = Path(re.split(r"[^/]*[*?[]", name, maxsplit=1)[0])
         names = [str(match.relative_to(top)) for match in matches if match.is_file()]
         if not names:
@@ -189,7 +191,7 @@ def _folder(top: Path) -> Selection:
         for file in files:
             path = folder / file
             with readable(str(path)):
-                is_special = not path.is_file() and path.exists()  # a broken link will be refused by its name
+                is_special = not path.is_file() and path.exists()  # a broken link counts as a file and is refused later
             (other_names if is_special else names).append(str(path.relative_to(top)))
     selection = select(str(top), names, lambda name: _describes_dataset(top / name))
     for name in other_names:
@@ -206,14 +208,14 @@ def _describes_dataset(path: Path) -> bool:
 
 
 def _has_tokens(names: Iterable[str]) -> bool:
-    """Return whether a folder with files of these names is a token directory, finished or not."""
+    """Return whether a folder that contains these file names is a token directory, finished or not."""
     names = set(names)
     is_unfinished = any(name in {"ledger.jsonl", ".lock"} or name.startswith(".checkpoint-") for name in names)
     return (PLAN in names and is_unfinished) or (MANIFEST in names and any(map(split_of, names)))
 
 
 def _remote_files(name: str) -> list[Input]:
-    """Return the documents of a URL, which is a file, a glob, or a folder and everything below it."""
+    """Return the documents of a URL, which is a file, a glob, or a folder with everything below it."""
     remote_files = find_remote(name)
     if name in remote_files:
         return [remote_input(remote_files[name])]
@@ -241,7 +243,7 @@ def _remote_files(name: str) -> list[Input]:
 
 
 def _hub_dataset(name: str, commit: str | None) -> list[Input]:
-    """Return the files of the train split of hf:OWNER/NAME[:CONFIG][@REVISION], at `commit` or at its revision."""
+    """Return the files of the train split of hf:OWNER/NAME[:CONFIG][@REVISION], at `commit` or else at REVISION."""
     import datasets
 
     quiet()
@@ -255,8 +257,8 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
         }
         urls = files.pop(TRAIN, [])
         if foreign_urls := [url for url in urls if not url.startswith((HUB_FILES, "https://"))]:
-            # The card of a dataset names its files. A stranger who wrote the card must not be able to name a bucket
-            # that only the user's keys can open.
+            # The card of a dataset names its files. A card may come from a stranger, so it must not be able to name
+            # a bucket that only the user's keys can open.
             raise BadInput(f"{name}: refers to {foreign_urls[0]}; wanted only files of the hub or of https://")
         inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
@@ -280,8 +282,8 @@ def _check_kind(path: str) -> None:
         return
     if path.endswith(TOKEN_SUFFIXES):
         advice = (
-            'name the text from which they were made, or train on their folder: "dataset" in train.json, or train.py '
-            "RUN --token-files DIR"
+            'name the text from which they were made, or train on their folder (with "dataset" in train.json, or with '
+            "train.py RUN --token-files DIR)"
         )
         raise BadInput(f"{path}: contains token ids, not documents; {advice}")
     raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")

@@ -1,9 +1,9 @@
 """Text files in pieces: cut positions that change no token, damage that is left out, and lines of bounded length.
 
-`pattern` is the tokenizer's splitting pattern; None means GPT-2's pattern, or no pattern. If only the
-`tokenizers` library understands a tokenizer, `pattern` is the description of its structure, and a text is cut only at
-lone white space. Text that is left out reaches from one cut position to the next, so it does not depend on how the file
-is divided into units.
+`pattern` is the tokenizer's splitting pattern; None means GPT-2's pattern, or no pattern. If only the `tokenizers`
+library understands a tokenizer, `pattern` is the description of its structure, and a text is cut only at lone white
+space, which is a white-space character that has no other white space next to it. Text that is left out extends from one
+cut position to another, so it does not depend on how the file is divided into units.
 """
 
 import codecs
@@ -19,8 +19,8 @@ from tokens.tokenizer.known import GPT2, PATTERNS
 TEXT_PIECE_BYTES = 1 << 20  # bytes of a text file that are read at a time
 LINE_BLOCK_BYTES = 1 << 20  # bytes that are read at a time to skip a line
 LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not be read into memory completely
-LONGEST_PIECE = 1 << 26  # characters without a cut position; real text does not look like that
-LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine fails if there are more, but fastokens does not
+LONGEST_PIECE = 1 << 26  # maximum number of characters without a cut position; real text has far fewer
+LONGEST_GAP = 500_000  # characters of white space; with more, tiktoken's engine fails, although fastokens does not
 GAP = f"{LONGEST_GAP:,} or more characters of white space"
 LONE_SPACES = " \n\t"
 NUL = "NUL bytes: not text, or not in UTF-8; convert the file to UTF-8, or leave it out"
@@ -28,10 +28,10 @@ WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, cod
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
 HEAD_BYTES = 1 << 18  # bytes at the start of a file that tell text from other data
 BAD_SHARE, BAD_BYTES = 0.01, 16  # share and number of bad bytes; a head that exceeds both is not text
-EDGE_BYTES = 1 << 16  # bytes that are searched for a cut position at a time
+EDGE_BYTES = 1 << 16  # number of bytes that are searched for a cut position at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
-Line = tuple[bytes | None, int, int]  # line, position and length; `read_line` describes the first and the last
+Line = tuple[bytes | None, int, int]  # line, position and length; line and length are as in `read_line`
 
 
 def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
@@ -79,7 +79,7 @@ class NoText(NamedTuple):
 
 
 class Replaced:
-    """Replaces bytes that are not UTF-8 by U+FFFD, and counts them."""
+    """Replaces bytes that are not UTF-8 with U+FFFD, and counts these bytes."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -94,7 +94,7 @@ class Replaced:
 def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator: bytes) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of the documents that begin in a range.
 
-    Two separators never overlap, even if the separator's end looks like its beginning.
+    Separators never overlap, even if the end of the separator's text equals its beginning.
     """
     separators = _separators(stream, max(0, begin - len(separator)), size, separator)
     start = 0 if begin == 0 else next((position + len(separator) for position in separators), size)
@@ -106,7 +106,7 @@ def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator:
 
 def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> Iterator[int]:
     """Yield the positions of a separator from `begin` on. The caller may change the stream's position meanwhile."""
-    carried = b""  # the last bytes that were searched, too few to contain a separator
+    carried = b""  # the last bytes of the previous window; they are too few to contain a separator
     while begin < size:
         stream.seek(begin)
         data = stream.read(TEXT_PIECE_BYTES)
@@ -119,13 +119,13 @@ def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> It
 
 
 def why_no_text(head: bytes) -> str | None:
-    """Return why a file that begins with these bytes is not text in UTF-8, or None if it is."""
+    """Return why a file that begins with these bytes is not text in UTF-8, or None if it is text."""
     if head.startswith(WIDE_MARKS):
         return "UTF-16 or UTF-32: convert it to UTF-8"
     if _too_many(head.count(b"\0"), len(head)):
         return NUL
     replaced = Replaced()
-    is_complete = len(head) < HEAD_BYTES  # otherwise its last character may be incomplete
+    is_complete = len(head) < HEAD_BYTES  # if not, its last character may be incomplete
     codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head, final=is_complete)
     if _too_many(replaced.bytes, len(head)):
         return f"{replaced.bytes:,} of its first {len(head):,} bytes are not UTF-8: convert it to UTF-8"
@@ -133,7 +133,10 @@ def why_no_text(head: bytes) -> str | None:
 
 
 def _too_many(bad: int, length: int) -> bool:
-    """Return whether a head has too many bad bytes to be damaged text. Half of all bytes are always too many."""
+    """Return whether a head has too many bad bytes to be text at all, even damaged text.
+
+    If at least half of its bytes are bad, that is always too many.
+    """
     return bad > max(BAD_BYTES, BAD_SHARE * length) or 2 * bad >= length > 0
 
 
@@ -144,7 +147,7 @@ def text_pieces(
     stream.seek(begin)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
     text, start, position = "", begin, begin  # the text begins at byte `start`
-    dropped = 0  # characters that were dropped before the text, because they had no cut position
+    dropped = 0  # number of characters that were dropped before `text`, because there was no cut position
     while position < end:
         data = stream.read(min(TEXT_PIECE_BYTES, end - position))
         if not data:
@@ -154,7 +157,7 @@ def text_pieces(
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        # The first cut position determines how long the text without a cut position is.
+        # Only the first cut position shows how long the text without a cut position is.
         if dropped + first_candidate > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:
             cut = _first_cut(text, first_candidate, len(text) - (not last), pattern) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
@@ -173,7 +176,7 @@ def text_pieces(
 
 
 def edge(stream: BinaryIO, position: int, size: int, pattern: str | None = None) -> int:
-    """Return the first cut position of a text file from `position` on: a lone white space, or the end of the file."""
+    """Return the first cut position of a text file from `position` on: at lone white space, or at the file's end."""
     if position == 0:
         return 0
     begin = position - 1
@@ -191,12 +194,13 @@ def edge(stream: BinaryIO, position: int, size: int, pattern: str | None = None)
 
 
 def cut_position(text: str, first: int = 1, pattern: str | None = None) -> int:
-    """Return the last position from `first` on where a cut changes no token, or 0 if there is none.
+    """Return the last position, not before `first`, where a cut changes no token, or 0 if there is none.
 
     Patterns match letters, digits, other characters and white space in separate runs. So no match spans the position
     before a lone white space, or the position before a symbol that follows a letter (except the apostrophe in "'s"),
-    and no pattern looks back. In all patterns except GPT-2's, line ends belong to the symbols before them. An unknown
-    pattern or an added token may span a symbol, so with one of these only lone white space counts.
+    and no pattern looks back. In all patterns except GPT-2's, line ends belong to the symbols before them. If the
+    pattern is unknown, or if there are added tokens, a match may span a symbol, so text is cut only at lone white
+    space.
     """
     return next((position for position in range(len(text) - 2, first - 1, -1) if _can_cut(text, position, pattern)), 0)
 
@@ -247,7 +251,7 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
     The character after it is "" if the token ends there. The `tokenizers` library looks for an added token such as
     "New York" in the whole text before the text is split.
     """
-    if not pattern.startswith("{"):  # it is a splitting pattern
+    if not pattern.startswith("{"):  # a splitting pattern, not a structure
         return frozenset()
     contents = [str(token["content"]) for token in json.loads(pattern)["added_tokens"]]
     return frozenset(
@@ -259,9 +263,9 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
 
 
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
-    """Yield the parts of a text without gaps and NULs as strings, and the parts that contain these as NoText.
+    """Yield the parts of a text that have no gap and no NUL as strings, and the parts that have one as NoText.
 
-    The text must begin and end at cut positions, and every part does, too.
+    The text must begin and end at cut positions. So does every part.
     """
     done, gap, nul = 0, gap_position(text), text.find("\0")
     while gap is not None or nul >= 0:

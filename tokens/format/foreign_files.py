@@ -23,7 +23,7 @@ SUFFIXES = ("bin", "npy")
 
 _SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 LLM_C_HEADER_BYTES = 256 * 4  # int32: magic number, version, number of tokens, zeros
-# By magic number: the version, and the type of a token. The first is used for GPT-2, the second for Llama 3.
+# Magic number -> version and type of a token. llm.c uses the first entry for GPT-2, and the second for Llama 3.
 LLM_C: dict[int, tuple[int, np.dtype]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 NANOGPT = np.dtype("<u2")  # these files have no header
 
@@ -36,8 +36,8 @@ class ForeignName:
 
     name: str
     suffix: str
-    split: str | None  # None if the name contains no split, or more than one
-    token_set: str  # the remaining words, without split and number; "" for nanoGPT's files
+    split: str | None  # None if the name contains no split, or several splits
+    token_set: str  # the other words of the name; "" for nanoGPT's files, which have only a split
     number: int | None  # shard number
 
     def renumbered(self, number: int) -> str:
@@ -46,7 +46,7 @@ class ForeignName:
 
 
 def parse_name(name: str) -> ForeignName | None:
-    """Return the parts of a token file's name, or None for a file that is not a token file."""
+    """Return the parts of a token file's name, or None if the name is not that of a token file."""
     stem, dot, suffix = name.rpartition(".")
     if not dot or suffix not in SUFFIXES or name.startswith("."):
         return None
@@ -59,9 +59,9 @@ def parse_name(name: str) -> ForeignName | None:
 
 
 def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of token files by split, in order.
+    """Return the names of token files, grouped by split and in order.
 
-    Raises BadInput, which names the folder `where`, if the files are not one complete set.
+    Raises BadInput if the files are not one complete set. `where` is the folder that the message names.
     """
     parsed_names = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
     by_split: dict[str, list[ForeignName]] = {}
@@ -69,7 +69,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
         if file.split is None:
             raise BadInput(
                 f"{where}/{file.name}: cannot tell its split; put exactly one of train, val and test into its name, "
-                "or move it away"
+                "or move the file away"
             )
         if file.suffix != parsed_names[0].suffix:
             raise BadInput(f"{where}: contains both {parsed_names[0].name} and {file.name}; keep files of one format")
@@ -97,8 +97,8 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[Notice]:
     """Return a note if the first shards of a split seem to be missing from its folder, judging by their numbers.
 
-    The numbers of a split start at 0 or 1, or after the numbers of another split: llm.c uses its first shard for
-    validation. A folder may contain only later shards on purpose, so this is a note and not an error.
+    The numbers of a split start at 0 or 1, or they follow the numbers of another split, because llm.c uses its first
+    shard for validation. A folder may contain only later shards on purpose, so this is a note and not an error.
     """
     parsed = parse_name(stream[0].path.name) if stream else None
     if parsed is None or parsed.number is None or parsed.number < 2:
@@ -111,12 +111,12 @@ def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list
     ):
         return []
     before = parsed.renumbered(parsed.number - 1)
-    missing = f"earlier ones, such as {before}, are not in the folder; download them to read the complete stream"
+    missing = f"earlier shards, such as {before}, are not in the folder; download them to read the complete stream"
     return [note(f"{directory}: its {parsed.split} shards start with {parsed.name}; {missing}")]
 
 
 def read_foreign_header(path: Path) -> TokenFile:
-    """Return the token file at a path. Raises BadInput if it has another format or is truncated."""
+    """Read the header of a token file at a path. Raises BadInput if the file has another format or is truncated."""
     with readable_tokens(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         return _read_npy(path, size) if path.suffix == ".npy" else _read_bin(path, file, size)

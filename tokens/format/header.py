@@ -1,8 +1,9 @@
 """Safetensors header of a token file.
 
 A token file contains a 1-D tensor `tokens` of uint16 or uint32. A file of conversations also contains `weights`, one
-uint8 for each token, directly after `tokens`: 1 if the token counts as a target, and 0 otherwise. Its metadata gives
-`context_length`, the length T of the rows into which the conversations are packed: row r is tokens r T to (r + 1) T.
+uint8 for each token, directly after `tokens`: 1 if the token counts as a target, and 0 if not. The metadata of such a
+file gives `context_length`, the length T of the rows into which the conversations are packed: row r begins
+at token r T.
 """
 
 import json
@@ -31,17 +32,17 @@ _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u
 
 @attrs.frozen
 class TokenFile:
-    """One token file: the type of its tokens, and where in the file they are."""
+    """One token file: the type of its tokens, and their place in the file."""
 
     path: Path
     dtype: np.dtype
     offset_bytes: int
     length: int  # tokens
-    context_length: int | None = None  # tokens of a row if the file has weights; None if all tokens count the same
+    context_length: int | None = None  # tokens per row in a file with weights; None in a file without weights
 
 
 def read_header(path: Path) -> TokenFile:
-    """Return the token file at a path. Raises BadInput unless it contains exactly the tensors of a token file."""
+    """Read the header of the token file at a path. Raises BadInput unless it has exactly a token file's tensors."""
     with readable_tokens(path), open_regular(path) as file:
         size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -79,7 +80,7 @@ def read_header(path: Path) -> TokenFile:
 def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: int | None = None) -> None:
     """Write the header, the first HEADER_BYTES of a token file with `length` tokens.
 
-    `context_length` is the row length of a file with weights; None writes the header of a file without weights.
+    `context_length` is the row length of a file with weights, or None for a file without weights.
     """
     names, end = {value: name for name, value in _DTYPES.items()}, length * dtype.itemsize
     header: dict[str, Any] = {"tokens": {"dtype": names[dtype], "shape": [length], "data_offsets": [0, end]}}
@@ -94,7 +95,8 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int, context_length: i
 def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_length: int) -> None:
     """Write a token file with weights.
 
-    `tokens` and `weights` are 1-D arrays of the same length: ids in the file's type, and a weight of 0 or 1 for each.
+    `tokens` and `weights` are 1-D arrays of the same length: ids in the file's type, and the weight (0 or 1) of each
+    id.
     """
     assert tokens.shape == weights.shape, (tokens.shape, weights.shape)
     with naming(path), path.open("wb") as file:
@@ -104,9 +106,10 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError raised in the block, which reads `path`, into BadInput.
+    """Turn an OSError that is raised in the `with` block, which reads `path`, into BadInput.
 
-    A FileNotFoundError passes through, because a file that is being prepared may be getting its final name just now.
+    A FileNotFoundError passes through, because a file that is being prepared may be renamed to its final name at this
+    moment.
     """
     try:
         yield
@@ -119,7 +122,7 @@ def readable_tokens(path: Path) -> Iterator[None]:
 
 
 def _row_length(path: Path, metadata: object) -> int:
-    """Return the context length from the metadata of a file with weights. Raises BadInput if it is missing."""
+    """Return the context length from the metadata of a file with weights. Raises BadInput if there is none."""
     match metadata:
         case {"context_length": str(text)} if text.isascii() and text.isdecimal() and int(text[:9]) > 0:
             return int(text[:9])

@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks, next to the token files
 PLAN = "plan.json"  # plan of the preparation, which exists from its start
 FORMAT = 1
-# Fields of a record that a tokenizer and an extension of it must have in common
+# Fields that must be equal in the record of a tokenizer and in the record of its extension
 SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")
 
 
@@ -45,7 +45,7 @@ class FileEntry(Content):
     """The manifest's entry for a token file."""
 
     tokens: int
-    dtype: str  # in numpy's spelling
+    dtype: str  # numpy's name for the type
 
 
 def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: str | None) -> None:
@@ -59,7 +59,7 @@ def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: st
 
 @attrs.frozen(kw_only=True)
 class TokenizerRecord:
-    """The tokenizer with which token files were made."""
+    """The tokenizer that made the token files."""
 
     name: str
     vocabulary_size: int
@@ -69,7 +69,7 @@ class TokenizerRecord:
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # characters of a character tokenizer, in the order of their ids
     pattern: str | None = None  # regular expression that splits text before byte pairs; None for GPT-2's ranks
-    # JSON of normalizer, pre_tokenizer and added_tokens of tokenizer.json, if no pattern can say how to split a text
+    # The normalizer, pre_tokenizer and added_tokens of tokenizer.json as JSON, if no pattern says how to split a text
     structure: str | None = attrs.field(default=None, validator=_check_structure)
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: only the end of text
     template: str | None = None  # Jinja template of conversations; None for plain text
@@ -119,7 +119,7 @@ class SplitRecord:
 
     kind: str
     seed: int
-    # Splits that received the last documents because the hashes selected no documents for them, or too few.
+    # Splits that received the last documents, because the hashes selected too few documents for them, or none.
     from_tail: list[str] = attrs.field(factory=list)
     # Splits whose last documents were moved to the end of train because the hashes selected too many documents.
     shortened: list[str] = attrs.field(factory=list)
@@ -156,7 +156,7 @@ class Manifest:
     lost_documents: int = 0
     lost_bytes: int = 0  # bytes of input
     examples: dict[str, list[str]] = attrs.field(factory=dict)  # examples of problems, by kind
-    rows: RowsRecord | None = None  # rows of conversations; None for text
+    rows: RowsRecord | None = None  # the rows if the tokens are conversations; None for text
 
 
 def identity_of(fingerprint: str, structure: str | None) -> str:
@@ -164,7 +164,8 @@ def identity_of(fingerprint: str, structure: str | None) -> str:
 
     The fingerprint covers the ids of a few texts, and no added token occurs in these texts. An added token that is not
     special replaces its text wherever that text occurs, so two tokenizers can differ in such tokens and still have the
-    same fingerprint. Without such tokens the identity is the fingerprint. `structure` is a record's `structure`.
+    same fingerprint. If a tokenizer has no such tokens, its identity is its fingerprint. `structure` is a record's
+    `structure`.
     """
     ordinary = ordinary_added_tokens(structure)
     return hashlib.sha256(json.dumps([fingerprint, ordinary]).encode()).hexdigest() if ordinary else fingerprint
@@ -173,7 +174,8 @@ def identity_of(fingerprint: str, structure: str | None) -> str:
 def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
     """Return the added tokens of a structure that are not special.
 
-    They are sorted by id, and the keys of each token alphabetically. Raises ValueError if the structure cannot be read.
+    The tokens are sorted by id, and the keys of each token are sorted alphabetically. Raises ValueError if the
+    structure cannot be read.
     """
     added = [] if structure is None else added_tokens(structure)
     ordinary = [dict(sorted(token.items())) for token in added if not token["special"]]
@@ -183,8 +185,8 @@ def ordinary_added_tokens(structure: str | None) -> list[dict[str, Any]]:
 def added_tokens(structure: str) -> list[dict[str, Any]]:
     """Return the added tokens of a structure.
 
-    Raises ValueError unless the structure is a JSON object with a list of added tokens, each of which has at least an
-    id, a content and a flag that says whether it is special.
+    Raises ValueError unless the structure is a JSON object with a list of added tokens, each with at least an id,
+    a text ("content") and a flag that says whether the token is special.
     """
     expected = 'the JSON text of an object whose "added_tokens" is a list of objects with id, content and special'
     try:
@@ -206,7 +208,7 @@ def _is_added_token(token: Any) -> bool:
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a token directory.
 
-    Returns None if there is no manifest, or if another program wrote it. Raises BadInput if it is damaged.
+    Returns None if there is no manifest, or if another program wrote it. Raises BadInput if the manifest is damaged.
     """
     path = directory / MANIFEST
     with readable_tokens(path):
@@ -222,7 +224,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 def parse_manifest(data: bytes) -> Manifest | None:
     """Parse the content of a manifest file. Return None if another program wrote the file.
 
-    Raises ValueError if it is damaged.
+    Raises ValueError if the manifest is damaged.
     """
     values = parse_json(data, None)
     if not isinstance(values, dict):
@@ -243,13 +245,13 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def still_grows(directory: Path) -> bool:
-    """Return whether a directory's token files are still being prepared."""
+    """Return whether the token files in a directory are still being prepared."""
     final_files = [directory / MANIFEST, *directory.glob("train*.safetensors")]  # the manifest may have been deleted
     return (directory / PLAN).exists() and not any(file.exists() for file in final_files)
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a file contains completely or as a shard, judging by its name; None for any other file."""
+    """Return the split of a file, judging by its name. Return None if it is neither a whole split nor a shard."""
     match = re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name)
     return match and match[1]
 
@@ -260,9 +262,9 @@ def advice(path: Path) -> str:
 
 
 def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
-    """Open a split and check that its files have the names and sizes in the manifest; their content is not read.
+    """Open a split and check that its files have the names and sizes in the manifest, without reading them.
 
-    Raises BadInput, which names the first file that differs.
+    Raises BadInput for the first file that differs.
     """
     if manifest is None:
         return open_split(directory, split)
@@ -276,7 +278,7 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
 
 
 def check_listed(path: Path, manifest: Manifest) -> None:
-    """Raise BadInput unless a file exists and the manifest lists it with its size."""
+    """Raise BadInput unless a file exists, and is in the manifest with the same size."""
     with readable_tokens(path):
         size = path.stat().st_size if path.is_file() else None
     if path.name not in manifest.files:
@@ -286,7 +288,7 @@ def check_listed(path: Path, manifest: Manifest) -> None:
         raise BadInput(f"{path}: missing, but {MANIFEST} lists it; prepare or download it again")
     if size != expected_size:
         raise BadInput(
-            f"{path}: got {size} bytes, wanted {expected_size} as {MANIFEST} says; prepare or download both again"
+            f"{path}: got {size} bytes, wanted {expected_size} as {MANIFEST} says; prepare or download both files again"
         )
 
 
@@ -297,7 +299,7 @@ def check_file(path: Path, manifest: Manifest) -> None:
 
 
 def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
-    """Return whether a directory contains files of a split, or its manifest lists some."""
+    """Return whether a directory contains files of a split, or whether its manifest lists such files."""
     names = [path.name for path in directory.glob("*")]
     if split in map(split_of, [*names, *([] if manifest is None else manifest.files)]):
         return True
@@ -309,7 +311,7 @@ def has_split(directory: Path, split: str = "train", manifest: Manifest | None =
 def read_finished(directory: Path) -> Manifest | None:
     """Return the manifest of a finished preparation, or None if it is not finished.
 
-    Raises BadInput unless the files that the manifest lists exist.
+    Raises BadInput if a file that the manifest lists is missing.
     """
     manifest = read_manifest(directory)
     for split in SPLITS:
@@ -319,7 +321,10 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Read complete files and return the `Content` of each by name. Raises BadInput if one differs from its entry."""
+    """Read complete files and return the `Content` of each by name.
+
+    Raises BadInput if a file differs from its manifest entry.
+    """
     with ThreadPoolExecutor() as threads:  # reading and hashing release Python's global lock
         contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
     if manifest is None:
@@ -361,7 +366,7 @@ def check_sha256(where: object, got: str, expected: str) -> None:
 
 
 def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
-    """Raise BadInput unless the byte-pair ranks that a manifest names are next to it."""
+    """Raise BadInput unless the file of byte-pair ranks that a manifest names exists next to the manifest, intact."""
     name, expected_sha256 = tokenizer.ranks_file, tokenizer.ranks_sha256
     if name is None:
         return

@@ -16,16 +16,17 @@ import numpy as np
 from common.errors import BadInput
 from tokens.format.header import WEIGHT, TokenFile, read_header, readable_tokens
 
-OPEN_FILES = 256  # files of a stream that are open at the same time; a process may have 1,024
-SCAN_TOKENS = 1 << 24  # tokens that are read at a time to check their ids
+OPEN_FILES = 256  # maximum number of a stream's files that are open at the same time; a process may open 1,024
+SCAN_TOKENS = 1 << 24  # number of tokens that are read at a time to check their ids
 
 Version = tuple[int, int]  # size of a file in bytes, and the time of its last change in ns
 
 
 class TokenStream:
-    """The tokens of one split, read on demand. A machine has one copy of them, in the operating system's page cache.
+    """The tokens of one split, read on demand. All processes share one copy, in the operating system's page cache.
 
-    The files are not memory-mapped: if a mapped file is truncated, reading past its new end kills the process (SIGBUS).
+    The files are not memory-mapped: if a mapped file is truncated, reading after its new end kills the process
+    (SIGBUS).
     """
 
     def __init__(self, files: list[TokenFile]):
@@ -39,12 +40,12 @@ class TokenStream:
 
     @property
     def weighted(self) -> bool:
-        """True if tokens have weights as targets, as in conversations, which are rows of `context_length` tokens."""
+        """True if each token has a weight as a target, as in files of conversations."""
         return self.context_length is not None
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of a row; None if the files have no weights."""
+        """Tokens per row of conversations; None if the files have no weights."""
         return next((file.context_length for file in self.files), None)
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -77,19 +78,19 @@ class TokenStream:
             first = file.offset_bytes + weights * file.length * file.dtype.itemsize
             descriptor, position = self._descriptor(number), first + offset * size
             try:
-                # Returns the number of bytes; Linux reads at most 2 GiB in one call.
+                # This returns the number of bytes that were read; Linux reads at most 2 GiB in one call.
                 count = os.preadv(descriptor.number, (part,), position)  # type: ignore[arg-type]  # an array is a buffer
             except OSError as error:
                 raise _read_error(file.path, error.strerror) from error
             if count < size:
                 raise _read_error(file.path, "it was truncated")
             read = count // size
-            if read == len(values):  # in nearly all cases
+            if read == len(values):  # nearly always
                 return
             values, start = values[read:], start + read
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
-        """Raise BadInput with file and offset of the first id in the range that is not below the vocabulary size."""
+        """Raise BadInput for the first id in a range that is not below the vocabulary size, with the id's position."""
         for at in range(start, start + count, SCAN_TOKENS):
             ids = self.read(at, min(SCAN_TOKENS, start + count - at))
             if ids.max() >= vocabulary_size:
@@ -102,14 +103,14 @@ class TokenStream:
         return self.files[number].path, position - self._starts[number]
 
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
-        """Return an error message for an id that is not below the vocabulary size, with its file and offset."""
+        """Return an error message for an id that is not below the vocabulary size, with the id's file and offset."""
         path, offset = self.file_at(position)
         problem = "these tokens were made with another tokenizer, or the file is damaged"
         return f"{path}: token {offset}: got id {token}, wanted less than vocab_size {vocabulary_size}; {problem}"
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
-    """Open a split: `<split>.safetensors`, its shards, or otherwise another program's files.
+    """Open a split: `<split>.safetensors`, or its shards, or else another program's files.
 
     Raises BadInput if there are no such files, or if they are damaged or contradict each other.
     """
@@ -162,7 +163,7 @@ def _read_error(path: Path, reason: str | None) -> BadInput:
 
 
 def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
-    """Raise BadInput unless these are all shards of one set. The time is linear in the number of existing shards."""
+    """Raise BadInput unless the shards are one complete set. The time is linear in the number of existing shards."""
     names = {path.name for path in shards}
     total = re.fullmatch(rf"{split}-\d+-of-(\d+)", shards[0].stem)
     count = total[1] if total else "0"
@@ -174,7 +175,8 @@ def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
     unexpected_names = sorted(names.difference(expected_names))
     if unexpected_names:
         raise BadInput(
-            f"{directory}: contains shards of several sets of {split}, such as {unexpected_names[0]}; keep only one set"
+            f"{directory}: contains several sets of shards of {split}: {unexpected_names[0]} is not from the same set "
+            f"as {expected_names[0]}; keep only one set"
         )
 
 
@@ -209,7 +211,7 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
 
 
 def _check_same_type(files: list[TokenFile]) -> None:
-    """Raise BadInput if files differ in their type of ids, in their length of weighted rows, or in having a header."""
+    """Raise BadInput unless all files have the same type of ids, the same length of rows, and a header or none."""
     for file in files:
         for got, expected in zip(_kinds(file), _kinds(files[0]), strict=True):
             if got != expected:

@@ -1,4 +1,4 @@
-"""Download token files from the hub or a bucket: once per machine, resumable, and only the shards that a run reads."""
+"""Download token files from the hub or a bucket, once for each machine. An interrupted download can be resumed."""
 
 import glob
 import json
@@ -25,11 +25,11 @@ INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a buc
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # files of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # endings of the names of token files
-CLOCK_TICK = 2.0  # seconds; resolution of the coarsest file system
+CLOCK_TICK = 2.0  # seconds; the coarsest resolution of a file system's times
 
 
 def download_dataset(dataset: str, directory: Path, train_tokens: int | None = None) -> None:
-    """Download the token files of a hub dataset, or those below a bucket's URL, unless the directory already has them.
+    """Download the token files of a hub dataset, or those at a bucket's URL, unless the directory already has them.
 
     `train_tokens` is the number of train tokens that are needed, or None for all. A dataset in our own format is
     downloaded with all of its train tokens, or with none if `train_tokens` is 0. Raises BadInput if the server cannot
@@ -92,10 +92,10 @@ class _Source:
 
     dataset: str
     directory: Path
-    commit: str | None  # None means the newest
+    commit: str | None  # None means the newest commit
 
     def fetch(self, patterns: list[str]) -> None:
-        """Download the files whose names match. Raises BadInput if the disk is too small."""
+        """Download the files whose names match a pattern. Raises BadInput if the disk is too small."""
         listed = self.snapshot(patterns, dry_run=True)
         for name in (file.filename for file in listed if file.will_download):
             if not _came_from_hub(self.directory, name):
@@ -106,7 +106,7 @@ class _Source:
         self.snapshot(patterns, dry_run=False)
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
-        """Download the files whose names match, or with `dry_run` only return their DryRunFileInfo."""
+        """Download the files whose names match a pattern, or with `dry_run` only return their DryRunFileInfo."""
         problem = f"cannot be downloaded into {self.directory}"
         advice = ", or name a directory with files that you have"
         options = {"revision": self.commit, "local_dir": self.directory, "dry_run": dry_run}
@@ -114,9 +114,9 @@ class _Source:
 
 
 def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int | None) -> int | None:
-    """Download other programs' shards with at least `train_tokens` train tokens.
+    """Download a dataset of another program: the held-out splits, and train shards with at least `train_tokens` tokens.
 
-    Returns the number of train tokens in these shards, or None if they are all shards of the dataset.
+    Returns the number of tokens in these train shards, or None if they are all train shards of the dataset.
     """
     by_split = foreign_names(f"dataset {source.dataset}", [name for name in sizes if "/" not in name])
     train = by_split.pop("train", [])
@@ -166,7 +166,7 @@ def _download_bucket(url: str, directory: Path) -> None:
     for name, stored in missing.items():
         partial = directory / f".partial-{name}"
         with writing(partial), locked_partial(partial) as file:
-            if _is_downloaded(directory / name, stored):  # another process has downloaded it in the meantime
+            if _is_downloaded(directory / name, stored):  # another process has downloaded the file in the meantime
                 partial.unlink()
                 continue
             for _, piece in bucket.pieces(name, stored.size_bytes, stored.e_tag):
@@ -180,11 +180,11 @@ def _download_bucket(url: str, directory: Path) -> None:
 
 
 def _refuse_replacing(path: Path, source: str) -> None:
-    """Raise BadInput if a file that was not downloaded has the name of a file that is to be downloaded."""
+    """Raise BadInput if a file that was not downloaded would be replaced by a download."""
     if path.exists():
         size = f"{path.stat().st_size:,} bytes"
         raise BadInput(
-            f"{path}: exists ({size}), and a different file of that name in {source} would replace it; move it away, "
+            f"{path}: exists ({size}), and a different file with this name in {source} would replace it; move it away, "
             "or name a directory with files that you have"
         )
 
@@ -197,9 +197,9 @@ def _came_from_hub(directory: Path, name: str) -> bool:
 
 
 def _is_downloaded(path: Path, stored: StoredObject) -> bool:
-    """Return whether a local file is a copy of this object, and not from another preparation, by its size and time.
+    """Return whether a local file is a copy of this object, judging by its size and time, as `aws s3 sync` does.
 
-    `aws s3 sync` also compares size and time.
+    A file of another preparation is not a copy.
     """
     status = path.stat() if path.is_file() else None
     return (
@@ -214,7 +214,7 @@ def _check_room(dataset: str, directory: Path, download_bytes: int) -> None:
     if download_bytes > free_bytes:
         free_text, needed_text = distinct_bytes(free_bytes, download_bytes)
         got = f"{free_text} free at {existing}"
-        advice = "free some, or name a directory on a larger disk"
+        advice = "free some space, or name a directory on a larger disk"
         raise BadInput(f"dataset {dataset}: got {got}, wanted {needed_text}; {advice}")
 
 

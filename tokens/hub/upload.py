@@ -26,8 +26,8 @@ TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")  # template of the 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
     """Upload a token directory as the dataset OWNER/NAME, and return lines to print.
 
-    Raises BadInput if it cannot be uploaded, for example because the repository contains other tokens, or because it
-    is public despite --private.
+    Raises BadInput if the directory cannot be uploaded, for example because the repository contains other tokens, or
+    because it is public despite --private.
     """
     repository = repository.removeprefix(HUB)
     check_names(repository, license_name)
@@ -55,16 +55,16 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
                         f"{repository}: already contains a different {file.rfilename}; delete it, or pass another name"
                     )
         files = published_files(directory, manifest)
-        if CARD in {file.rfilename for file in repository_info.siblings or []}:  # it may have been edited
-            lines.append(f"{repository}: keeps its {CARD}; to get a new one, delete it on the hub")
+        if CARD in {file.rfilename for file in repository_info.siblings or []}:  # the card may have been edited
+            lines.append(f"{repository}: keeps its {CARD}; to get a new card, delete the old one on the hub")
         else:
             files[CARD] = dataset_card(repository, files, public_manifest(manifest), license_name).encode()
         upload(api, repository, files, "dataset", "Tokens prepared by Lockstep")
-    return [*lines, f'{url}: {len(files)} files; "dataset": "{repository}" in train.json trains on them']
+    return [*lines, f'{url}: {len(files)} files; to train on them, write "dataset": "{repository}" in train.json']
 
 
 def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | bytes]:
-    """Return the files to upload: paths or contents by name. plan.json is excluded because it has full paths."""
+    """Return the path or the content of each file to upload. plan.json is left out because it contains full paths."""
     files: dict[str, Path | bytes] = {name: directory / name for name in manifest.files}
     files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
     if (directory / COMMITS).is_file():
@@ -76,13 +76,13 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
 
 
 def public_manifest(manifest: Manifest) -> Manifest:
-    """Return a manifest without its private parts, which are folders of local sources and examples of bad documents."""
+    """Return a manifest without its private parts: the folders of local sources, and the examples of bad documents."""
     sources = [attrs.evolve(source, name=public_name(source.name)) for source in manifest.sources]
     return attrs.evolve(manifest, sources=sources, examples={})
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without local folders; a URL also loses its secrets, user name and query."""
+    """Return a source's name without local folders. From a URL, secrets, user name and query are removed as well."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:
@@ -129,6 +129,6 @@ def _held_out(manifest: Manifest) -> str:
     if rule.from_tail:
         return f"the last documents ({' and '.join(rule.from_tail)})"
     if rule.shortened:
-        excess = f"except the last ones of {' and '.join(rule.shortened)}, which were moved to train"
-        return f"those selected by {rule_text}, {excess}; copies may be in several splits"
-    return f"those selected by {rule_text}, so copies of a document are in one split"
+        excess = f"except the last documents of {' and '.join(rule.shortened)}, which were moved to train"
+        return f"the documents that were selected by {rule_text}, {excess}; copies may be in several splits"
+    return f"the documents that were selected by {rule_text}, so all copies of a document are in the same split"

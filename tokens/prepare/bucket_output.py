@@ -1,4 +1,4 @@
-"""Bucket output: token files that grow in a bucket, so any machine can resume a preparation without its first disk.
+"""Bucket output: token files that grow in a bucket, so that a preparation can be resumed on any machine.
 
 These objects are below the prefix while the files grow. Each exists completely or not at all:
 
@@ -6,8 +6,9 @@ These objects are below the prefix while the files grow. Each exists completely 
     .partial-train-00000.safetensors    full shards, whose upload was verified
     .checkpoint-00000000.safetensors    a commit: new lines of the log, and new tokens that follow the full shards
 
-Only the bucket's content counts: the scratch folder is emptied at the start and filled from the bucket, on any machine.
-At the end, the server copies each shard to its final name. A finished prefix is a token directory like any other.
+Only the bucket's content counts. At the start, the scratch folder is emptied and filled from the bucket, on any
+machine. At the end, the server copies each shard to its final name. A finished prefix is a token directory like any
+other.
 """
 
 import os
@@ -43,7 +44,7 @@ class BucketOutput:
         self._lengths: dict[str, int] = {}  # tokens of each split that are in shards and checkpoints
 
     def open(self) -> Manifest | None:
-        """Empty the scratch folder and fetch the plan; return the manifest if the tokens are finished.
+        """Empty the scratch folder and fetch the plan. Return the manifest if the tokens are finished.
 
         Raises BadInput if the bucket contains something else, or if a file is missing.
         """
@@ -63,7 +64,7 @@ class BucketOutput:
         return manifest
 
     def describe(self) -> None:
-        """Copy plan, commit log, manifest and ranks to the scratch folder, if they exist."""
+        """Copy those of plan, commit log, manifest and ranks that exist to the scratch folder."""
         names = self._objects()
         for name in sorted(names.keys() & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
             replace_file(self._scratch / name, self._read(name))
@@ -97,7 +98,7 @@ class BucketOutput:
                 for split, tokens in tensors.items():
                     shard, inside = divmod(int(begins[split][0]), plan.settings.shard_tokens)
                     path = partial_path(self._scratch, split, shard, plan.settings)
-                    # A shard may be started several times without tokens, so it is not opened with "xb".
+                    # Several checkpoints may begin a shard without adding tokens, so the shard is not opened with "xb".
                     with naming(path), path.open("ab" if inside else "wb") as file:
                         file.write((b"" if inside else bytes(HEADER_BYTES)) + tokens.tobytes())
                     self._lengths[split] = int(begins[split][0]) + len(tokens)
@@ -133,9 +134,9 @@ class BucketOutput:
         reached("checkpoint written")
 
     def publish(self, names: dict[str, str], ranks: Path | None, manifest: str) -> None:
-        """Copy shards from their hidden names to their final names; write log and manifest; delete leftovers.
+        """Copy shards from their hidden names to their final names, write log and manifest, and delete leftovers.
 
-        `names` maps hidden names to final ones.
+        `names` maps hidden names to final names.
         """
         with ThreadPoolExecutor(THREADS) as threads:
             for _ in threads.map(self._bucket.copy, names.keys(), names.values()):

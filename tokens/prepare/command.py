@@ -16,10 +16,10 @@ from tokens.tokenizer.template import TURN_TOKENS
 
 FRACTION = number(0, 1, below=True)
 COUNT = integer(1)
-SPECIAL = 1 + len(TURN_TOKENS)  # special tokens of a trained tokenizer: the end of text, and turns of conversations
+SPECIAL = 1 + len(TURN_TOKENS)  # special tokens of a trained tokenizer: the end of text, and the markers of turns
 TEXT_FIELD = "text"  # the field of a record that is read by default
 LARGEST_SAMPLE = (1 << 31) - 1  # bytes; the trainer counts pairs in 32 bits
-LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes; S3 cannot copy an object of more than 5 GB to its final name
+LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes; S3 cannot copy an object to its final name if it has more than 5 GB
 
 
 def _separator(text: str) -> str:
@@ -58,15 +58,16 @@ class PrepareCommand:
         tuple[str, ...], option("files, folders, buckets or datasets (see below)", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
     output: Annotated[
-        str, option("token directory; continues an unfinished preparation", "DIR|s3://...|gs://...|az://...")
+        str, option("token directory; an unfinished preparation is resumed", "DIR|s3://...|gs://...|az://...")
     ]
     tokenizer: Annotated[
         str,
         option(
-            "tokenizer; also cl100k or o200k; FILE: a .tiktoken, .model, .pkl or .json file", "gpt2|bytes|chars|FILE"
+            "name or file of the tokenizer; also cl100k or o200k; FILE is a .tiktoken, .model, .pkl or .json",
+            "gpt2|bytes|chars|FILE",
         ),
     ] = "gpt2"
-    text_field: Annotated[str, option("field of a record that contains its text", "NAME")] = TEXT_FIELD
+    text_field: Annotated[str, option("name of the field that contains the text of a record", "NAME")] = TEXT_FIELD
     separator: Annotated[
         str | None,
         option("text that separates documents in a file or record, such as '<|endoftext|>'", "TEXT", check=_separator),
@@ -75,18 +76,19 @@ class PrepareCommand:
         str | None, option("prepare conversations, not text, with this template", "turns|alpaca|FILE.jinja")
     ] = None
     context_length: Annotated[
-        int | None, option("tokens per row of conversations; the context_length of model.json", "T", check=COUNT)
+        int | None, option("tokens per row of conversations; same as context_length in model.json", "T", check=COUNT)
     ] = None
     validation_fraction: Annotated[
         float, option("share of the documents to hold out for validation", "F", check=FRACTION)
     ] = 0.01
     test_fraction: Annotated[float, option("share of the documents to hold out for test", "F", check=FRACTION)] = 0.0
     split: Annotated[
-        Literal["hash", "tail"], option("how to choose held-out documents: by a hash of the text, or the last ones")
+        Literal["hash", "tail"], option("how to hold out documents: by a hash of their text, or the last documents")
     ] = "hash"
     split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0
     executor: Annotated[
-        Literal["process", "inline", "ray"], option("in worker processes, in this process, or on a Ray cluster")
+        Literal["process", "inline", "ray"],
+        option("where to encode: in worker processes, in this process, or on a Ray cluster"),
     ] = "process"
     workers: Annotated[int, option("worker processes, normally one per core", "N", check=COUNT)] = os.cpu_count() or 1
     ray_address: Annotated[str | None, option("address of a Ray cluster: auto, or HOST:PORT", "ADDRESS")] = None
@@ -96,7 +98,7 @@ class PrepareCommand:
         Path | None, option("folder for shards on their way to a bucket; default: token_files/NAME", "DIR")
     ] = None
     on_bad_document: Annotated[
-        Literal["skip", "fail"], option("leave bad documents out and count them, or stop at the first")
+        Literal["skip", "fail"], option("leave out and count bad documents, or stop at the first one")
     ] = "skip"
 
     def __attrs_post_init__(self) -> None:
@@ -146,11 +148,11 @@ class PrepareCommand:
 
 @attrs.frozen(kw_only=True)
 class TokenizerCommand:
-    """Train a byte-level BPE tokenizer, and write it as one tokenizer.json."""
+    """Train a byte-level BPE tokenizer, and write it to a single tokenizer.json."""
 
     sources: Annotated[
         tuple[str, ...],
-        option("same as for a preparation; see prepare_data.py --help", name="SOURCE...", required=True),
+        option("same sources as for a preparation; see prepare_data.py --help", name="SOURCE...", required=True),
     ] = attrs.field(kw_only=False)
     vocab_size: Annotated[
         int,
@@ -160,12 +162,12 @@ class TokenizerCommand:
             check=integer(256 + SPECIAL, 1 << 20),
         ),
     ]
-    output: Annotated[Path, option("file to write; never replaces a file", "FILE.json", check=_json_file)] = Path(
-        "token_files/tokenizer.json"
-    )
+    output: Annotated[
+        Path, option("file to write; an existing file is never replaced", "FILE.json", check=_json_file)
+    ] = Path("token_files/tokenizer.json")
     pattern: Annotated[
         Literal["cl100k", "gpt2", "o200k"],
-        option("how to split text; up to three digits stay together, or any number with gpt2"),
+        option("how to split text; up to three digits stay together, but with gpt2 any number of digits"),
     ] = "cl100k"
     sample_bytes: Annotated[
         int,
@@ -173,5 +175,5 @@ class TokenizerCommand:
             "maximum bytes of text to read; larger sources are sampled evenly", "N", check=integer(1, LARGEST_SAMPLE)
         ),
     ] = 200_000_000
-    text_field: Annotated[str, option("field of a record that contains its text", "NAME")] = TEXT_FIELD
+    text_field: Annotated[str, option("name of the field that contains the text of a record", "NAME")] = TEXT_FIELD
     separator: Annotated[str | None, option("text that separates documents", "TEXT", check=_separator)] = None

@@ -1,7 +1,9 @@
-"""Commit log `ledger.jsonl`: one line for each unit, in the order of the plan, written when its tokens are on the disk.
+"""Commit log `ledger.jsonl`: a line for each unit, in the order of the plan.
 
-Whatever follows the last complete line, in the log or in the token files, was left by a killed process. It is cut off
-at the next start.
+The line is written when the tokens of the unit are on the disk.
+
+Anything after the last complete line of the log, or after the tokens of that line's unit, was left by a killed process.
+It is cut off at the next start.
 """
 
 import json
@@ -22,7 +24,7 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # maximum number of examples that the totals keep for each kind of problem
+SHOWN = 5  # maximum number of examples in the totals for each kind of problem
 FORMAT = 1
 
 
@@ -40,14 +42,14 @@ class LogHead:
 
 @attrs.frozen
 class TailCut:
-    """The tail of the train stream has been copied to the held-out splits."""
+    """An entry that says: the tail of the train stream has been copied to the held-out splits."""
 
     cut: dict[str, int]  # final number of tokens of each split
 
 
 @attrs.frozen
 class Uploaded:
-    """A full shard is in the bucket."""
+    """An entry that says: a full shard is in the bucket."""
 
     uploaded: str  # name of the shard in the bucket
     content: Content
@@ -101,7 +103,7 @@ class CommitLog:
     """The commit log of a token directory, open for appending."""
 
     def __init__(self, directory: Path, plan_fingerprint: str):
-        """Continue a log, or start one. Raises BadInput if it is damaged or belongs to another plan."""
+        """Continue a log, or start a new log. Raises BadInput if the log is damaged or belongs to another plan."""
         self.path = directory / COMMITS
         self.totals = Totals()
         head, complete_bytes = LogHead(FORMAT, plan_fingerprint), 0
@@ -119,7 +121,7 @@ class CommitLog:
             sync(directory)
 
     def append(self, *entries: Entry) -> None:
-        """Append entries, which are on the disk when this returns."""
+        """Append entries, and return when they are on the disk."""
         with naming(self.path):
             for entry in entries:
                 self._file.write(json.dumps(attrs.asdict(entry)).encode() + b"\n")
@@ -142,7 +144,7 @@ def read_log(directory: Path) -> Totals:
 
 
 def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the complete entries of a log after its first `seen_bytes`, each with the byte at which it ends."""
+    """Yield the complete entries of a log after its first `seen_bytes`, each with the position of its end in bytes."""
     if not path.exists() and not path.is_symlink():
         return
     with readable_tokens(path), open_regular(path) as file:

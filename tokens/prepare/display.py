@@ -1,4 +1,4 @@
-"""Progress bar of a preparation, and its final report of tokens written and text left out."""
+"""Progress bar of a preparation, and the final report of the tokens written and the text left out."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from tokens.prepare.commit_log import Totals
 from tokens.prepare.plan import UnitPlan
 
 BAD_SHARE = 0.01  # share of the documents, or of the input's bytes, that may be lost
-# Problems that are never acceptable, and the words after their number in a message
+# Problems that are never acceptable -> the words that follow their number in a message
 UNACCEPTABLE = {
     "damaged file": "documents or more in damaged files",
     WRONG_ENCODING: "documents in another encoding than UTF-8",
@@ -72,7 +72,7 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
 
 
 def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> None:
-    """Print the number of documents left out, by kind, with examples.
+    """Print the number of problems of each kind, the losses, and examples.
 
     `more_examples` is the line to print if not all examples are shown.
     """
@@ -90,8 +90,8 @@ def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> N
 def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:
     """Raise BadInput if more of the `size_bytes` of input was lost than is acceptable.
 
-    The output exists anyway, so the message ends with `subject`, such as "the token files are", and "complete without
-    it".
+    The output exists anyway, so the message ends like "the token files are complete without it", where `subject` is
+    "the token files are".
     """
     documents = outcome.documents + outcome.lost_documents
     unacceptable = [

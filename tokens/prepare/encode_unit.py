@@ -24,7 +24,7 @@ from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # characters of text that are encoded at a time
-# Names of files with a unit's tokens (complete or incomplete), a worker's task, or the recipe of the fast encoder.
+# Names of the files that contain a unit's tokens (complete or not), a worker's task, or the fast encoder's recipe.
 _OWN_NAMES = re.compile(
     rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
 )
@@ -54,8 +54,8 @@ class UnitPart:
     """The tokens that a unit has written for one split."""
 
     tokens: int
-    documents: int  # documents that end here
-    empty_documents: int = 0  # documents without text among these; version 1 of the rules did not distinguish them
+    documents: int  # documents that end in this unit
+    empty_documents: int = 0  # how many of these documents have no text; version 1 of the rules did not count them
     counted: int = 0  # tokens of conversations that add to the loss
     padding: int = 0  # tokens after the last conversation of a row
     max_id: int
@@ -69,7 +69,7 @@ class Result:
     index: int
     parts: dict[str, UnitPart]  # by split; a split without tokens has no part
     text_bytes: int  # bytes of documents in UTF-8
-    fast: bool  # computed by the fast encoder
+    fast: bool  # True if the fast encoder was used
     problems: dict[str, int]  # number of problems, by kind
     lost_documents: int
     lost_bytes: int  # bytes of input
@@ -77,9 +77,9 @@ class Result:
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
-    """Write the tokens of a unit to its `unit_file`s; the bytes are the same every time.
+    """Write the tokens of a unit to its `unit_file`s. Every call writes the same bytes.
 
-    Raises BadInput for a problem with an input, and OSError.
+    Raises BadInput if an input cannot be read or encoded, and OSError.
     """
     settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
     if settings.template is None:
@@ -117,7 +117,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the path of a unit's tokens of one split. The file exists until the tokens are committed."""
+    """Return the path of the file with a unit's tokens for one split. It exists until the tokens are committed."""
     return directory / f"{index:08d}.{split}"
 
 
@@ -128,13 +128,13 @@ def delete_own_files(units: Path) -> None:
     """
     for path in [*units.glob("*")] if units.is_dir() else []:
         if _OWN_NAMES.fullmatch(path.name):
-            path.unlink(missing_ok=True)  # a worker whose coordinator was killed may delete it at the same time
+            path.unlink(missing_ok=True)  # a worker whose coordinator was killed may delete the file, too
     with suppress(OSError):
         units.rmdir()
 
 
 class _PartWriter:
-    """Writes a unit's tokens of one split. The file gets its final name when it is complete."""
+    """Writes a unit's tokens for one split. Their file gets its final name when it is complete."""
 
     def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash
@@ -168,7 +168,7 @@ class _PartWriter:
         return pieces
 
     def _write(self, ids: np.ndarray, **counts: int) -> None:
-        """Write ids, or words of packed conversations. `counts` are fields of the part."""
+        """Write ids, or words of packed conversations. `counts` are fields of the `UnitPart`."""
         if not len(ids):
             return
         if self._file is None:
@@ -183,9 +183,9 @@ class _PartWriter:
         self._max_id = max(self._max_id, int(plain_ids.max()))
 
     def finish(self) -> UnitPart | None:
-        """Give the file its final name, and return its part, or None if nothing was written.
+        """Give the file its final name, and return the `UnitPart`, or None if nothing was written.
 
-        The file is not synced, because only commits must survive a crash.
+        The file is not synced, because only committed tokens must survive a crash.
         """
         if self._packer is not None:
             self._packer.flush()
@@ -215,7 +215,7 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces by their total length instead of their number, so that memory is bounded for all documents."""
+    """Yield batches of pieces. To bound memory, the length of a batch's texts is limited, not their number."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:
@@ -229,7 +229,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encode(batch: list[Piece], settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
-    """Encode a batch and write its tokens; return the bytes of the texts that were written."""
+    """Encode a batch and write its tokens. Return the size in bytes of the texts that were written."""
     splits = settings.splits_of(piece.head for piece in batch)
     written_pieces = list[Piece]()
     for number in [0] if splits is None else np.unique(splits):

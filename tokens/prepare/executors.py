@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # maximum number of restarts of all workers in a row without a finished unit
+RESTARTS = 5  # maximum number of times in a row that all workers are restarted without finishing a unit
 CONNECT_SECONDS = 10.0
 
 
@@ -59,8 +59,8 @@ class Processes(Executor):
         self.restart()
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
-        # The task of a unit of many small files is long, so it is passed in a file. Sent through a pipe, it could be
-        # incomplete when the workers end, and then Python 3.10 would wait forever.
+        # A unit of many small files has a long task, so tasks are passed in files. If a task were sent through a pipe,
+        # and the workers ended before they had received all of it, Python 3.10 would wait forever.
         path = job.directory / f"{task.index:08d}.task"
         replace_file(path, json.dumps(attrs.asdict(task)))
         try:
@@ -74,7 +74,7 @@ class Processes(Executor):
         self._pool, self._line = start_workers(self._workers)
 
     def close(self) -> None:
-        self._line.close()  # ends workers at any moment; units that were not committed are computed again
+        self._line.close()  # ends workers even while they compute; units that were not committed are computed again
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -82,7 +82,7 @@ class RayCluster(Executor):
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
-        """Join the cluster at an address, or start one on this machine for this command if the address is None."""
+        """Join the cluster at an address. If it is None, start a cluster on this machine for this command."""
         try:
             import ray
         except ImportError as error:
@@ -93,7 +93,7 @@ class RayCluster(Executor):
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # Ray's workers use the sys.path of this process.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: other version of Ray or Python
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the version of Ray or Python differs
             raise BadInput(
                 f"--ray-address {address}: no cluster answers there: {error}; start one with ray start"
             ) from error
@@ -118,7 +118,7 @@ class RayCluster(Executor):
 
     def restart(self) -> None:
         raise BadInput(
-            f"the Ray cluster lost a unit, and {RESTARTS} retries of it; check its machines, then rerun this command"
+            f"the Ray cluster lost a unit and {RESTARTS} retries of it; check its machines, then rerun the same command"
         )
 
     def close(self) -> None:
@@ -126,13 +126,13 @@ class RayCluster(Executor):
 
 
 def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
-    """Return a pool of processes that ignore Ctrl-C, and a connection; when it is closed, the processes end at once."""
+    """Return a pool of processes that ignore Ctrl-C, and a connection. Closing the connection ends the processes."""
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
     receiver, line = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this until they set their own handler
     try:
-        for _ in range(count):  # each submission starts a process, whose imports then run before there is work
+        for _ in range(count):  # each submission starts a process, so that its imports run before the first task
             pool.submit(os.getpid)
     except BrokenExecutor:
         pass  # a worker has already been killed, so the first task will raise the error
@@ -142,7 +142,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
-    """Yield the results in the order of the tasks, in batches of those that are ready.
+    """Yield the results in the order of the tasks. Each batch has the results that are ready.
 
     Up to `window` units are in flight. If a unit fails, its exception is raised.
     """
@@ -158,7 +158,7 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Itera
                 results.append(ahead[0][1].result())
                 ahead.popleft()
                 restarts = 0
-        except BrokenExecutor:  # a pool raises it for all its units
+        except BrokenExecutor:  # a pool raises this error for all its units
             restarts += 1
             if restarts > RESTARTS:
                 units = f"units {ahead[0][0].index} to {ahead[-1][0].index} were computed"

@@ -1,4 +1,4 @@
-"""Growing token files of one split: they are hidden while they grow, and get their names when the split is complete.
+"""Growing token files of one split. They are hidden while they grow, and get their names when the split is complete.
 
 The file is `.partial-train.safetensors`, or shards of equal length, `.partial-train-00000.safetensors` and so on. The
 number of shards is known only at the end. The shards are then renamed to `train-00000-of-00012.safetensors` and so on,
@@ -40,7 +40,7 @@ class GrowingStream:
     """The files of one split, open for appending."""
 
     def __init__(self, directory: Path, split: str, settings: PrepareSettings, *, to_bucket: bool):
-        """`to_bucket` says whether full shards are moved to a bucket."""
+        """With `to_bucket`, full shards are moved to a bucket."""
         self.split = split
         self.length = 0  # tokens
         self._directory = directory
@@ -48,17 +48,17 @@ class GrowingStream:
         self._settings = settings
         self._shard_tokens = settings.shard_tokens or sys.maxsize
         self._to_bucket = to_bucket
-        self._moved = 0  # number of first shards that are in a bucket and no longer on this disk
+        self._moved = 0  # number of shards, counted from the first, that are in a bucket and no longer on this disk
         self._file: BinaryIO | None = None  # the last file, while it has room
 
     def resume(self, length: int, log_path: Path) -> None:
-        """Continue after the first `length` tokens, the number that the commit log states.
+        """Continue after the first `length` tokens, which are the tokens in the commit log.
 
-        Files that already have their final names get their hidden names again, and later tokens are deleted. Raises
-        BadInput if a file is too short, or if a full shard has the wrong size.
+        Files that already have their final names get their hidden names again. Tokens after `length` are deleted.
+        Raises BadInput if a file is too short, or if a full shard has the wrong size.
         """
         named_files = [path for path in self._directory.glob("*.safetensors") if split_of(path.name) == self.split]
-        # With a template, the named files are made from the growing ones, which still exist.
+        # With a template, the named files were made from the growing files, which still exist.
         for path in named_files if self._settings.template is None else ():
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))
@@ -135,7 +135,7 @@ class GrowingStream:
     def shards(self) -> Iterator[Shard]:
         """Yield the complete files.
 
-        For packed conversations, new files are made from the growing files, and the growing files stay.
+        For packed conversations, these are new files that are made from the growing files. The growing files are kept.
         """
         count = -(-self.length // self._shard_tokens)
         digits = max(5, len(str(count)))
@@ -160,7 +160,7 @@ class GrowingStream:
 
     @property
     def full(self) -> int:
-        """Tokens in full shards, on this disk and in a bucket."""
+        """Number of tokens in full shards, on this disk and in a bucket."""
         return self.length - self.length % self._shard_tokens
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class GrowingStream:
             self._file = None
 
     def _weighted_file(self, growing: Path, length: int, *, ends: bool) -> Path:
-        """Write the tokens and weights of a growing file to a file next to it. `ends` appends one more end of text."""
+        """Write the tokens and weights of a growing file to a file next to it. With `ends`, add an end of text."""
         path, settings = growing.with_name(f"{growing.stem}{WEIGHTED}"), self._settings
         words = np.memmap(growing, GROWING_WORD, mode="r", offset=HEADER_BYTES, shape=length)
         path.unlink(missing_ok=True)  # never write through a link with that name

@@ -1,4 +1,4 @@
-"""Growing tokens: read token files during their preparation, as far as tokens are committed and will not be moved."""
+"""Growing tokens: read token files while they are prepared, but only tokens that are committed and will not move."""
 
 import sys
 import threading
@@ -19,8 +19,8 @@ from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, is_steady, read_plan
 
-DEAD_SECONDS = 60.0  # time without a written byte before the lock is checked, because the preparation may be restarting
-STALLED_SECONDS = 1800.0  # the same time if nothing shows whether the file is locked
+DEAD_SECONDS = 60.0  # the lock is checked after this time without a written byte; a preparation may be restarting
+STALLED_SECONDS = 1800.0  # the same limit if it is unknown whether the file is locked
 NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # pause and number of tries to open a file that was just renamed
 
 
@@ -28,7 +28,7 @@ class GrowingTokens:
     """A token directory that may still be in preparation."""
 
     def __init__(self, directory: Path):
-        """Open a directory. Raises BadInput if it has no plan, or if tokens will move between files at the end."""
+        """Open a directory. Raises BadInput if it has no plan, or if tokens will be moved to other files at the end."""
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{directory}: has no {PLAN}; first run prepare_data.py SOURCE... --output {directory}")
@@ -50,7 +50,7 @@ class GrowingTokens:
         self._units = len(plan.units)
         self._totals = Totals()
         self._steady = False  # whether no more tokens will be moved from train to a held-out split
-        self._seen_bytes = 0  # bytes of the ledger that were read
+        self._seen_bytes = 0  # bytes of the ledger that have been read
         self._lock = threading.Lock()
         self._written_sizes: tuple[int, ...] = ()  # sizes of the files that the preparation writes
         self._quiet_since = time.monotonic()
@@ -69,14 +69,14 @@ class GrowingTokens:
 
     @property
     def tokenizer(self) -> TokenizerRecord:
-        """The tokenizer as it will be in the manifest."""
+        """The entry that the tokenizer will have in the manifest."""
         ranks = self.directory / RANKS_FILE
         return self.settings.tokenizer_record(ranks if ranks.exists() else None)
 
     def committed(self, split: str) -> int:
-        """Return the number of tokens that a split will keep, or 0 while held-out splits may need the tail of train.
+        """Return the number of tokens that a split will keep, or 0 if held-out splits may still need the tail of train.
 
-        A held-out split with more than its share may be shortened to its share at the end.
+        A held-out split that has more than its share may be shortened to its share at the end.
         """
         if self._totals.cut is not None:
             return self._totals.cut[split]
@@ -94,7 +94,7 @@ class GrowingTokens:
         return f"{units}, last commit at {utc_time(ledger.stat().st_mtime)} by the disk's clock"
 
     def abandoned(self) -> str | None:
-        """Return a message if no process prepares these tokens any more; None if one does, or may be restarting."""
+        """Return a message if the preparation has stopped too early, or None if it continues or may be restarting."""
         now, sizes = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
         if self.finished or sizes != self._written_sizes:
             self._written_sizes, self._quiet_since = sizes, now
@@ -107,7 +107,7 @@ class GrowingTokens:
         if is_locked or (is_locked is None and quiet_seconds < STALLED_SECONDS):
             return None
         problem = f"its preparation has ended or hangs; it last wrote something {quiet_seconds:.0f} s ago"
-        return f"{self.directory}: {problem}: {self.progress()}; rerun its command, and then this one"
+        return f"{self.directory}: {problem}: {self.progress()}; rerun the command that prepares it, and then this one"
 
     def _unit_bytes(self) -> Iterator[int]:
         for path in sorted((self.directory / UNITS).glob("*")):
@@ -119,7 +119,7 @@ class GrowingTokens:
 
 
 class FollowedStream(TokenStream):
-    """The stream of one split of `GrowingTokens`. Its length grows when the tokens are refreshed."""
+    """The stream of one split of `GrowingTokens`. The stream gets longer when the tokens are refreshed."""
 
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
@@ -140,7 +140,7 @@ class FollowedStream(TokenStream):
 
     def _find(self, length: int) -> None:
         for _ in range(NAMING_TRIES):
-            with suppress(FileNotFoundError):  # a file is just getting its final name
+            with suppress(FileNotFoundError):  # a file is being renamed to its final name at this moment
                 super().__init__(self._files(length))
                 self.versions = {}  # the files still grow
                 for file in self.files:

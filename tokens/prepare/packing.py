@@ -1,4 +1,7 @@
-"""Packing: arrange a unit's conversations, undivided, in rows of T tokens by best fit, padded with end-of-text ids."""
+"""Packing: arrange a unit's conversations in rows of T tokens by best fit.
+
+No conversation is divided. Rows are padded with end-of-text ids.
+"""
 
 import bisect
 from collections import defaultdict
@@ -13,7 +16,7 @@ from tokens.prepare.plan import COUNTED, GROWING_WORD, PrepareSettings
 from tokens.tokenizer.template import Template
 from tokens.tokenizer.tokenizer import Tokenizer
 
-# Tokens that are packed at a time; they take 32 MiB. A unit may have more, because a compressed file is one unit.
+# Number of tokens packed at a time (32 MiB). A unit may have more tokens, because a compressed file is one unit.
 WINDOW_TOKENS = 1 << 23
 
 
@@ -22,7 +25,7 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
     Returns the indices of the items in each row, sorted. No length may exceed `room`.
     """
-    # The rows by the room that is left in them, and the sorted list of these rooms
+    # Rows, grouped by the number of tokens that still fit, and the sorted list of these numbers
     rows, rooms = defaultdict[int, list[list[int]]](list), list[int]()
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         position, room_left, row = bisect.bisect_left(rooms, lengths[index]), room, list[int]()

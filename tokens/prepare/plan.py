@@ -1,4 +1,4 @@
-"""Preparation plan: units of work of some megabytes each, which depend only on the inputs and settings.
+"""Preparation plan: units of work of a few megabytes each, which depend only on the inputs and settings.
 
 The plan is stored next to the tokens. A later command, with any number of workers, either resumes the same preparation
 or is refused.
@@ -33,11 +33,11 @@ from tokens.tokenizer.tokenizer import Tokenizer, token_dtype
 FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it names every input
 HASH, TAIL = "hash", "tail"
-WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # files of conversations that cannot be divided into units
+WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # conversations in these files cannot be divided into several units
 GROWING_WORD = np.dtype("<u4")  # a word of packed conversations until they are finished: an id and its weight
 COUNTED = 31  # the bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
-# Fields of a tokenizer's record that are settings
+# Fields of a tokenizer's record that are also fields of PrepareSettings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
 LARGEST_FACTOR = 2  # a split's share of the tokens must be within this factor of its requested share
 # Version of the rules. Since version 2, empty documents are not assigned to splits, and numbers in file names are
@@ -50,8 +50,8 @@ class PrepareSettings:
     """Settings that, together with the inputs, determine every byte of the token files."""
 
     text_field: str
-    tokenizer: str  # as on the command line; a character tokenizer's name contains all its characters
-    fingerprint: str  # of the tokenizer's ids; see tokens.tokenizer.tokenizer.fingerprint
+    tokenizer: str  # as on the command line; for a character tokenizer, with all its characters
+    fingerprint: str  # identifies the tokenizer's ids; see tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
     split: str  # HASH or TAIL
@@ -59,10 +59,10 @@ class PrepareSettings:
     validation_fraction: float
     test_fraction: float
     unit_bytes: int
-    shard_tokens: int | None = None  # tokens of each file except the last
+    shard_tokens: int | None = None  # tokens per file, except in the last file
     separator: str | None = None  # text between the documents of a file or record
-    version: int = 1  # of the rules
-    # The following fields are as in the manifest. If one is None, it is not part of the plan's fingerprint.
+    version: int = 1  # version of the rules; see VERSION
+    # The following fields are as in the manifest. Fields that are None are not part of the plan's fingerprint.
     pattern: str | None = None
     structure: str | None = None
     special_tokens: dict[str, int] | None = None
@@ -117,7 +117,10 @@ class PrepareSettings:
         )
 
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
-        """Return the index in SPLITS of each document, by a hash of its first characters; None if all are in train."""
+        """Choose the split of each document by a hash of its first characters, and return its index in SPLITS.
+
+        Returns None if all documents are in train.
+        """
         if self.split == TAIL or not self.held_out:
             return None
         import xxhash
@@ -146,7 +149,7 @@ class UnitPlan:
 
     @property
     def recorded(self) -> "UnitPlan":
-        """The plan without secrets in the URLs of its inputs; to read the inputs, the command's URLs are used."""
+        """The plan without secrets in the URLs of its inputs. To read the inputs, use the URLs of the command."""
         return attrs.evolve(self, sources=tuple(source.recorded for source in self.sources))
 
     def fingerprint(self) -> str:
@@ -155,15 +158,15 @@ class UnitPlan:
         for name in ("pattern", "structure", "special_tokens", "template", "context_length"):  # not in older plans
             if values["settings"][name] is None:
                 del values["settings"][name]
-        if self.settings.version == 1:  # it had neither field
+        if self.settings.version == 1:  # version 1 had neither field
             del values["settings"]["separator"], values["settings"]["version"]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
-    """Return whether all splits have tokens, and held-out splits have enough not to need the end of the train stream.
+    """Return whether all splits have tokens, and the held-out splits have enough without the end of train.
 
-    From then on, `train.py --follow` reads the train stream, so no tokens may be removed from it.
+    From then on, `train.py --follow` may read the train stream, so no tokens may be removed from that stream.
     """
     return all(tokens[split] for split in ("train", *settings.held_out)) and not settings.short_splits(tokens)
 
@@ -210,7 +213,7 @@ def write_plan(directory: Path, plan: UnitPlan) -> None:
 
 
 def read_plan(directory: Path) -> UnitPlan | None:
-    """Return the plan of a token directory, or None if it has none. Raises BadInput if it is damaged."""
+    """Return the plan of a token directory, or None if it has none. Raises BadInput if the plan is damaged."""
     path = directory / PLAN
     try:
         with readable_tokens(path), refusing(f"{path}: damaged", "start over in another --output"):
@@ -236,7 +239,7 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
     for field in attrs.fields(PrepareSettings):
         got, was = getattr(settings, field.name), getattr(plan.settings, field.name)
         if field.name == "split_seed" and settings.split == TAIL:
-            continue  # a tail has no seed, but earlier versions accepted one
+            continue  # a tail split needs no seed, but earlier versions accepted a seed
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
     # Plans of earlier versions may contain passwords and signatures, and a signed URL differs with each command.
@@ -248,10 +251,10 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
         if path not in current_paths:
             if HIDDEN not in path:
                 look_up(path)  # raises BadInput if the file is missing
-            raise BadInput(f"{where}: {path} is no longer among its sources; {advice}")
+            raise BadInput(f"{where}: {path} was among its sources, but is missing from yours; {advice}")
         if path not in planned_paths:
-            raise BadInput(f"{where}: {path} was not among its sources; {advice}")
-    # Names may differ: relative names depend on the current folder, and URLs may differ in their secrets.
+            raise BadInput(f"{where}: {path} is among your sources, but was not among its sources; {advice}")
+    # Names of sources may differ: relative names depend on the current folder, and URLs may differ in their secrets.
     key = attrgetter("path")
     for was, now in zip(sorted(was_inputs, key=key), sorted(now_inputs, key=key), strict=False):
         if was.path == now.path:
@@ -282,7 +285,7 @@ def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tupl
         except Damaged:
             table = None
         if table is None or table.metadata.num_rows == 0:
-            yield Extent(number, 0, 0), item.size_bytes  # its unit will count it as damaged or empty
+            yield Extent(number, 0, 0), item.size_bytes  # the unit will count the file as damaged or empty
             return
         name = settings.text_field if settings.template is None else None
         check_column(table, name, item.path)

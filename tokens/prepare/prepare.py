@@ -29,12 +29,12 @@ from tokens.tokenizer.ranks import ranks_text
 from tokens.tokenizer.template import load_template
 from tokens.tokenizer.tokenizer import LibraryCoder, Tokenizer
 
-# Lone white space between characters of several kinds, where structures of tokenizers may differ in how they split text
+# Lone white space between characters of several kinds, because tokenizers split text differently in such places
 CUT_PROBE = "ab cd\tef\ngh 12\t34\n5 x. y, (z) \u4e2d \u6587 \u00e9\u00e8 's don't ! ? _ a1 2b"
 
 
 def prepare(command: PrepareCommand) -> Manifest:
-    """Write token files, or complete them, and return their manifest.
+    """Write token files, or complete unfinished ones, and return their manifest.
 
     Raises BadInput and OSError; committed units are kept.
     """
@@ -73,7 +73,7 @@ def prepare(command: PrepareCommand) -> Manifest:
         _delete_units(directory)
         if finished is not None:
             if bucket is None:
-                read_log(directory)  # raises BadInput if it is damaged
+                read_log(directory)  # raises BadInput if the log is damaged
             else:
                 bucket.delete_leftovers()
             show(progress(f"{command.output}: is already complete"))
@@ -92,7 +92,8 @@ def prepare(command: PrepareCommand) -> Manifest:
 def check_cuts(tokenizer: Tokenizer) -> None:
     """Raise BadInput for a tokenizer whose ids would depend on where a long text is cut.
 
-    A text is cut before a lone white space. The structure of some tokenizer.json files attaches it to the word before.
+    A text is cut before a lone white space. In some tokenizer.json files, the structure attaches this white
+    space to the word before it.
     """
     if not isinstance(tokenizer.coder, LibraryCoder):
         return
@@ -113,7 +114,10 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
-    """Return the tokenizer of a command, and download it if necessary; `chars` has all characters of the documents."""
+    """Return the tokenizer of a command, and download it if necessary.
+
+    The vocabulary of `chars` is all characters of the documents.
+    """
     if command.tokenizer != "chars":
         tokenizer = load_tokenizer(command.tokenizer)
         if tokenizer.surrounding_note is not None:
@@ -171,8 +175,8 @@ def _write(
         show(note(f"{reason}, so the last documents are held out, and train may contain copies of them"))
     if manifest.split is not None and manifest.split.shortened:
         held_out = " or ".join(manifest.split.shortened)
-        reason = f"the hash selected too many documents for {held_out}"
-        show(note(f"{reason}, so the last of these were moved to train, which may contain copies of the others"))
+        reason = f"the hash selected too many documents for {held_out}, so the last of them were moved to train"
+        show(note(f"{reason}; train may now contain copies of documents that are still held out"))
     return manifest
 
 
@@ -185,7 +189,7 @@ def _compute(
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     progress = UnitProgress(plan, writer.totals)
-    try:  # the workers start in the meantime
+    try:  # the workers start during the next lines
         if not slow_noted:
             recipe = write_recipe(tokenizer, units / "recipe.json")
         record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)
@@ -215,7 +219,7 @@ def _tasks(plan: UnitPlan, inputs: tuple[Input, ...], first: int) -> Iterator[Ta
 
 
 def _check_output(command: PrepareCommand) -> None:
-    """Raise BadInput if the output is a file, or also a source."""
+    """Raise BadInput if the output is a file, or if it is also a source."""
     directory = command.directory
     with writing(directory):
         if directory.exists() and not directory.is_dir():
@@ -226,7 +230,7 @@ def _check_output(command: PrepareCommand) -> None:
 
 
 def _refuse_other_tokens(directory: Path) -> None:
-    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, which no plan can resume."""
+    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, because no plan can resume them."""
     existing_files = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
     if existing_files:
         raise BadInput(
@@ -239,16 +243,16 @@ def _refuse_other_tokens(directory: Path) -> None:
 
 
 def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
-    """Raise BadInput if the file that would be written for the tokenizer's ranks exists with other content.
+    """Raise BadInput if the file for the tokenizer's ranks already exists and has different content.
 
-    The same content is accepted: a killed command left it, or the user named this file as the tokenizer.
+    If the content is the same, the file is accepted: a killed command left it, or it is the user's --tokenizer.
     """
     is_file = tokenizer.has_ranks_file and ranks.is_file() and not ranks.is_symlink()
     if is_file and ranks.read_bytes() != ranks_text(tokenizer.coder.ranks):
         size = f"{ranks.stat().st_size:,} bytes"
         raise BadInput(
-            f"{ranks}: exists, and its {size} are not the ranks of tokenizer {tokenizer.name}, which would replace it; "
-            "pass another --output, or move the file away"
+            f"{ranks}: exists, and its {size} are not the ranks of tokenizer {tokenizer.name}, which would replace "
+            "this file; pass another --output, or move the file away"
         )
 
 
@@ -263,6 +267,6 @@ def _delete_units(directory: Path) -> None:
     """
     for path in partial_files(directory) if (directory / MANIFEST).exists() else ():  # from packed conversations
         path.unlink()
-    if (directory / UNITS).is_symlink():  # never write through a link with that name
+    if (directory / UNITS).is_symlink():  # never write through a link with this name
         (directory / UNITS).unlink()
     delete_own_files(directory / UNITS)

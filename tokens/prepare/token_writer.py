@@ -37,7 +37,7 @@ ADVICE = "add documents, or pass --split tail, which divides a document if neces
 
 
 class TooFewDocuments(BadInput):
-    """There are too few documents to hold any out, so no command with these settings can finish."""
+    """There are too few documents to hold some out, so no command with these settings can finish."""
 
 
 def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float]:
@@ -48,10 +48,10 @@ def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float
 def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Totals) -> dict[str, int]:
     """Return the number of tokens that each split will have: between half and twice its requested share.
 
-    Splits for which the hash selected no document get whole documents from the end of the train stream, as do all
-    splits with --split tail. If whole documents would miss the share by more than a factor of LARGEST_FACTOR, the
-    splits are cut by tokens instead, if necessary inside a document; packed conversations are always cut by rows.
-    Raises TooFewDocuments.
+    A held-out split without documents gets whole documents from the end of the train stream. The hash may have selected
+    none for it, and with --split tail all held-out splits begin empty. If whole documents would miss a share by more
+    than a factor of LARGEST_FACTOR, the splits are cut by tokens instead, if necessary inside a document. Packed
+    conversations are always cut by rows. Raises TooFewDocuments.
     """
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"the hash selected every document for a held-out split; {ADVICE}")
@@ -72,8 +72,8 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
 def move_tokens(streams: dict[str, GrowingStream], totals: Totals, lengths: dict[str, int]) -> None:
     """Copy tokens from the ends of streams to other streams, so that each split can then be cut to its final length.
 
-    The excess of a held-out split goes to the end of the train stream. If another held-out split needs tokens, they are
-    taken from that end.
+    The excess of a held-out split goes to the end of the train stream. Held-out splits that need tokens
+    take them from that end.
     """
     train, held_out = streams["train"], SPLITS[1:]
     for split in held_out:
@@ -97,7 +97,7 @@ class TokenWriter:
         """
         self.directory = directory
         self.units = directory / UNITS
-        self.totals = log.totals  # over all committed units
+        self.totals = log.totals  # sums over all committed units
         self._bucket = bucket
         self._plan = plan
         self._ranks = ranks
@@ -108,7 +108,7 @@ class TokenWriter:
             self._streams[split].resume(length, log.path)
 
     def commit(self, results: list[Result]) -> None:
-        """Append the next units of the plan. Their tokens and the commit log are on the disk when this returns."""
+        """Append the next units of the plan, and return when their tokens and the commit log are on the disk."""
         for split, stream in self._streams.items():
             paths = [unit_file(self.units, result.index, split) for result in results if split in result.parts]
             for path in paths:
@@ -169,9 +169,9 @@ class TokenWriter:
             stream.close()
 
     def _refuse_if_followed(self, lengths: dict[str, int]) -> None:
-        """Raise TooFewDocuments if tokens would be removed from the train stream that a run may have read already.
+        """Raise TooFewDocuments if the train stream would lose tokens that a run may have read already.
 
-        Runs with `train.py --follow` read it while it grows.
+        Runs with `train.py --follow` read the train stream while it grows.
         """
         settings = self._plan.settings
         if settings.split != HASH or lengths["train"] >= self.totals.tokens["train"]:
@@ -184,7 +184,7 @@ class TokenWriter:
                 raise TooFewDocuments(f"the hash selected less than half of the requested share for {splits}; {ADVICE}")
 
     def _move_full_shards(self, bucket: BucketOutput) -> None:
-        """Upload the full shards, and a checkpoint from which any machine can resume; then delete the local shards."""
+        """Upload the full shards and a checkpoint from which any machine can resume. Then delete the local shards."""
         full = [path for stream in self._streams.values() for path in stream.full_shards()]
         if not full:
             return
@@ -262,7 +262,7 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
     missing, lengths = missing_splits(settings, totals), dict(totals.tokens)
     changed = {*missing, *settings.short_splits(lengths), *settings.long_splits(lengths)}
     text_end = _end_of_text(train, totals.tokens["train"], settings.end_of_text_id)
-    # Empty documents at the very end go to the last split. They are not counted if all splits are taken from there.
+    # Empty documents at the very end go to the last split. If all held-out splits come from there, they do not count.
     counted_tokens = text_end if len(missing) == len(settings.held_out) else total
     requested_lengths = {
         split: max(1, round(-(-counted_tokens // size) * share)) * size
@@ -273,7 +273,7 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
         lengths["train"] += lengths[split] - requested_lengths[split]
         lengths[split] = requested_lengths.pop(split)
     end, text_end = lengths["train"], -(-text_end // size) * size
-    if end != totals.tokens["train"]:  # the end of the stream has moved, so `text_end` does not apply to it
+    if end != totals.tokens["train"]:  # the end of the stream has moved, so `text_end` is no longer true
         text_end = end
     if requested_lengths and sum(requested_lengths.values()) >= text_end:
         held_out = " and ".join(f"{count // size} for {split}" for split, count in requested_lengths.items())
@@ -299,7 +299,7 @@ def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: in
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
-    """Return where the last `count` documents of the train stream before `end` begin; empty ones do not count."""
+    """Return where the last `count` non-empty documents before `end` begin in the train stream."""
     stop = end - 1  # end-of-text id of the last document
     while stop > 0:
         begin = max(0, stop - COPY_TOKENS)
@@ -323,7 +323,7 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
 
 
 def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
-    """Append the tokens begin .. end of one stream to another. They are on the disk when this returns."""
+    """Append the tokens begin .. end of one stream to another, and return when they are on the disk."""
     for start in range(begin, end, COPY_TOKENS):
         target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))
     if end > begin:
@@ -331,7 +331,7 @@ def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) ->
 
 
 def _refuse_shares(settings: PrepareSettings, totals: Totals) -> None:
-    """Raise BadInput if splits in a bucket, which can no longer be cut, are far from their requested shares."""
+    """Raise BadInput if splits in a bucket are far from their requested shares, because they can no longer be cut."""
     advice = "start over in a folder with --split tail, or with more documents"
     if not totals.tokens["train"]:
         raise BadInput(

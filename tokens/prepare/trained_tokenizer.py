@@ -1,4 +1,4 @@
-"""Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write one tokenizer.json.
+"""Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write a tokenizer.json.
 
 Of equally frequent pairs, the one with the lower ranks is merged first, so the number of threads and the order of the
 texts do not matter.
@@ -24,12 +24,12 @@ from tokens.tokenizer.loading import load_tokenizer
 from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
-PART_CHARACTERS = 50_000  # longest part of a text; texts are cut because the trainer buffers 256 of them
-LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # cut here, because the trainer's time is quadratic in a match's length
+PART_CHARACTERS = 50_000  # longer texts are cut into parts of this length, because the trainer buffers 256 texts
+LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # texts are cut here: the trainer's time is quadratic in a match's length
 
 
 def train_tokenizer(command: TokenizerCommand) -> list[str]:
-    """Write a tokenizer and return lines about it. Raises BadInput, also if too much of the text cannot be read."""
+    """Write a tokenizer and return lines to print. Raises BadInput, also if too much of the text cannot be read."""
     path, size, pattern = command.output, command.vocab_size, PATTERNS[command.pattern]
     _refuse_existing(path)
     with writing(path):
@@ -42,13 +42,13 @@ def train_tokenizer(command: TokenizerCommand) -> list[str]:
     tokenizer = byte_pair_tokenizer(path.stem, ranks, pattern).with_special_tokens(TURN_TOKENS)
     if tokenizer.vocabulary_size < size:
         largest_size = tokenizer.vocabulary_size
-        got = f"{sample.text_bytes:,} bytes of text give only {largest_size:,} ids, and then no pair occurs twice"
+        got = f"{sample.text_bytes:,} bytes of text give only {largest_size:,} ids; after these, no pair occurs twice"
         advice = f"pass --vocab-size {largest_size} or less, or more text; nothing was written"
         raise BadInput(f"--vocab-size {size}: {got}; {advice}")
     text = tokenizer_text(tokenizer)
     with writing(path):
         replace_file(path, text, durable=True, keep_existing=True)
-        if path.read_text(encoding="utf-8") != text:  # another command has written it meanwhile
+        if path.read_text(encoding="utf-8") != text:  # another command has written the file in the meantime
             _refuse_existing(path)
     refuse_losses(sample, source_bytes if sample.is_whole else sample.text_bytes, f"{path} is")
     share = "all" if sample.is_whole else f"{sample.text_bytes / source_bytes:.1%}, spread evenly,"
@@ -89,7 +89,7 @@ def _train(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes
 
 
 def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
-    """Return up to `count` ranks, with those of single bytes first; fewer if no other pair occurs twice."""
+    """Return up to `count` ranks, single bytes first. There are fewer ranks if no more pairs occur twice."""
     from tokenizers import Tokenizer, pre_tokenizers, trainers
 
     untrained = byte_pair_tokenizer("bytes", {bytes([byte]): byte for byte in range(256)}, pattern)

@@ -67,9 +67,9 @@ def status(where: str) -> list[str]:
 
 
 def verify(where: str) -> list[str]:
-    """Check the files of a folder or bucket against its manifest.
+    """Check the files in a folder or bucket against the manifest.
 
-    Raises BadInput, which names the damaged files and the sources from which the damaged tokens were made.
+    If files are damaged, raises BadInput with their names and with the sources of the damaged tokens.
     """
     with _described_directory(where) as directory:
         manifest = read_manifest(directory)
@@ -78,13 +78,13 @@ def verify(where: str) -> list[str]:
         plan = read_plan(directory)
         damaged = _damaged_files(directory, Bucket(where) if REMOTE in where else None, manifest)
         units = []
-        # A bucket is not read twice without need.
+        # The units of a bucket are checked only if a file is damaged, because that reads the bucket a second time.
         if plan is not None and (damaged or REMOTE not in where):
             if plan.fingerprint() != manifest.plan:
                 damaged.append(f"{where}/{PLAN}: is not the plan that {MANIFEST} names")
             try:
                 units = list(itertools.islice(_damaged_units(where.rstrip("/"), directory, plan, manifest), SHOWN))
-            except BadInput as error:  # an error in the ledger
+            except BadInput as error:  # the ledger is damaged
                 damaged.append(str(error))
             if units and not damaged:
                 damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest does not match the tokens"]
@@ -111,7 +111,7 @@ def _described_directory(where: str) -> Iterator[Path]:
 
 
 def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -> list[str]:
-    """Return a line for each file or object that differs from its manifest entry. Several are read at once."""
+    """Return a line for each file or object that differs from its manifest entry. Several files are read at once."""
 
     def problem(name: str) -> str | None:
         try:
@@ -129,8 +129,8 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
-    """Yield the units whose tokens in `where` do not have the digest in the commit log, with their sources."""
-    if plan.settings.template is not None:  # the digest covers the unit's words in the growing files, not its tokens
+    """Yield the tokens in `where` that do not match their unit's digest in the commit log, with the unit's sources."""
+    if plan.settings.template is not None:  # the digest is of words in the growing files, not of tokens
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
     files = _slices_by_split(where, log, manifest, item_bytes)
@@ -149,10 +149,10 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
 
 
 def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: int) -> dict[str, list[Slice]]:
-    """Return where the tokens that the units wrote for each split are now, in their order.
+    """Return, for each split, where the tokens that the units wrote for it are now, in order.
 
     At the end of a preparation, a held-out split may have received tokens from the end of train, or may have lost its
-    last tokens to it.
+    last tokens to train.
     """
     files: dict[str, list[Slice]] = {}
     for split in SPLITS:
@@ -161,7 +161,7 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
     if log.cut is None:
         return files
     written_bytes = {split: count * item_bytes for split, count in log.tokens.items()}
-    # `after` is the end of train before the held-out splits were cut; `returned` are tokens that they lost to train.
+    # `after` is the train stream before its end was cut off. `returned` are tokens that held-out splits lost to train.
     after, returned = [*files["train"]], dict[str, list[Slice]]()
     for split in SPLITS[1:]:
         after += _between(files[split], written_bytes[split], log.cut[split] * item_bytes)
@@ -174,7 +174,7 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Return the bytes begin .. end of several slices, counted as if the slices were concatenated."""
+    """Return the slices that contain bytes begin .. end, counted as if all slices were concatenated."""
     selected, position = [], 0
     for piece in slices:
         first, last = max(begin, position), min(end, position + piece.end - piece.begin)

@@ -7,13 +7,13 @@ from tokens.search.stream_blocks import locate
 from tokens.tokenizer.tokenizer import Tokenizer
 
 AROUND = 10  # tokens shown before and after the excerpt
-SHOWN_TOKENS = 40  # tokens shown at most; half of them are from the beginning
+SHOWN_TOKENS = 40  # maximum number of tokens shown: half from the beginning, half from the end
 
 
 def excerpt(streams: Sequence[TokenStream], place: int, length: int, tokenizer: Tokenizer) -> str:
-    """Return the file of a run of tokens, its position in the file, and its text in brackets.
+    """Describe a run of tokens: the file that contains it, its position there, and its text in brackets.
 
-    `place` is the run's first token, counted through all streams as in `locate`.
+    `place` is the position of the run's first token, counted through all streams as in `locate`.
     """
     stream, start = locate(streams, place)
     path, token = stream.file_at(start)

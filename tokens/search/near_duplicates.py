@@ -17,7 +17,7 @@ from tokens.search import stream_blocks
 from tokens.search.ngrams import Ngrams, hash_columns, mixed, words_of_ngrams
 from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 
-# Tokens of an n-gram. Copies of a template share only the short runs between the words that were filled in.
+# Tokens of an n-gram. It is short because two texts from one template share only the runs between the words filled in.
 SHINGLE = 5
 BANDS, ROWS = 20, 4
 SIMILARITY = 0.6  # least similarity of near-duplicates; 94 % of pairs at 0.6 become candidates, and 99.997 % at 0.8
@@ -27,7 +27,7 @@ EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 
 @attrs.frozen(eq=False)
 class NearDuplicates:
-    """The documents of streams, except empty ones, and the first document in the group of each.
+    """The documents of streams, except empty ones, and for each document the first one in its group.
 
     Documents are in the same group if they are near-duplicates, directly or through other documents.
     """
@@ -41,7 +41,7 @@ class NearDuplicates:
 def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> NearDuplicates:
     """Compare all documents of streams. Needs about 250 bytes of memory for each document.
 
-    Among the documents that agree in a band, each is compared with the first one and with the previous one. Raises
+    Among the documents that agree in a band, each one is compared with the first and with the previous one. Raises
     BadInput like `in_blocks`.
     """
     parts = list(_signatures(streams, end_of_text_id))
@@ -79,7 +79,7 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
 
 
 def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each block, yield three arrays about the documents that end in it: first tokens, lengths, and keys of bands.
+    """For each block, yield three arrays about the documents that end there: first tokens, lengths, and keys of bands.
 
     The keys are uint64 (documents, BANDS).
     """
@@ -87,7 +87,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
     def least_hashes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends of documents in a block, and the least hashes of the n-grams before and after each end."""
+        """Return where documents end in a block, and the least hashes of the n-grams in each part between the ends."""
         words, ends = words_of_ngrams(block.astype(dtype, copy=False), SHINGLE), np.flatnonzero(block == end)
         is_inside = np.ones(len(block), bool)  # True if the n-gram at this token contains no end of text
         is_inside[np.maximum(ends[:, None] - np.arange(SHINGLE), 0)] = is_inside[len(words[0]) :] = False
@@ -101,9 +101,9 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
             least[filled, k] = np.minimum.reduceat((hashes ^ masks[k]) * factors[k], edges[filled])
         return ends, least
 
-    begin = done = 0  # first token of the current document; tokens of all earlier streams
+    begin = done = 0  # first token of the current document; number of tokens in the streams so far
     for stream in streams:
-        # `rest` are the least hashes of the document that continues in the next block.
+        # `rest` holds the least hashes of a document that continues in the next block.
         rest, done = np.full(BANDS * ROWS, EMPTY), done + stream.length
         for at, (ends, least) in in_blocks([stream], least_hashes, SHINGLE - 1):
             least[0] = np.minimum(least[0], rest)

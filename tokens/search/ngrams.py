@@ -1,10 +1,10 @@
-"""N-grams of token sequences, which are numbered and found in blocks by a bit filter of hashes and exact comparison.
+"""N-grams of token sequences: number them, and find them in blocks with a bit filter of hashes and exact comparison.
 
-Tokens are hashed and compared as words of up to 8 bytes. A block is not hashed at each of its tokens. An n-gram that
-begins at token p covers a multiple of `stride` in p .. p + stride - 1, and also the `width` tokens from that multiple
-on, because stride + width - 1 <= n. So only the `width` tokens at multiples of the stride are hashed and looked up
-among the hashes of all runs of `width` tokens in the n-grams. All n tokens are hashed, looked up and compared only
-around the matches. The bit filter follows Bloom, CACM 13(7), 1970.
+Tokens are hashed and compared as words of up to 8 bytes. To save time, a block is not hashed at every token. An n-gram
+that begins at token p covers one position in p .. p + stride - 1 that is a multiple of `stride`, and also the `width`
+tokens from that position on, because stride + width - 1 <= n. So only the runs of `width` tokens that begin at
+multiples of `stride` are hashed, and looked up among the hashes of all runs of `width` tokens in the n-grams. Complete
+n-grams are hashed, looked up and compared only around the matches. The bit filter follows Bloom, CACM 13(7), 1970.
 """
 
 import itertools
@@ -15,13 +15,14 @@ import numpy as np
 
 STRIDED_TOKENS = 8  # maximum number of tokens that are hashed together; few texts share 8 tokens by chance
 WORD_BYTES = 8
-BITS_PER_HASH = 16  # minimum number of bits per hash, so that each of two probes accepts at most 1 in 8 other hashes
+# Minimum number of bits per hash. Two of them are set, so a probe accepts a wrong hash in at most 1 of 8 cases.
+BITS_PER_HASH = 16
 LEAST_BITS = 1 << 20  # a filter of this size stays in the cache of a core
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, 2^64 / golden ratio
 
 
 class Ngrams:
-    """The n-grams of token sequences: where each begins, and a number from 0 on that equal n-grams share."""
+    """The n-grams of token sequences: where each begins, and its number (0, 1, 2 ...), which equal n-grams share."""
 
     def __init__(self, sequences: Sequence[np.ndarray], n: int, dtype: np.dtype):
         """Take the n-grams of all sequences (1-D), except n-grams with an id that `dtype` cannot hold."""
@@ -41,7 +42,7 @@ class Ngrams:
             hashes = hash_columns(words, self.seed)[self.starts]
             # `hashes` and `first` are indexed by the number of an n-gram.
             self.hashes, first, self.numbers = np.unique(hashes, return_index=True, return_inverse=True)
-            self.firsts = self.starts[first]  # first n-gram with each number, in `tokens`
+            self.firsts = self.starts[first]  # where the first n-gram with each number begins in `tokens`
             # Different n-grams with the same hash would hide each other; another seed gives them different hashes.
             if all((word[self.starts] == word[self.firsts][self.numbers]).all() for word in words):
                 break
@@ -65,7 +66,7 @@ class NgramFinder:
         self._filter, self._strided = BitFilter(ngrams.hashes), BitFilter(self._hashes_of_runs())
 
     def find(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where n-grams begin in a block (1-D), ascending, and the number of each: both int64, 1-D."""
+        """Return where n-grams begin in a block (1-D), in ascending order, and their numbers. Both are int64, 1-D."""
         ngrams = self._ngrams
         if len(block) < ngrams.n or not ngrams.count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -82,7 +83,7 @@ class NgramFinder:
         return places[exact], numbers[exact]
 
     def _candidates(self, block: np.ndarray) -> np.ndarray:
-        """Return, ascending, where n-grams may begin: around the strided hashes that are also hashes of the n-grams."""
+        """Return where n-grams may begin, in ascending order: at tokens near a hashed run that occurs in an n-gram."""
         words = block[: len(block) // self._per_word * self._per_word].view(f"u{self._per_word * block.itemsize}")
         count = (len(words) - self._words) * self._per_word // self._stride + 1
         hashes = hash_columns([words[k :: self._stride // self._per_word][:count] for k in range(self._words)])
@@ -92,7 +93,7 @@ class NgramFinder:
         return places[np.searchsorted(places, 0) : np.searchsorted(places, len(block) - self._ngrams.n, "right")]
 
     def _hashes_of_runs(self) -> np.ndarray:
-        """Return the hashes of all runs in the n-grams whose length is the number of tokens hashed together."""
+        """Return the hashes of all runs of tokens in the n-grams that are as long as the hashed runs of a block."""
         ngrams, width = self._ngrams, self._words * self._per_word
         count = max(0, len(ngrams.tokens) - width + 1)
         begins = np.zeros(count, bool)  # True if a run of some n-gram begins at this token
@@ -103,7 +104,7 @@ class NgramFinder:
 
 
 class BitFilter:
-    """A set of uint64 hashes as bits, two for each hash. It contains all of them, and seems to contain a few others."""
+    """A set of uint64 hashes, stored as two bits for each. It accepts every hash in the set, and a few that are not."""
 
     def __init__(self, hashes: np.ndarray):
         self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())
@@ -125,7 +126,10 @@ class BitFilter:
 
 
 def words_of_ngrams(tokens: np.ndarray, n: int) -> list[np.ndarray]:
-    """Return views of tokens (1-D, contiguous) as words; the n-gram at a token consists of its words at that index."""
+    """Return views of tokens (1-D, contiguous) as words.
+
+    The elements i of all views together make up the n-gram that begins at token i.
+    """
     per_word = min(WORD_BYTES // tokens.itemsize, 1 << (n.bit_length() - 1))
     words, count = _words(tokens, per_word), max(0, len(tokens) - n + 1)
     return [words[k : k + count] for k in sorted({*range(0, n - per_word + 1, per_word), n - per_word})]
@@ -134,7 +138,7 @@ def words_of_ngrams(tokens: np.ndarray, n: int) -> list[np.ndarray]:
 def hash_columns(columns: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
     """Return a hash of each row of the columns (1-D, unsigned).
 
-    It is the sum of all columns modulo 2^64, each multiplied by a random odd number.
+    Each column is multiplied by a random odd number. The hash is the sum of the products modulo 2^64.
     """
     hashes = np.zeros(len(columns[0]), np.uint64)
     terms = np.empty_like(hashes)

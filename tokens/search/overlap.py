@@ -1,6 +1,6 @@
 """Items that share an n-gram with token streams: contamination of training data by evaluation items.
 
-An item is one or more sequences of tokens, such as the fields of a record, spellings of a text, or a document. The
+An item is one or more sequences of tokens, such as the fields of a record, two spellings of a text, or a document. The
 length n = 13 follows Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, and later studies. If
 none of an item's sequences has n tokens, its sequences of at least LEAST tokens are searched for as a whole.
 """
@@ -32,7 +32,8 @@ Item = Sequence[np.ndarray]  # sequences of tokens, each 1-D
 class Overlap:
     """Where items overlap with streams: the first place of an n-gram that both contain."""
 
-    # Length of the n-gram that was searched for or found, int64 (items,): n, less for a short item, 0 if too short.
+    # Length of the n-gram that was searched for or found, int64 (items,). It is n, or less for a short item, or 0 for
+    # an item that is too short.
     lengths: np.ndarray
     places: np.ndarray  # token of the first match, counted through all streams, int64 (items,), or NOWHERE
 
@@ -43,7 +44,10 @@ class Overlap:
 
 
 def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int = GRAM) -> Overlap:
-    """Search for all items, PASS_TOKENS of them in each pass. Raises BadInput if a file can no longer be read."""
+    """Search streams for all items, in passes of about PASS_TOKENS tokens of items.
+
+    Raises BadInput if a file can no longer be read.
+    """
     longest = np.array([max(map(len, item), default=0) for item in items], np.int64)
     lengths = np.where(longest < min(n, LEAST), 0, np.minimum(longest, n))
     places = np.full(len(items), NOWHERE)
@@ -51,7 +55,8 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     targets = [(number, ids) for number, item in enumerate(items) for ids in item if len(ids) >= min(n, least[number])]
     targets.sort(key=lambda target: min(n, len(target[1])))
     sizes = np.array([len(ids) for _, ids in targets], np.int64)
-    kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))  # 0: same pass as the one before
+    # A target is in the same pass as the target before it if its kind is 0.
+    kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))
     for part in np.split(np.arange(len(targets)), np.flatnonzero(kinds) + 1):
         item_numbers, sequences = zip(*(targets[k] for k in part.tolist()), strict=True) if len(part) else ((), ())
         ngrams = Ngrams(sequences, min([n, *map(len, sequences)]), common_dtype(streams))
@@ -72,15 +77,18 @@ def documents(stream: TokenStream, end_of_text_id: int, start: int = 0, count: i
 
 
 def forms(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
-    """Return the ids of a text as the beginning of a document, and after a space, as in the middle of a sentence."""
+    """Return the ids of a text as at the beginning of a document, and with a space in front, as inside a sentence."""
     return [tokenizer.encode(text), tokenizer.encode(f" {text}")]
 
 
 def open_comparable(directory: Path, split: str, tokenizer: Tokenizer) -> TokenStream:
-    """Open a split of a token directory. Raises BadInput if it has none, or if another tokenizer made its ids."""
+    """Open a split of a token directory.
+
+    Raises BadInput if the directory does not have this split, or if its ids were made with another tokenizer.
+    """
     manifest = read_manifest(directory)
     if manifest is not None and not is_recorded(tokenizer, manifest.tokenizer, directory):
         other_name = manifest.tokenizer.name
-        problem = f"its tokenizer, {other_name}, gives other ids than {tokenizer.name}, so they cannot be compared"
-        raise BadInput(f"{directory}: {problem}; pass tokens of the same tokenizer")
+        problem = f"its tokenizer {other_name} gives different ids than {tokenizer.name}, so the two cannot be compared"
+        raise BadInput(f"{directory}: {problem}; pass tokens that were made with the same tokenizer")
     return open_listed(directory, split, manifest)

@@ -11,16 +11,18 @@ import numpy as np
 from tokens.format.token_file import TokenStream
 
 SEARCHED_TOKENS = 1 << 20  # tokens of a block; blocks are large because threads wait for each other between numpy calls
-AHEAD = 2  # maximum number of blocks per thread that are queued, being processed, or finished
+AHEAD = 2  # maximum number of blocks per thread that are queued, being processed, or waiting to be yielded
 Result = TypeVar("Result")
 
 
 def in_blocks(
     streams: Sequence[TokenStream], work: Callable[[np.ndarray], Result], overlap: int
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the first token of each block and the result of `work` on it, in order; streams count as concatenated.
+    """Yield, in order, the position of each block's first token and the result of `work` on the block.
 
-    A block also contains the first `overlap` tokens of the following block, or as many of them as the stream has.
+    Positions are counted through all streams, as if they were concatenated.
+
+    A block also contains the first `overlap` tokens of the following block, or fewer if the stream ends before.
     Memory holds up to AHEAD + 1 blocks for each core that this process may use. Raises BadInput if a file can no longer
     be read.
     """
@@ -49,7 +51,7 @@ def common_dtype(streams: Sequence[TokenStream]) -> np.dtype:
 
 
 def locate(streams: Sequence[TokenStream], place: int) -> tuple[TokenStream, int]:
-    """Return the stream of a token that is counted through all streams, and its position in that stream."""
+    """Return the stream that contains the token at `place` (counted through all streams), and its position there."""
     for stream in streams:
         if place < stream.length:
             return stream, place

@@ -11,7 +11,7 @@ from tokens.search.ngrams import NgramFinder, Ngrams
 from tokens.search.overlap import GRAM, NOWHERE
 from tokens.search.stream_blocks import common_dtype, in_blocks
 
-PAIRS_AT_ONCE = 1 << 22  # pairs of a place in the streams and a place in the text that are processed together
+PAIRS_AT_ONCE = 1 << 22  # maximum number of (place in the streams, place in the text) pairs processed at once
 
 
 @attrs.frozen
@@ -25,16 +25,16 @@ class VerbatimRun:
 
 
 def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRAM) -> list[VerbatimRun]:
-    """Return, in order, the runs of at least n tokens of a text (1-D) that are not inside another run.
+    """Return, in order, the runs of at least n tokens of a text (1-D) that occur in the streams.
 
-    Raises BadInput like `in_blocks`.
+    A run that is inside a longer run is left out. Raises BadInput like `in_blocks`.
     """
     ngrams = Ngrams([text], n, common_dtype(streams))
     finder = NgramFinder(ngrams)
     longest, copies, first = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64), np.full(len(text), NOWHERE)
     begin = 0  # first token of the stream, counted through all streams
     for stream in streams:
-        # A run at the very start of a block may have begun in the block before, which contains all of it and counts it.
+        # A run at the very start of a block may have begun in the previous block, which contains and counts all of it.
         for at, (offsets, numbers) in in_blocks([stream], finder.find, max(n, len(text))):
             for pairs in _pairs(ngrams, offsets, numbers):
                 places, starts, lengths = _runs(*pairs, n)
@@ -56,7 +56,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the places of n-grams, ascending, paired with each start of that n-gram in the text.
 
-    A run is never divided between two parts.
+    A run is never divided between two of the yielded parts.
     """
     by_number = np.argsort(ngrams.numbers, kind="stable")
     edges = np.searchsorted(ngrams.numbers[by_number], np.arange(ngrams.count + 1))

@@ -17,7 +17,7 @@ SHOWN_PLACES = 5
 
 
 def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ...]) -> list[str]:
-    """Return lines on the items of each source that share an n-gram with a directory's train split.
+    """Return lines that count and show the items of each source that share an n-gram with a directory's train split.
 
     Raises BadInput if a source or the train split cannot be read.
     """
@@ -40,10 +40,10 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
 
 
 def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[Item]]]:
-    """Return the name, noun and items of a file of JSON Lines, or of each held-out split of a token directory.
+    """Return a name, a noun for the items, and the items of a JSON Lines file, or of a directory's held-out splits.
 
-    If a directory has no held-out split, the items are the documents of its train split. Raises BadInput if the source
-    cannot be read or has no items.
+    If a token directory has no held-out split, the items are the documents of its train split. Raises BadInput if the
+    source cannot be read or has no items.
     """
     if not source.is_dir():
         items: list[Item] = []
@@ -63,7 +63,10 @@ def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[
 
 
 def likeness(streams: dict[str, TokenStream], tokenizer: Tokenizer, end_of_text_id: int) -> list[str]:
-    """Return lines on the near-duplicates among the documents of all splits. Raises BadInput like `in_blocks`."""
+    """Return lines that count and show near-duplicates among the documents of all splits.
+
+    Raises BadInput like `in_blocks`.
+    """
     splits = [*streams.values()]
     duplicates = near_duplicates(splits, end_of_text_id)
     repeats, begin = duplicates.originals != np.arange(len(duplicates.originals)), 0

@@ -1,6 +1,6 @@
 """Token statistics: document lengths, duplicates, and contamination of held-out splits.
 
-They need 8 bytes of memory for each document.
+Computing them needs 8 bytes of memory for each document.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from tokens.tokenizer.loading import CACHE_ADVICE, load_tokenizer, recorded_toke
 GPT2_END_OF_TEXT = 50256  # used for directories without a manifest
 BLOCK_TOKENS = 1 << 19
 PERCENTS = (5, 25, 50, 75, 95, 99)
-BAR = 30  # characters of the longest bar
+BAR = 30  # length of the longest bar, in characters
 CHART = "document-lengths.png"
 BINS_PER_DOUBLING = 2
 SAMPLE_BLOCKS = 16  # maximum number of sampled blocks, which are spread evenly over a stream
@@ -38,8 +38,8 @@ def stats(
 ) -> list[str]:
     """Return the statistics of a token directory as lines, and draw a chart. Raises BadInput if it has no tokens.
 
-    `against` names files of texts and token directories to search for in the train split. With `near_duplicates`, the
-    documents are also compared with each other.
+    `against` names files and token directories whose texts are searched for in the train split. With `near_duplicates`,
+    the documents are also compared with each other.
     """
     manifest = read_manifest(directory)
     streams = _streams(directory, manifest)
@@ -58,7 +58,8 @@ def stats(
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
     noun, headline = "document", f"{documents:,} documents"
-    if manifest is not None and manifest.rows is not None:  # the alpaca template puts an end of text after each answer
+    # A conversation may consist of several texts, because the alpaca template puts an end of text after each answer.
+    if manifest is not None and manifest.rows is not None:
         noun, headline = "text", f"{manifest.documents:,} conversations of {documents:,} texts"
     lines = [f"{directory}: {headline}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts, noun)
@@ -90,7 +91,7 @@ def stats(
 def read_split(
     stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]
 ) -> tuple[np.ndarray, int]:
-    """Return the hashes of a split's documents, uint64, ascending, and the split's number of end-of-text ids.
+    """Return the sorted hashes (uint64) of a split's documents, and the number of end-of-text ids in the split.
 
     Also count the documents' lengths in `lengths`.
     """
@@ -112,11 +113,11 @@ def read_split(
         lengths.update((np.diff(ends, prepend=-1 - length) - 1).tolist())
         end_count += len(ends)
         unfinished, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
-    if length:  # a document that is divided among splits has its end-of-text id only in the last of them
+    if length:  # if a document is divided among splits, only the last of these splits has its end-of-text id
         lengths[length] += 1
         hashes.append(unfinished.intdigest())
     ascending = np.frombuffer(hashes, np.uint64)
-    if stream.weighted:  # the space between end-of-text ids of padding is not a document
+    if stream.weighted:  # two end-of-text ids in a row are padding, with no document between them
         lengths.pop(0, None)
         ascending = ascending[ascending != xxhash.xxh3_64_intdigest(b"")]
     ascending.sort()  # in place
@@ -136,7 +137,7 @@ def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStrea
 
 
 def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: Path) -> list[str]:
-    """Return a line that compares a directory's tokenizer with GPT-2's, or no line if it is GPT-2's."""
+    """Return a line that compares a directory's tokenizer with GPT-2's, or no line if the two are the same."""
     try:
         tokenizer = recorded_tokenizer(record, directory)
         if recognized(tokenizer.coder.ranks) == "gpt2":
@@ -145,7 +146,7 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
         return [f"  versus GPT-2         not compared: {error}"]
     try:
         gpt2 = load_tokenizer("gpt2")
-    except BadInput as error:  # the usual advice names --tokenizer, which this command does not have
+    except BadInput as error:  # the usual advice is to use --tokenizer, which this command does not have
         problem = replace(error.problems[0], advice=CACHE_ADVICE)
         return [f"  versus GPT-2         not compared: {problem}"]
     text_bytes = tokens = gpt2_tokens = 0
@@ -160,7 +161,7 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
             gpt2_tokens += len(gpt2.encode(text))
     rate, gpt2_rate = (f"{text_bytes / max(1, count):.2f}" for count in (tokens, gpt2_tokens))
     return [
-        f"  versus GPT-2         {rate} bytes per token, GPT-2's {gpt2_rate}, on {text_bytes:,} bytes of the same text"
+        f"  versus GPT-2         {rate} bytes per token; GPT-2 has {gpt2_rate} on the same {text_bytes:,} bytes of text"
     ]
 
 
@@ -176,7 +177,7 @@ def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
 
 
 def _copies(hashes: dict[str, np.ndarray], noun: str) -> list[str]:
-    """Return lines on the duplicates within each split, and on documents of one split that are also in another."""
+    """Return lines that count the duplicates within each split, and the documents that are in two splits."""
     lines = []
     for name, split_hashes in hashes.items():
         copies = int(np.count_nonzero(split_hashes[1:] == split_hashes[:-1]))
@@ -203,7 +204,7 @@ def _histogram(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
     lines = [f"  {f'tokens per {noun}':>23}  {f'{noun}s':>14}  {'share':>7}  {'of tokens':>9}"]
     for (begin, end), count, token_count in zip(itertools.pairwise(edges), documents, tokens, strict=True):
         if not count and not documents[: edges.index(begin)].any():
-            continue  # no document is that short
+            continue  # the histogram begins at the shortest document
         span = f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
         bar = "#" * round(BAR * count / documents.max())
         document_share, token_share = count / documents.sum(), token_count / max(1, tokens.sum())
@@ -215,8 +216,8 @@ def _histogram(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: str = "document") -> None:
     """Draw a histogram of document lengths in logarithmic bins whose edges are whole lengths.
 
-    `values` are the lengths, ascending, and `counts` the number of documents with each length. Raises BadInput if
-    another file has the name of the chart.
+    `values` are the lengths in ascending order, and `counts` are the numbers of documents with these lengths. Raises
+    BadInput if a file that is not such a chart has its name.
     """
     check_replaceable(directory / CHART, is_own_png, "a chart of prepare_data.py stats")
     documents, longest = int(counts.sum()), int(values[-1])

@@ -34,11 +34,12 @@ TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.js
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 RANKS_FILES = ("tokenizer.model", "tokenizer.tiktoken")  # other programs read these instead of tokenizer.json
 CHAT_TEMPLATE = "chat_template.jinja"
-# Usual spellings of the end of a text, which are tried if tokenizer_config.json names no eos_token
+# Usual spellings of the end of a text. They are tried if tokenizer_config.json names no eos_token.
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 ADDED_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized")  # options of an added token
 # Supported keys, each with its supported values. () allows every value; a dict describes an object, or each object of
-# a list. This ByteLevel adds no tokens and splits nothing: its options only change offsets, or a space in decoded text.
+# a list. A ByteLevel with these keys adds no tokens and splits nothing: its options only change offsets, or a space
+# in decoded text.
 KNOWN_BYTE_LEVEL = {"type": ("ByteLevel",), **dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), ())}
 KNOWN: dict[str, Any] = {  # for tokenizer.json
     **dict.fromkeys(("version", "pre_tokenizer", "post_processor", "normalizer"), ()),
@@ -58,10 +59,10 @@ KNOWN: dict[str, Any] = {  # for tokenizer.json
         **dict.fromkeys(("vocab", "merges"), ()),
     },
 }
-KNOWN_TEMPLATE = {  # may put special tokens around a text
+KNOWN_TEMPLATE = {  # a post-processor that may put special tokens around a text
     "type": ("TemplateProcessing",),
     "single": (),
-    "pair": (),  # for pairs of texts, which are never encoded
+    "pair": (),  # how to encode a pair of texts, which never happens
     "special_tokens": (),
 }
 KNOWN_SPLIT = {
@@ -78,7 +79,7 @@ KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its
         *("PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", None),
     ),
     **dict.fromkeys(("add_prefix_space", "split_special_tokens"), (False, None)),
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), (False, None, True)),  # they concern surrounding tokens
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), (False, None, True)),  # see `surrounding_tokens`
 }
 
 
@@ -132,7 +133,7 @@ def write_tokenizer_files(
         **dict.fromkeys(["bos_token", "eos_token", "unk_token"], tokenizer.end_of_text),
     }
     files = {}
-    if template is not None:  # it is written twice, because loaders look in one place or the other
+    if template is not None:  # the template is written twice, because some loaders look in one place, some in the other
         settings |= {**template.variables, "chat_template": template.text}
         files[CHAT_TEMPLATE] = template.text
     files |= {TOKENIZER: text, SETTINGS: json.dumps(settings, indent=2) + "\n"}
@@ -145,7 +146,10 @@ def write_tokenizer_files(
 
 
 def read_tokenizer_files(directory: Path) -> Tokenizer | None:
-    """Return the tokenizer of a Hugging Face model directory, or None if it has none. Raises BadInput if damaged."""
+    """Return the tokenizer of a Hugging Face model directory, or None if it has none.
+
+    Raises BadInput if a file is damaged or not supported.
+    """
     path = directory / TOKENIZER
     if path.is_file():
         tokenizer = read_tokenizer_json(path)
@@ -170,7 +174,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
 
 def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
     """Raise BadInput if another file in a model directory describes a different tokenizer than tokenizer.json does."""
-    advice = f"delete the wrong one of {TOKENIZER} and this file"
+    advice = f"delete {TOKENIZER} or this file, whichever is wrong"
     path, ranks, letters = directory / VOCABULARY, tokenizer.coder.ranks, printable_letters()
     if path.is_file():
         with _refusing_damage(path):
@@ -194,7 +198,10 @@ def _check_second_files(directory: Path, tokenizer: Tokenizer) -> None:
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file and the settings next to it. Raises BadInput for keys that would change ids."""
+    """Return the tokenizer that a tokenizer.json and the settings next to it describe.
+
+    Raises BadInput for a key that would change ids in a way that is not implemented.
+    """
     with _refusing_damage(path):
         values = parse_json(read_regular(path))
         model = values["model"]
@@ -272,7 +279,7 @@ def _normalizer(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
 def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
     """Return the splitting pattern of a pre-tokenizer, or None if only the library can split this way.
 
-    Supported are ByteLevel alone, and ByteLevel after any number of Splits. Raises BadInput for anything else.
+    ByteLevel alone and ByteLevel after any number of Splits are supported. Raises BadInput for anything else.
     """
     steps = _steps(splitting, "pretokenizers")
     kinds = [step["type"] for step in steps]
@@ -292,7 +299,10 @@ def _pattern(path: Path, splitting: dict[str, Any] | None) -> str | None:
 
 
 def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
-    """Return the special tokens that the post-processor puts around a text. Raises BadInput if it is not supported."""
+    """Return the special tokens that the post-processor puts around a text.
+
+    Raises BadInput if the post-processor is not supported.
+    """
     surrounding = []
     for step in _steps(values.get("post_processor"), "processors"):
         is_template = step.get("type") in KNOWN_TEMPLATE["type"]
@@ -305,14 +315,14 @@ def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
 
 
 def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a sequence, which are under `key`, or the single step itself."""
+    """Return the steps of a sequence, which are the value of `key`, or a single step as a list."""
     if step is None:
         return []
     return list(step[key]) if step["type"] == "Sequence" else [step]
 
 
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
-    """Raise BadInput unless merges encode as the ranks do. Additional merges are allowed, because they never apply."""
+    """Raise BadInput unless the merges encode as the ranks do. Additional merges are allowed, as they never apply."""
     required_merges, unreached = merges(ranks)
     letters, words = printable_letters(), model["vocab"]
     pairs = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
@@ -325,7 +335,10 @@ def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) ->
 
 
 def _end_of_text(path: Path, special: dict[str, int]) -> str:
-    """Return the special token that ends a text: the one in the settings, or a usual one. Raises BadInput if none."""
+    """Return the special token that ends a text: the one in the settings, or a usual one.
+
+    Raises BadInput if there is none.
+    """
     settings = path.with_name(SETTINGS)
     eos_token = parse_json(read_regular(settings)).get("eos_token") if settings.is_file() else None
     name = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
@@ -390,7 +403,7 @@ def _check_known(path: Path, where: str, values: dict[str, Any], supported: dict
 
 def _unsupported(path: Path, got: str) -> BadInput:
     expected = "byte-level BPE as in GPT-2, cl100k, Llama 3, Qwen 3, DeepSeek or o200k"
-    advice = "if the model was trained on tokens of gpt2 or bytes, pass that with --tokenizer"
+    advice = "if the model was trained with the gpt2 or bytes tokenizer, name it with --tokenizer"
     return BadInput(f"{path}: {got}: not supported, wanted {expected}; {advice}")
 
 

@@ -1,8 +1,8 @@
-"""Known tokenizers: the splitting patterns and special tokens of published ranks, whose files state neither.
+"""Known tokenizers: splitting patterns and special tokens for published files of ranks, which contain neither.
 
 Merges stay within the matches of a pattern, and the matches cover every text. The patterns use neither possessive
-repetition nor `$`, because engines interpret these differently. cl100k's pattern still gives the ids of tiktoken's own
-form, because no rank spans a line end and text after it.
+repetition nor `$`, because engines interpret these differently. cl100k's pattern differs from tiktoken's, but gives the
+same ids, because no rank contains a line end and text after it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def _of_words(digits: str) -> str:
 
 PATTERNS = {
     "gpt2": GPT2,
-    "cl100k": _of_words(r"\p{N}{1,3}"),  # also Llama 3's
+    "cl100k": _of_words(r"\p{N}{1,3}"),  # also the pattern of Llama 3
     "o200k": (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
         rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_WHITE_SPACE}"
@@ -36,13 +36,13 @@ PATTERNS = {
 
 @attrs.frozen(kw_only=True)
 class KnownTokenizer:
-    """What is published about a tokenizer besides its ranks."""
+    """What is published about a tokenizer in addition to its ranks."""
 
-    ranks_sha256: str  # of the published file of ranks
+    ranks_sha256: str  # hash of the published file of ranks
     pattern: str
     special_tokens: dict[str, int]
     end_of_text: str = "<|endoftext|>"
-    encoding: str | None  # tiktoken's name, with which it downloads the ranks; None if they are not public
+    encoding: str | None  # name under which tiktoken downloads the ranks; None if they are not public
 
 
 _LLAMA3 = (  # from Meta's llama3/tokenizer.py: 256 tokens after 128,000 ranks
@@ -51,7 +51,7 @@ _LLAMA3 = (  # from Meta's llama3/tokenizer.py: 256 tokens after 128,000 ranks
     *(f"<|reserved_special_token_{number}|>" for number in range(5, 251)),
 )
 _PROMPT_ENDS = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
-# Hashes and special tokens are from tiktoken_ext/openai_public.py. Llama 3's hash is that of its tokenizer.model.
+# Hashes and special tokens are from tiktoken_ext/openai_public.py. Llama 3's hash is the hash of its tokenizer.model.
 KNOWN_TOKENIZERS = {
     "gpt2": KnownTokenizer(
         ranks_sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
@@ -82,9 +82,9 @@ KNOWN_TOKENIZERS = {
 
 
 def recognized(ranks: dict[bytes, int], file_sha256: str | None = None) -> str | None:
-    """Return the name of the known tokenizer to which ranks belong, judging by their content or their file's hash.
+    """Return the name of the known tokenizer to which ranks belong, by their content or their file's hash.
 
-    Return None if they are unknown.
+    Returns None if the ranks are unknown.
     """
     digests = (file_sha256, hashlib.sha256(ranks_text(ranks)).hexdigest())
     return next((name for name, published in KNOWN_TOKENIZERS.items() if published.ranks_sha256 in digests), None)

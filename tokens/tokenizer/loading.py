@@ -36,14 +36,14 @@ SUFFIXES = (".pkl", ".json")  # files of characters, or a tokenizer.json
 NANOGPT = "meta.pkl"  # next to nanoGPT's tokens
 DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # pickle instructions that build dicts
 CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
-CHARACTERS = "chars:"  # followed by the characters, this is the complete name of a character tokenizer
+CHARACTERS = "chars:"  # the complete name of a character tokenizer is this and then its characters
 
 
 def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     """Return the tokenizer "bytes", one of KNOWN_TOKENIZERS, "chars:...", or the tokenizer of a local file.
 
     Files of ranks (.tiktoken, .model) do not state their splitting pattern and special tokens, so only known ranks are
-    accepted. There is one exception: unknown ranks are accepted with GPT-2's pattern if this tokenizer has the
+    accepted. There is one exception: unknown ranks are accepted with GPT-2's pattern if the result has the
     fingerprint `recorded`, which was stored with tokens. Raises BadInput if there is no such tokenizer.
     """
     path = Path(name)
@@ -74,7 +74,7 @@ def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
 
 
 def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
-    """Return the tokenizer of a record whose ranks are in a directory. Raises BadInput like `load_tokenizer`."""
+    """Return the tokenizer of a record; `directory` contains its ranks. Raises BadInput like `load_tokenizer`."""
     ranks = directory / RANKS_FILE
     if record.characters is not None:
         tokenizer = _character_tokenizer(record.characters)
@@ -101,7 +101,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
 def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None) -> TokenizerRecord:
     """Return the record of a tokenizer.
 
-    `ranks` says whether a file of ranks is next to the record, and `template` is the template of conversations.
+    With `ranks`, a file of ranks is next to the record. `template` is the template of conversations.
     """
     has_gpt2_ranks, has_only_end = (
         recognized(tokenizer.coder.ranks) == "gpt2",
@@ -142,8 +142,8 @@ def gives_same_ids(first: Tokenizer, second: Tokenizer) -> bool:
 def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) -> bool:
     """Return whether a tokenizer gives every text the same ids as a record's tokenizer.
 
-    The record's ranks are in a directory, and are compared if they still exist. Special tokens are ignored, except the
-    end of text. A record without a fingerprint is from an older version, and only its ranks are compared.
+    The record's ranks are in `directory`, and are compared if their file still exists. Special tokens are ignored,
+    except the end of text. A record without a fingerprint is from an older version, and only its ranks are compared.
     """
     if record.identity not in (None, identity(tokenizer)):
         return False
@@ -152,7 +152,7 @@ def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) 
 
 
 def read_characters(path: Path) -> str:
-    """Return the characters of meta.pkl, a JSON list, a JSON object of ids, or a manifest, in the order of their ids.
+    """Return the characters in meta.pkl, a JSON list, a JSON object of ids, or a manifest, in the order of their ids.
 
     Raises BadInput if the file contains anything else.
     """
@@ -163,7 +163,7 @@ def read_characters(path: Path) -> str:
             values = values.get(key, values)
         ids = values if isinstance(values, dict) else {character: number for number, character in enumerate(values)}
         if sorted(ids.values()) != [*range(len(values))] or {*map(len, ids)} != {1}:
-            expected = "the ids 0, 1, 2, ... exactly once each, and one character per id"
+            expected = "each of the ids 0, 1, 2, ... exactly once, and one character per id"
             raise ValueError(f"got {len(values):,} entries, wanted {expected}")
         "".join(ids).encode()  # raises ValueError for lone surrogates
         return "".join(sorted(ids, key=ids.__getitem__))
@@ -183,14 +183,14 @@ def _check_structure(name: str, coder: LibraryCoder) -> None:
 
 
 def _is_tokenizer_json(path: Path) -> bool:
-    """Return whether a .json file is a tokenizer.json, judging by its content; files of characters have no model."""
+    """Return whether a .json file is a tokenizer.json, which has a "model", and not a file of characters."""
     with suppress(OSError, ValueError):
         return isinstance(parse_json(read_regular(path)).get("model"), dict)
     return False
 
 
 def _character_tokenizer(characters: str) -> Tokenizer:
-    """Return the tokenizer of characters. nanoGPT's models have no id for its end of text."""
+    """Return a character tokenizer. It has an end of text, for which nanoGPT's models have no id."""
     special, coder = {END_OF_TEXT: len(characters)}, CharacterCoder(characters)
     return Tokenizer(name="chars", coder=coder, special_tokens=special, has_ranks_file=False)
 
@@ -237,10 +237,11 @@ def _load_encoding(name: str) -> "tiktoken.Encoding":
 
 def _read_pickle(data: bytes) -> dict[Any, Any]:
     """Return the dict `stoi` at the end of a pickle without executing anything. Raises ValueError for other pickles."""
-    values: list[Any] = []  # strings and integers in their order, so that a key comes before its value
+    values: list[Any] = []  # strings and integers in the order of the pickle, in which a key comes before its value
     memo: list[Any] = []
     for opcode, argument, offset in pickletools.genops(data):
-        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")  # instructions of several sizes
+        # Some instructions exist in several sizes.
+        name = opcode.name.removeprefix("SHORT_").removeprefix("LONG_").rstrip("12")
         if name in ("BININT", "BINUNICODE"):
             values.append(argument)
         elif name in ("BINPUT", "MEMOIZE"):

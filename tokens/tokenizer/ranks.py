@@ -12,7 +12,7 @@ from typing import Any
 from common.errors import BadInput, refusing
 from common.json_files import read_regular
 
-LARGEST_RANK = 1 << 24  # larger than any rank of a real tokenizer
+LARGEST_RANK = 1 << 24  # limit; real tokenizers have smaller ranks
 
 # How the library converts the characters of a token back to bytes
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -21,7 +21,7 @@ Pair = tuple[bytes, bytes]
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Return the ranks of a .tiktoken file. Raises BadInput if it is damaged."""
+    """Return the ranks in a .tiktoken file. Raises BadInput if the file is damaged."""
     with refusing(f"{path}: cannot be read", "pass another --tokenizer", (OSError,)):
         data = read_regular(path)
     ranks: dict[bytes, int] = {}
@@ -44,11 +44,11 @@ def ranks_text(ranks: dict[bytes, int]) -> bytes:
 
 
 def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
-    """Return the pairs to merge, in order, to encode as the ranks do, and the tokens that these merges do not reach.
+    """Return the merges, in order, that encode text as the ranks do, and the tokens that these merges do not form.
 
     If earlier merges do not turn the bytes of a token into exactly two parts, all pairs that could form the token are
-    listed, because a later merge may put such a pair side by side. A match of the splitting pattern that is exactly
-    this token is encoded as one id all the same.
+    listed, because a later merge may put such a pair side by side. If a match of the splitting pattern is exactly
+    this token, it is still encoded as one id.
     """
     pairs: list[Pair] = []
     unreached: list[bytes] = []
@@ -68,7 +68,7 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
 def printable_letters() -> dict[int, str]:
     """Return the table that translates Latin-1 characters to GPT-2's printable character for the same byte.
 
-    It has only bytes without a printable character in Latin-1, and gives them characters from U+0100 on.
+    The table contains only the bytes that have no printable character in Latin-1, and gives them U+0100 and following.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unprintable_bytes = [byte for byte in range(256) if byte not in printable]
@@ -83,8 +83,8 @@ def library_values(
 ) -> dict[str, Any]:
     """Return the content of tokenizer.json, the file of the `tokenizers` library, for byte-pair ranks.
 
-    `added_tokens`, in the order of their ids, have the same keys as in that file. The library gives such a token its
-    id only if the token is a word of the model, or if its id is the next one after the words.
+    `added_tokens` are in the order of their ids, and have the same keys as in that file. The library gives such a token
+    its id only if the token is a word of the model, or if its id is the next one after the words.
     """
     letters = printable_letters()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}

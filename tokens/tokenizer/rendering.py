@@ -37,8 +37,8 @@ SECONDS = 2  # processor time for one text
 MEMORY_BYTES = 1 << 30  # memory of the process that renders
 TEMPLATE_CHARACTERS = 1 << 20  # longest template
 ADDED_CHARACTERS = 1 << 20  # characters that a template may add to the contents of one conversation
-REFUSAL_CHARACTERS = 300  # longest part of a template's own message that an error shows
-SHOWN_CHARACTERS = 60  # longest excerpt that an error shows of each of two texts that should be the same
+REFUSAL_CHARACTERS = 300  # maximum length of a template's own message in an error
+SHOWN_CHARACTERS = 60  # maximum length of an excerpt in an error about two texts that differ
 WHERE = "the conversation template"
 OUT_OF_MEMORY = f"{WHERE}: needs more than {MEMORY_BYTES:,} bytes of memory"
 
@@ -48,10 +48,10 @@ class TemplateInput:
     """Messages, and how a template should render them."""
 
     template: str  # Jinja template
-    values: dict[str, Any]  # values of the template's variables, apart from those below
+    values: dict[str, Any]  # values of the template's other variables
     messages: list[list[str]]  # role and content of each message
     begins_answer: bool  # whether the text ends with the beginning of an answer
-    answers: list[int]  # numbers of the answers for which the text before the answer must be its prompt
+    answers: list[int]  # numbers of the answers whose prompts must equal the text before them
 
 
 @attrs.frozen
@@ -63,7 +63,7 @@ class RenderedText:
 
 
 def render(conversation: TemplateInput, *, trusted: bool) -> RenderedText:
-    """Return the text of a conversation. A `trusted` template is one of ours, and runs in this process.
+    """Return the text of a conversation. A `trusted` template is our own, and runs in this process.
 
     Raises BadInput like `conversation_text`, and for a template that exceeds a limit or fails.
     """
@@ -104,10 +104,10 @@ class TemplateRefusal(Exception):
 
 
 class TemplateProcess:
-    """The process that renders other people's templates for this one. It is started by the first conversation."""
+    """A process that renders other people's templates for this process. The first conversation starts it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of a server's threads, only one at a time may use the process
+        self._lock = threading.Lock()  # only one of a server's threads at a time may use the process
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self._end)
 
@@ -132,7 +132,7 @@ class TemplateProcess:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
             environment = {**os.environ, "PYTHONPATH": path}  # PYTHONSAFEPATH may hide the current folder
-            # It has a separate session so that Ctrl-C at the terminal does not reach it. It ends when its input ends.
+            # The process has its own session, so that Ctrl-C at the terminal does not reach it. It ends with its input.
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -179,12 +179,12 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process for a process id, because a forked process must not use that of its parent."""
+    """Return the rendering process for a process id, because a forked process must not use its parent's."""
     return TemplateProcess()
 
 
 def _with_places(conversation: TemplateInput, seconds: float | None) -> RenderedText:
-    """Render a conversation twice, with its contents and with places for them, and compare the two texts."""
+    """Render a conversation twice, once with its contents and once with places for them, and compare the texts."""
     contents = [content for _, content in conversation.messages]
     places = [[role, PLACE.format(number)] for number, (role, _) in enumerate(conversation.messages)]
     text = _output(attrs.evolve(conversation, messages=places), seconds)
@@ -198,7 +198,7 @@ def _with_places(conversation: TemplateInput, seconds: float | None) -> Rendered
             raise BadInput(f"{WHERE} {got}, but each message must appear exactly once")
     position, shown_contents = len(parts[0]), [*contents]
     for number, after in zip(numbers, parts[2::2], strict=True):
-        content = contents[number] if number < len(contents) else "\0"  # the template itself contains a PLACE
+        content = contents[number] if number < len(contents) else "\0"  # this PLACE is from the template itself
         variants = (content, content.lstrip(), content.rstrip(), content.strip())
         matches = [variant for variant in variants if filled.startswith(variant + after, position)]
         if not matches:
@@ -215,7 +215,7 @@ def _output(conversation: TemplateInput, seconds: float | None) -> str:
     """Return the text that a template writes for a conversation. Raises BadInput if it fails or writes too much."""
     messages = [{"role": role, "content": content} for role, content in conversation.messages]
     longest = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)
-    # The same variables that transformers sets
+    # transformers sets the same variables.
     values = {"tools": None, "documents": None, "add_generation_prompt": conversation.begins_answer}
     if seconds is not None:  # nothing handles the signal, so it ends the process even during a long computation
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -240,7 +240,7 @@ def _compiled(text: str) -> "JinjaTemplate":
     def refuse(problem: str) -> None:
         raise TemplateRefusal(problem)
 
-    # The same settings that transformers uses
+    # transformers uses the same settings.
     loops = ["jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=loops)
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
@@ -253,7 +253,7 @@ def _compiled(text: str) -> "JinjaTemplate":
 
 
 def _why_failed(error: Exception) -> str:
-    """Return what is wrong with a template that is not Jinja, fails, or refuses a conversation."""
+    """Say why a template failed: it is not Jinja, it raised an error, or it refused the conversation."""
     if isinstance(error, TemplateRefusal):
         return f"{WHERE}: refuses these messages: {' '.join(str(error).split())[:REFUSAL_CHARACTERS]}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
@@ -265,7 +265,7 @@ def _why_failed(error: Exception) -> str:
 
 
 def _difference(number: int, before: str, prompt: str) -> str:
-    """Return the error for an answer that is trained after a different text than the prompt for it."""
+    """Return the error for an answer whose prompt differs from the text before the answer in training."""
     different = (at for at, pair in enumerate(zip(before, prompt, strict=False)) if len(set(pair)) > 1)
     first_difference = next(different, min(len(before), len(prompt)))
     start = max(0, first_difference - SHOWN_CHARACTERS // 2)

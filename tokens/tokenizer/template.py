@@ -1,8 +1,8 @@
-"""Conversation template: messages as the text that a model continues, as token ids, and the ids that count in the loss.
+"""Conversation template: turns messages into the text that a model continues, and into ids with weights in the loss.
 
-A template is a Jinja text, as in Hugging Face's tokenizers (`chat_template`), so other programs render the same text.
-It is rendered with a placeholder for each content, because the text of a message is ordinary text that must never
-become a turn token.
+A template is written in Jinja, as in Hugging Face's tokenizers (`chat_template`), so other programs render the same
+text. It is rendered with a placeholder in place of each message's content, because the content is ordinary text that
+must never become a turn token.
 """
 
 import itertools
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from tokens.tokenizer.tokenizer import Tokenizer
 
 ROLES = SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # of the template "turns"
+TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # the turn tokens of the template "turns"
 TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in the text that a file's template renders
-SUFFIX = ".jinja"  # of a template file
-ODD = ' Is "A"\n<b>& c? '  # text that a filter would change
+SUFFIX = ".jinja"  # end of a template file's name
+ODD = ' Is "A"\n<b>& c? '  # a text that a filter, such as trim or escape, would change
 REASONING = "</think>"  # some templates divide an answer here
-PROBE_END = "</s>"  # end of text in the conversations below
+PROBE_END = "</s>"  # the end of text when PROBES are rendered
 # Questions and answers with which a template is checked when it is loaded
 PROBES = (("1", "2"), (ODD, ODD), ("/no_think 1", f"<think>\n2\n{REASONING}\n\n3"))
 
@@ -44,7 +44,7 @@ class Template:
     """A conversation template."""
 
     text: str  # Jinja
-    turn_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer needs for this template
+    turn_tokens: tuple[str, ...] = ()  # special tokens that the tokenizer must have for this template
     # Values of variables such as eos_token. By default, bos_token and eos_token are the tokenizer's end of text.
     variables: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
@@ -55,10 +55,10 @@ class Template:
     def ends(self, tokenizer: "Tokenizer") -> list[int]:
         """Return the special tokens that end the two answers of a short conversation.
 
-        If an answer is not followed by such a token, no model learns to stop.
+        A model learns to stop only if such a token follows every answer.
         """
         ids, weights = self._encode(tokenizer, [Message(USER, "a"), Message(ASSISTANT, "a")] * 2)
-        special = {*tokenizer.special_tokens.values()}  # not the white space before them
+        special = {*tokenizer.special_tokens.values()}  # white space before a special token also has a weight
         return [token for token, weight in zip(ids, weights, strict=True) if weight and token in special]
 
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
@@ -73,7 +73,7 @@ class Template:
 
         Raises BadInput unless it shows each message once, and unless the prompt for each answer is the text that
         precedes it in training. This is checked for the first, a middle and the last answer, with and without a system
-        message. A template may refuse a system message, and contents that look like reasoning.
+        message. A template may refuse system messages and answers that look like reasoning.
         """
         text = ""
         if self.text in OURS:
@@ -102,7 +102,7 @@ class Template:
             weights.extend([weight] * len(new_ids))
 
         text = ""  # text that is not encoded yet
-        follows_answer = False  # whether an answer precedes that text, which is still only white space
+        follows_answer = False  # whether `text` follows an answer and is only white space so far
         special = "|".join(re.escape(token) for token in sorted(tokenizer.special_tokens, key=len, reverse=True))
         rendered = self.rendered(tokenizer.end_of_text, messages, **options)
         for part in re.split(f"({special}|{PLACE.format('[0-9]+')})", rendered.text):
@@ -113,7 +113,7 @@ class Template:
                 # This content and the text around it are encoded as one text, as other programs do.
                 text, follows_answer = text + rendered.contents[number], False
             else:
-                ends = follows_answer and number is None  # the part ends an answer, with the white space before it
+                ends = follows_answer and number is None  # a special token, with white space before it, ends an answer
                 add(tokenizer.encode(text).tolist(), int(ends))
                 if number is None:
                     add([tokenizer.special_tokens[part]], int(ends))
@@ -133,10 +133,10 @@ class Template:
     ) -> RenderedText:
         """Return a conversation as text. Raises BadInput like `render`.
 
-        `asks_for_answers` compares the text before each answer with the prompt for it.
+        With `asks_for_answers`, the text before each answer must be the prompt for the answer.
         """
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
-        is_ours = self.text in OURS  # a test checks our prompts, which do not depend on contents
+        is_ours = self.text in OURS  # our prompts do not depend on contents, and a test checks them
         conversation = TemplateInput(
             template=self.text,
             values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},
@@ -147,7 +147,7 @@ class Template:
         return render(conversation, trusted=is_ours)
 
 
-# By the name that is passed to prepare_data.py --template
+# Name for prepare_data.py --template -> template
 TEMPLATES = {
     "turns": Template(
         "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
@@ -185,9 +185,9 @@ def load_template(name: str) -> Template:
             f"{name}: contains the current date, so its tokens would change every day; write a fixed date instead"
         )
     turns = [Message(role, ODD) for role in (USER, ASSISTANT, USER)]
-    with refusing(name, kinds=(BadInput,)):  # new special tokens get their ids in the order of their occurrence here
+    with refusing(name, kinds=(BadInput,)):  # new special tokens get their ids in the order in which they occur here
         text = template.rendered("", turns, begins_answer=True).text + template.rendered("", turns[:2]).text
-        with suppress(BadInput):  # it may refuse a system message
+        with suppress(BadInput):  # the template may refuse a system message
             system_turns = [Message(role, "1") for role in (SYSTEM, USER, ASSISTANT, USER)]
             text += template.rendered("", system_turns).text
         text += template.check()

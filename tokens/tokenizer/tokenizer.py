@@ -35,7 +35,7 @@ PROBE = [
 ]
 
 END_OF_TEXT = "<|endoftext|>"
-REPLACEMENT = "\ufffd".encode()  # text of an id that has no meaning
+REPLACEMENT = "\ufffd".encode()  # text that is shown for an unknown id
 
 
 class Encoder(Protocol):
@@ -57,7 +57,7 @@ class ByteCoder:
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """The id of every byte sequence that has one, without special tokens."""
+        """The byte sequences that have an id, except special tokens, and their ids."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -108,8 +108,8 @@ class BytePairCoder:
 class LibraryCoder:
     """Byte-pair encoding by the `tokenizers` library, for tokenizers that a single splitting pattern cannot describe.
 
-    Some published tokenizers normalize a text, split it several times, or have added tokens that always replace their
-    text although they are not special, such as Qwen 3's `<think>`.
+    Some published tokenizers normalize a text, split it several times, or have added tokens, such as Qwen 3's
+    `<think>`, that are not special, but still replace their text everywhere.
     """
 
     ranks: dict[bytes, int]  # ids of byte pairs, and of added tokens that are not special
@@ -150,7 +150,8 @@ class LibraryCoder:
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text, 1-D. Raises UnicodeEncodeError for lone surrogates."""
         text.encode()
-        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=False)  # fast: without offsets
+        # `encode_batch_fast` computes no offsets.
+        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=False)
         return np.array(encoding.ids, np.uint32)
 
 
@@ -163,7 +164,7 @@ class Tokenizer:
 
     name: str
     coder: Coder
-    special_tokens: dict[str, int]  # ids by spelling: the end of text, and turns of conversations
+    special_tokens: dict[str, int]  # spelling -> id: the end of text, and the markers of turns
     end_of_text: str = END_OF_TEXT
     # Whether a file of ranks is written next to token files; False if the name or the characters alone define all ids
     has_ranks_file: bool = True
@@ -195,8 +196,8 @@ class Tokenizer:
             return None
         names = " and ".join(self.surrounding_tokens)
         return note(
-            f"tokenizer {self.name}: its tokenizer.json also puts {names} around each text; Lockstep does not, "
-            f"and ends each document with {self.end_of_text}"
+            f"tokenizer {self.name}: its tokenizer.json also puts {names} around each text; Lockstep does not add "
+            f"them, and ends each document with {self.end_of_text}"
         )
 
     @property
@@ -205,7 +206,7 @@ class Tokenizer:
         return self.coder.characters if isinstance(self.coder, CharacterCoder) else None
 
     def with_special_tokens(self, names: Iterable[str]) -> "Tokenizer":
-        """Return a tokenizer that also has these special tokens; new ones get the ids after its vocabulary.
+        """Return a tokenizer that also has these special tokens; new names get the ids after its vocabulary.
 
         Raises BadInput for a name that is an added token of a tokenizer.json but not a special one. A text that
         contains the name would get that token's id, and the model would learn a second id for the same turn.
@@ -283,8 +284,8 @@ def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
 def fingerprint(encoder: Encoder) -> str:
     """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ.
 
-    Of the special tokens, it depends only on the end of text. Names and versions of encoders are not sufficient,
-    because tiktoken's ids may change with the Unicode tables of its regex library.
+    The only special token that affects it is the end of text. Names and versions of encoders are not sufficient,
+    because tiktoken's ids may change when its regex library gets new Unicode tables.
     """
     if isinstance(encoder, Tokenizer) and encoder.characters is not None:
         return hashlib.sha256(encoder.characters.encode(errors="replace")).hexdigest()

@@ -83,7 +83,7 @@ def test_contradicting_tokenizer_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").unlink()
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"a": vocabulary["b"], "b": vocabulary["a"]}))
-    with pytest.raises(BadInput, match=r"vocab\.json: 'a': got id .*; delete the wrong one of"):
+    with pytest.raises(BadInput, match=r"vocab\.json: 'a': got id .*; delete tokenizer.json or this file"):
         read_tokenizer_files(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Every prefix of a mixture is within one sample of its sources' shares; any sample is located without the others."""
+"""In any prefix of a mixture, every source is within one sample of its share. No sample needs the earlier ones."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Every window is read exactly once, whatever the world size, the accumulation and where a run stops."""
+"""Every window is read exactly once, with any world size and accumulation, and wherever a run stops."""
 
 from pathlib import Path
 

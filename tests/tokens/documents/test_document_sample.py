@@ -1,4 +1,4 @@
-"""A sample is spread over all sources and has the requested size, or contains everything if that is less."""
+"""A sample is spread over all sources and has the requested size, or contains everything if the sources are smaller."""
 
 import re
 from pathlib import Path

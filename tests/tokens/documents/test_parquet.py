@@ -66,7 +66,7 @@ def test_an_error_about_columns_lists_their_types(tmp_path: Path) -> None:
 def test_a_repeated_column_is_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match="has two columns 'text'; write the file again with only one of them"):
+    with pytest.raises(BadInput, match="has two columns named 'text'; write the file again with only one of them"):
         read(tmp_path / "a.parquet")
 
 

@@ -61,7 +61,7 @@ def test_a_long_record_is_one_document_in_pieces(tmp_path: Path) -> None:
 WHITE = json.dumps({"text": "a" + " \n" * 250_000}).encode() + b"\n"
 BROKEN = {
     "line.jsonl": (GOOD + b"{'text': 1}\n" + GOOD, ": byte 17: not JSON: ", 2),
-    "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body: pass --t", 2),
+    "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body; pass --t", 2),
     "null.jsonl": (GOOD + b'{"text": null}\n' + GOOD, ": byte 17: null text: got NoneType, wanted a string", 2),
     "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object per line", 2),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], ": damaged file: Compressed file ended", None),
@@ -187,7 +187,7 @@ def test_a_huge_line_takes_linear_time_and_constant_memory(tmp_path: Path, kind:
     path = tmp_path / f"a.{kind}"
     with path.open("wb") as file:
         if kind == "json":
-            file.truncate(1 << 30)  # like an array, it has no line end
+            file.truncate(1 << 30)  # a line without an end, like a JSON array
             file.seek(0, io.SEEK_END)
         else:  # a quadratic reader (15 s for a fifth of these bytes) would exceed the test's time limit
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
@@ -224,7 +224,7 @@ def test_damage_in_a_compressed_file_loses_its_rest(tmp_path: Path, kind: str) -
         assert len(pieces) > 1000
         damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
-        if "wrong" not in damage.detail:  # the damage was noticed at its own position
+        if "wrong" not in damage.detail:  # the damage was noticed where it is
             assert len(pieces) <= 2000
             assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1
@@ -237,7 +237,7 @@ def test_a_wrong_checksum_casts_doubt_on_earlier_lines(tmp_path: Path) -> None:
         _, reader = read(tmp_path / name)
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
-        assert damage.detail.endswith("lines before it may be wrong")
+        assert damage.detail.endswith("the lines before may be wrong, too")
 
 
 def test_a_repeated_field_is_reported(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_missing_first_shards_are_reported(tmp_path: Path) -> None:
         return describe_missing_first(folder, open_split(folder, split).files)
 
     (note,) = map(str, notes("a_train_000003.bin", "a_train_000004.bin"))
-    assert "its train shards start with a_train_000003.bin; earlier ones, such as a_train_000002.bin," in note
+    assert "its train shards start with a_train_000003.bin; earlier shards, such as a_train_000002.bin," in note
     assert len(notes("a_val_2.bin", "a_train_0.bin", split="validation")) == 1
     assert notes("a_train_000000.bin") == notes("a_train_000001.bin") == notes("train.bin") == []
     # Both splits are numbered together.

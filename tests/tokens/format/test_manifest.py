@@ -75,7 +75,7 @@ def test_ranks_must_match_the_manifest(tmp_path: Path) -> None:
     ranks = tmp_path / "tokenizer.tiktoken"
     ranks.write_text("ranks")
     tokenizer = {**TOKENIZER, "ranks_file": ranks.name}
-    for digest in ({}, {"ranks_sha256": hashlib.sha256(b"ranks").hexdigest()}):  # older manifests have none
+    for digest in ({}, {"ranks_sha256": hashlib.sha256(b"ranks").hexdigest()}):  # older manifests have no hash
         (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": tokenizer | digest}))
         check(tmp_path)
     ranks.write_text("Ranks")

@@ -101,7 +101,7 @@ SETS: list[tuple[dict[str, Callable[[Path], object]], str]] = [  # functions tha
     (FIRST, r"missing train-00001-of-00002\.safetensors"),
     # The check does not loop over the missing shards.
     ({"train-00000-of-99999999999.safetensors": save_few}, r"missing train-00000000000-of-99999999999\.safetensors"),
-    (ONE | FIRST, r"shards of several sets of train, such as train-00000-of-00002.*; keep only"),
+    (ONE | FIRST, r"several sets of shards of train: train-00000-of-00002.*; keep only"),
     (ONE | {"train.safetensors": save_few}, r"contains both train\.safetensors and train-00000-of-00001\.safetensors"),
     ({"train.bin": save_llm_c, "val.bin": FEW.tofile}, r"val\.bin: got no header, wanted a header as in train\.bin"),
     ({"train.bin": save_llm_c, "val.bin": save_wide}, r"val\.bin: got uint32, wanted uint16 as in train\.bin"),

@@ -38,14 +38,14 @@ def contents_of(manifest: Manifest | None) -> list[tuple[str, int, str, int]]:
 
 
 def check(directory: Path) -> dict[str, Content]:
-    """Check a directory as the start of a run does."""
+    """Check a directory as a run does when it starts."""
     manifest = read_manifest(directory)
     streams = [open_listed(directory, split, manifest) for split in ("train", "validation")]
     return read_contents([file for stream in streams for file in stream.files], manifest)
 
 
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
-    """Flip each of the bits in turn; check that the file is refused by name in one line, or still reads the same."""
+    """Flip each bit in turn. Check that the file is refused in one line that names it, or still reads the same."""
     good, intact = path.read_bytes(), read()
     for bit in bits:
         damaged = bytearray(good)

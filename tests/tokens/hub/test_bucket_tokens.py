@@ -88,7 +88,7 @@ def test_a_download_replaces_no_user_file(token_files: Path, tmp_path: Path) -> 
     here.mkdir()
     (here / "train.safetensors").write_bytes(b"tokens that the user has prepared")
     with pytest.raises(
-        BadInput, match=r"train.safetensors: exists \(33 bytes\), and a different file of that name in s3://"
+        BadInput, match=r"train.safetensors: exists \(33 bytes\), and a different file with this name in s3://"
     ):
         download_dataset(url, here)
     assert [path.name for path in here.iterdir()] == ["train.safetensors"]

@@ -73,7 +73,7 @@ def test_a_hub_download_replaces_no_user_file(tmp_path: Path) -> None:
         done = download(server.url, directory, cache)
         assert (
             done.returncode != 0
-            and "manifest.json: exists (18 bytes), and a different file of that name" in done.stderr
+            and "manifest.json: exists (18 bytes), and a different file with this name" in done.stderr
         )
         assert (directory / "manifest.json").read_text() == '{"of": "the user"}'
         (directory / "manifest.json").unlink()

@@ -54,14 +54,16 @@ def test_pushed_files_can_be_downloaded_unchanged(prepared: Path, hub: Hub, tmp_
     stats(prepared)  # this draws a chart, which is uploaded as well
     done = push(hub, prepared, NAME, "--license", "odc-by")
     assert done.returncode == 0, done.stderr
-    assert f'{hub.url}/datasets/{NAME}: 6 files; "dataset": "{NAME}" in train.json trains on them' in done.stdout
+    assert (
+        f'{hub.url}/datasets/{NAME}: 6 files; to train on them, write "dataset": "{NAME}" in train.json' in done.stdout
+    )
     assert download(hub.url, tmp_path / "again", tmp_path / "cache").returncode == 0
     assert files_of(tmp_path / "again") == files_of(prepared)
     assert "all unchanged" in verify(str(tmp_path / "again"))[0]
     assert open_split(tmp_path / "again", "train").length == open_split(prepared, "train").length
     done = push(hub, prepared, NAME)
     assert done.returncode == 0, done.stderr
-    assert "keeps its README.md; to get a new one" in done.stdout
+    assert "keeps its README.md; to get a new card" in done.stdout
     assert len(hub.commits) == 1  # the second push had nothing new
     assert len([line for line in hub.requests if line.startswith("PUT")]) == 3
 
@@ -190,7 +192,7 @@ def test_the_dataset_card_agrees_with_the_manifest(hub: Hub, tmp_path: Path) -> 
     front, body = card.removeprefix("---\n").split("---\n", 1)
     assert "license: mit\n" in front
     assert "pretty_name: tokens\n" in front
-    assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
+    assert "1,000 documents, 2,000 tokens made with the tokenizer `gpt2.tiktoken`" in body
     assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body
     assert "end-of-text id 50256" in body
     assert "train 90.00%, validation 10.00%; the held-out documents are the last documents" in body

@@ -1,4 +1,4 @@
-"""prepare_data.py that kills itself when it reaches the point CRASH_AT for the CRASH_TIME-th time."""
+"""Run prepare_data.py, but kill the process when it reaches the point CRASH_AT for the CRASH_TIME-th time."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Conversations are packed undivided into rows with weights, and every bad record is reported."""
+"""Conversations are packed into rows with weights and never divided, and every bad record is reported."""
 
 import gzip
 import json
@@ -244,7 +244,7 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, expected_problems)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
-    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # counted for any values
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # rows without a value are counted, too
     expected_problems = {f"with a field {name} that is not read": 5 for name in columns} | {
         list(expected_problems)[2]: 3
     }
@@ -263,7 +263,7 @@ def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
     manifest = write(tmp_path / "some", source, template=str(tmp_path / "a.jinja"), context_length=T)
-    assert manifest.problems == {"cannot be encoded": 19}  # a prompt that depends on the question
+    assert manifest.problems == {"cannot be encoded": 19}  # the questions with a 7 change the prompt
 
 
 def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_too_many_bad_conversations_give_status_1(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_kills_and_shards_do_not_change_rows(tmp_path: Path) -> None:
-    fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.015")  # one row
+    fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.015")  # test gets one row
     command = (lines(tmp_path / "a.jsonl", TALKS), *OPTIONS, *fractions, "--unit-bytes", "3000")
     succeed(PREPARE, *command, *INLINE, "--output", tmp_path / "inline")
     expected_files, names = files_of(tmp_path / "inline"), {path.name for path in (tmp_path / "inline").iterdir()}
@@ -379,7 +379,7 @@ def test_other_commands_understand_conversations(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=r"another command started these tokens: (vocab|template|context|special)"):
             write(out, tmp_path / "a.jsonl", **TURNS | changed)
     data = bytearray((out / "train.safetensors").read_bytes())
-    data[-9] ^= 1  # a weight
+    data[-9] ^= 1  # damages a weight
     (out / "train.safetensors").write_bytes(data)
     with pytest.raises(BadInput, match=r"train\.safetensors: damaged: got sha256"):
         verify(str(out))

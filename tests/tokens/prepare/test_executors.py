@@ -68,11 +68,11 @@ def test_an_error_in_a_ray_task_is_one_line(tmp_path: Path, monkeypatch: pytest.
     source, submit_unit = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 
     def vanish(cluster: executors.RayCluster, job: EncodeJob, task: Task) -> "Future[Result]":
-        source.unlink()  # after the plan was made
+        source.unlink()  # the plan has been made already
         return submit_unit(cluster, job, task)
 
     monkeypatch.setattr(executors.RayCluster, "submit", vanish)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # the command must ignore it
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # the command must ignore this address
     with pytest.raises(BadInput) as refused:
         write(tmp_path / "out", source, executor="ray")
     assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)
@@ -119,7 +119,7 @@ def test_a_preparation_resumes_after_ctrl_c(
         _, errors = process.communicate(timeout=60)
         if process.returncode != 0:
             break
-        shutil.rmtree(tmp_path / "out")  # it finished before the signal
+        shutil.rmtree(tmp_path / "out")  # the command finished before the signal
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; finished work is kept, so rerun")

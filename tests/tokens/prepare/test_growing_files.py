@@ -51,7 +51,7 @@ def test_a_damaged_shard_is_named_before_writing(
 ) -> None:
     out = tmp_path / "out"
     write(out, source, shard_tokens=1000)
-    (out / "manifest.json").unlink()  # as if it had been interrupted
+    (out / "manifest.json").unlink()  # as if the preparation had been interrupted
     [path] = out.glob(f"train-{shard:05d}-of-*")
     damage(path)
     files_before = files_of(out)

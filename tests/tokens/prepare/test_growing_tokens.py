@@ -36,7 +36,7 @@ def test_committed_tokens_can_be_read_and_do_not_change(third: GrowingTokens, tm
     assert 0 < held_out < early and not growing.finished
     early_tokens = stream.read(0, early).tolist()
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
-    assert growing.committed("train") == early  # it stays the same until `refresh`
+    assert growing.committed("train") == early  # the number stays the same until `refresh`
     growing.refresh()
     assert growing.committed("train") > early and not growing.finished
     assert "6 of 16 units" in growing.progress()

@@ -17,11 +17,11 @@ from tokens.prepare import bucket_output, token_writer
 COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
 CUT_POINTS = ("tail copied", "cut noted", "tail cut off")
 END_POINTS = (*CUT_POINTS, "headers written", "file named", "all named", "manifest written")
-QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # points of a bucket that are tested quickly
+QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # points of the bucket's protocol that the quick test tries
 BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest uploaded", "leftover deleted")
 SHARDS = ("--shard-tokens", "300")
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline")
-# The hash selects no document for test, so it gets the last document of train.
+# The hash selects no document for the test split, so that split gets the last document of train.
 FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")

@@ -1,4 +1,4 @@
-"""Packing: undivided items in rows, by best fit."""
+"""Packing: items are put into rows by best fit, and never divided."""
 
 import itertools
 import random

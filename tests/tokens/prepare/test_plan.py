@@ -90,5 +90,7 @@ def test_a_preparation_resumes_with_a_newly_signed_url(
             assert "hunter2" not in records_of(tmp_path / "out")
         assert "hunter2" not in (tmp_path / "out" / "manifest.json").read_text()
         assert texts_of(tmp_path / "out", "train") == ["one", "two"]
-        with pytest.raises(BadInput, match=r"another command started these tokens: .* is no longer among its sources"):
+        with pytest.raises(
+            BadInput, match=r"another command started these tokens: .* was among its sources, but is missing"
+        ):
             write(tmp_path / "out", f"{server.url}/a.jsonl?name=.jsonl")  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # dama
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
     (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: has changed since this preparation"),
-    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl is no longer among its sources"),
+    (lambda out: None, {"sources": ("stdlib",)}, r"a\.jsonl was among its sources, but is missing from yours"),
     (lambda out: (out / "train.safetensors").unlink(), {}, r"train\.safetensors: missing, but manifest\.json lists it"),
     (lambda out: (out / "manifest.json").write_text("{"), {}, r"manifest\.json: damaged: not JSON"),
     (

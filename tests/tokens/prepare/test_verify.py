@@ -26,7 +26,7 @@ def test_damage_is_reported_with_its_sources(sharded: Path) -> None:
     shards = sorted(sharded.glob("train-*.safetensors"))
     assert len(shards) == 3
     with shards[0].open("r+b") as file:
-        file.write(b"?")  # its header
+        file.write(b"?")  # damages the header
     with shards[2].open("r+b") as file:
         file.truncate(shards[2].stat().st_size - 2)
     path = sharded / "validation.safetensors"

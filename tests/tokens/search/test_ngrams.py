@@ -37,7 +37,7 @@ def test_exactly_the_planted_n_grams_are_found(dtype: type) -> None:
     planted = draw.integers(0, 50_000, (200, 13))
     places = np.sort(draw.choice(len(block) // 13, 200, replace=False)) * 13
     block[places[:, None] + np.arange(13)] = planted
-    absent_sequences = draw.integers(0, 50_000, (2000, 40))  # no 13 of these random ids are in the block
+    absent_sequences = draw.integers(0, 50_000, (2000, 40))  # the block contains no run of 13 of these random ids
     assert check([*planted.tolist(), *absent_sequences.tolist()], block.tolist(), 13, dtype) == 200
 
 

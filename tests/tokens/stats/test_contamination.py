@@ -34,9 +34,9 @@ def test_every_text_of_an_item_is_searched_for(
         tmp_path / "items.jsonl",
         {"question": "not there", "choices": ["nowhere, and long enough", {"deep": "document 7: hhhh"}], "label": 3},
         {"text": "neither is this one of them"},
-        {"text": "ument 33:"},  # shorter than 13 tokens, and occurs as a whole
+        {"text": "ument 33:"},  # fewer than 13 tokens, but all of them occur together
         {"text": "ument 333"},
-        {"text": "ument 7"},  # shorter than 8 tokens, but long enough after a space
+        {"text": "ument 7"},  # 7 tokens, but 8 with a space in front, which is enough
         {"text": "ument"},
         {"label": 3},
     )
@@ -48,7 +48,7 @@ def test_every_text_of_an_item_is_searched_for(
     where = rf"{tmp_path}/out/train.safetensors, token [\d,]+: "
     assert re.fullmatch(rf"    item 1 +{where}.*\x1b\[31m<\|endoftext\|>\[document 7: h\]hhhhhhhhhh", lines[2])
     assert re.fullmatch(rf"    item 3 +{where}.*doc\[ument 33:\] hhhhhhhhh", lines[3])
-    monkeypatch.setattr(stats, "_compare_with_gpt2", lambda *_: [])  # it might start a download
+    monkeypatch.setattr(stats, "_compare_with_gpt2", lambda *_: [])  # the comparison might start a download
     words = ["stats", str(tmp_path / "out"), "--against", str(path), "--against", str(path), "--near-duplicates"]
     command, options = read_command_line(words)
     assert command.run(options) == EXIT_DONE

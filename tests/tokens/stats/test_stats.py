@@ -99,7 +99,7 @@ def test_bytes_per_token_are_compared_with_gpt2(tmp_path: Path, monkeypatch: pyt
     [line] = [line for line in stats.stats(tmp_path / "out") if "versus GPT-2" in line]
     size = sum(len(text.encode()) for text in texts)
     gpt2 = size / sum(len(loaded.encode(text)) for text in texts)
-    assert f"1.00 bytes per token, GPT-2's {gpt2:.2f}, on {size:,} bytes of the same text" in line
+    assert f"1.00 bytes per token; GPT-2 has {gpt2:.2f} on the same {size:,} bytes of text" in line
     monkeypatch.setattr(stats, "recorded_tokenizer", lambda record, directory: loaded)
     assert not any("versus GPT-2" in line for line in stats.stats(tmp_path / "out"))
 
