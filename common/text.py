@@ -57,6 +57,11 @@ def nearest(word: str, known_words: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, such as "1 document" or "2,500 documents". The plural must end in "s"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def either(words: Iterable[str]) -> str:
     """Return "a, b or c"."""
     *first, last = words

@@ -11,7 +11,7 @@ from common.arguments import option
 from common.checks import integer
 from common.errors import BadInput
 from common.output import Notice, note
-from common.text import dollars, either
+from common.text import counted, dollars, either
 from training.command import WORLD_SIZE, Device
 from training.telemetry.budget import MOST_HOURS, USD, Budget
 
@@ -73,8 +73,8 @@ def describe_jobs(options: PoolOptions) -> list[str | Notice]:
     lines, budget = list[str | Notice](), options.budget
     try:
         devices = PoolDevices.of(options)
-        ranks = f"{devices.ranks} rank{'s' * (devices.ranks > 1)}"
-        where = f"{len(devices.gpus)} GPU{'s' * (len(devices.gpus) > 1)}" if devices.gpus else "the CPU"
+        ranks = counted(devices.ranks, "rank")
+        where = counted(len(devices.gpus), "GPU") if devices.gpus else "the CPU"
         lines.append(f"at most {devices.at_once} at a time, each with {ranks}, on {where} of this machine")
     except BadInput as error:
         lines.append(note(str(error)))

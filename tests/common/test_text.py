@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from common.text import (
+    counted,
     distinct_bytes,
     dollars,
     dollars_at_most,
@@ -85,3 +86,7 @@ def test_costs_need_a_known_price() -> None:
     assert texts == ["$0.2500", "$0.25", "$0.25"]
     assert [dollars_at_most(amount) for amount in (0, 0.00001, 1.23456)] == ["$0.0000", "$0.0001", "$1.2346"]
     assert [rough_number(value) for value in (0.5, 9.994, 18.94, 1234.5)] == ["0.50", "9.99", "18.9", "1,234"]
+
+
+def test_one_thing_is_singular() -> None:
+    assert [counted(number, "document") for number in (0, 1, 2500)] == ["0 documents", "1 document", "2,500 documents"]

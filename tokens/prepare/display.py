@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from common.errors import BadInput
 from common.output import progress, show
+from common.text import counted
 from tokens.documents.document_sample import DocumentSample
 from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest, split_of
@@ -20,8 +21,8 @@ from tokens.prepare.plan import UnitPlan
 BAD_SHARE = 0.01  # share of the documents, or of the input's bytes, that may be lost
 # Problems that are never acceptable -> the words that follow their number in a message
 UNACCEPTABLE = {
-    "damaged file": "documents or more in damaged files",
-    WRONG_ENCODING: "documents in another encoding than UTF-8",
+    "damaged file": "or more in damaged files",
+    WRONG_ENCODING: "not in UTF-8",
 }
 
 
@@ -58,7 +59,7 @@ class UnitProgress:
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
     noun = "document" if manifest.rows is None else "conversation"
-    contents = f"{manifest.documents:,} {noun}{'s' * (manifest.documents > 1)}"
+    contents = counted(manifest.documents, noun)
     show(f"{command.output}: {contents}, {manifest.tokens:,} tokens in {seconds:.1f} s")
     tokens: dict[str, list[int]] = {}  # tokens of each file, by split
     for name, entry in manifest.files.items():
@@ -79,7 +80,7 @@ def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> N
     if not outcome.problems:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.problems.items()))
-    losses = f"{outcome.lost_documents:,} documents and {outcome.lost_bytes:,} bytes of input"
+    losses = f"{counted(outcome.lost_documents, 'document')} and {outcome.lost_bytes:,} bytes of input"
     show(progress(f"bad documents: {kinds}; {losses} are left out" + ":" * any(outcome.examples.values())))
     for line in itertools.chain.from_iterable(outcome.examples.values()):
         show(progress(f"  {line}"))
@@ -95,7 +96,9 @@ def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: 
     """
     documents = outcome.documents + outcome.lost_documents
     unacceptable = [
-        f"{outcome.problems[kind]:,} {text}" for kind, text in UNACCEPTABLE.items() if kind in outcome.problems
+        f"{counted(outcome.problems[kind], 'document')} {text}"
+        for kind, text in UNACCEPTABLE.items()
+        if kind in outcome.problems
     ]
     loss = " and ".join(unacceptable) or f"more than {BAD_SHARE:.0%} of the input"
     if unacceptable or outcome.lost_documents > BAD_SHARE * documents or outcome.lost_bytes > BAD_SHARE * size_bytes:

@@ -20,6 +20,7 @@ from common.errors import BadInput, refusing
 from common.files import replace_file, sha256
 from common.json_files import parse_json, read_regular
 from common.redaction import HIDDEN
+from common.text import counted
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
@@ -186,7 +187,7 @@ def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:
     """Divide the inputs into units of about `settings.unit_bytes`. Raises BadInput if an input cannot be read."""
     inputs = [item for source in sources for item in source.inputs]
     if settings.text_field != TEXT_FIELD and all(item.path.endswith(TEXT_SUFFIXES) for item in inputs):
-        files = f"{len(inputs):,} file{'s' * (len(inputs) > 1)}"
+        files = counted(len(inputs), "file")
         raise BadInput(
             f"--text-field {settings.text_field}: got {files} of text, which have no records; omit the option"
         )

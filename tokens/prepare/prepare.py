@@ -152,7 +152,7 @@ def _write(
             _compute(command, plan, inputs, tokenizer, writer)
         if sum(log.totals.documents.values()) == log.totals.empty_documents:
             lost_documents, first = log.totals.lost_documents, next(iter(log.totals.examples.values()), [""])[0]
-            unreadable = f"none of the {lost_documents:,} documents in the sources could be read: {first}"
+            unreadable = f"all documents in the sources are unreadable ({lost_documents:,}): {first}"
             raise TooFewDocuments(unreadable if lost_documents else "the sources contain no documents")
         manifest = writer.finish()
     except TooFewDocuments as error:

@@ -16,6 +16,7 @@ from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from common.json_files import open_regular, utc_time
 from common.remote_files import REMOTE, THREADS, look_up_remote
+from common.text import counted
 from tokens.format.header import HEADER_BYTES
 from tokens.format.manifest import MANIFEST, PLAN, SPLITS, Manifest, check_file, check_sha256, read_manifest, split_of
 from tokens.prepare.bucket_output import BucketOutput
@@ -52,16 +53,16 @@ def status(where: str) -> list[str]:
     lines = [
         f"{where}: {state}",
         f"  units      {totals.units:,} of {len(plan.units):,} ({done / max(1, total):.1%} of {total:,} bytes)",
-        f"  tokens     {tokens:,} in {documents:,} documents",
+        f"  tokens     {tokens:,} in {counted(documents, 'document')}",
     ]
     lengths = totals.cut or totals.tokens
     for split in [split for split in SPLITS if lengths[split]]:
         # If the tail of train was cut off, the number of its documents is not known.
         is_unchanged = lengths[split] == totals.tokens[split]
-        document_text = f", {totals.documents[split]:,} documents" if is_unchanged else ""
+        document_text = f", {counted(totals.documents[split], 'document')}" if is_unchanged else ""
         lines.append(f"  {split:10} {lengths[split]:,} tokens{document_text}")
     if totals.problems:
-        lines.append(f"  problems   {json.dumps(totals.problems)}, {totals.lost_documents:,} documents lost")
+        lines.append(f"  problems   {json.dumps(totals.problems)}, {counted(totals.lost_documents, 'document')} lost")
         lines += [f"    {line}" for line in itertools.chain.from_iterable(totals.examples.values())]
     return lines
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from common.errors import BadInput, refusing
 from common.json_files import read_every_line, scalars_in
+from common.text import counted
 from tokens.format.manifest import SPLITS, has_split, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.search.excerpt import excerpt
@@ -78,12 +79,14 @@ def likeness(streams: dict[str, TokenStream], tokenizer: Tokenizer, end_of_text_
         first, last = np.searchsorted(duplicates.starts, (begin, begin + stream.length)).tolist()
         begin += stream.length
         count, share = np.count_nonzero(repeats[first:last]), repeats[first:last].sum() / max(1, last - first)
-        lines.append(f"  near-duplicates      {count:,} documents of {name} ({share:.2%}) resemble an earlier one")
+        lines.append(
+            f"  near-duplicates      {counted(count, 'document')} of {name} ({share:.2%}) similar to an earlier one"
+        )
     short = np.count_nonzero(duplicates.lengths < SHINGLE)
     lines.append(
         f"{'':23}Jaccard similarity of {SHINGLE}-grams of at least {SIMILARITY:g}; this search finds {detection_rates}"
     )
-    lines.append(f"{'':23}{short:,} documents with fewer than {SHINGLE} tokens are not compared" * bool(short))
+    lines.append(f"{'':23}{counted(short, 'document')} with fewer than {SHINGLE} tokens not compared" * bool(short))
     for similarity, *pair in duplicates.pairs:
         lines.append(f"    similarity {similarity:.2f}")
         for number in pair:

@@ -16,7 +16,7 @@ import xxhash
 from common.errors import BadInput
 from common.files import check_replaceable, replace_file, write_problem
 from common.line_chart import Line, LineChart, VerticalMark, is_own_png, png
-from common.text import printable
+from common.text import counted, printable
 from tokens.format.manifest import PLAN, SPLITS, Manifest, TokenizerRecord, open_listed, read_manifest, split_of
 from tokens.format.token_file import TokenStream
 from tokens.stats.contamination import contamination, likeness
@@ -57,7 +57,7 @@ def stats(
         )
     values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
-    noun, headline = "document", f"{documents:,} documents"
+    noun, headline = "document", counted(documents, "document")
     # A conversation may consist of several texts, because the alpaca template puts an end of text after each answer.
     if manifest is not None and manifest.rows is not None:
         noun, headline = "text", f"{manifest.documents:,} conversations of {documents:,} texts"

@@ -11,7 +11,7 @@ import torch
 
 from common.errors import BadInput
 from common.launch import environment_rank, environment_world_size, setting
-from common.text import either
+from common.text import counted, either
 from training.hardware.driver import driver_gpus
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def choose_device(requested: str | None) -> str:
 
 def too_few_gpus(available: int, ranks: int) -> str:
     """Return the error message for a machine with fewer GPUs than ranks, with advice on how to start the job."""
-    problem = f"--device cuda: got {available} GPUs for {ranks} rank{'s' * (ranks > 1)} on this machine"
+    problem = f"--device cuda: got {counted(available, 'GPU')} for {counted(ranks, 'rank')} on this machine"
     if available == 0:
         return f"{problem}; pass --device cpu to train on the CPU, or leave --device out"
     return f"{problem}; start torchrun with --nproc_per_node={available}"
@@ -124,7 +124,7 @@ def _describe_unusable(usable: int, installed: int, warning: str) -> str:
     elif usable:
         reason = "see nvidia-smi; to train on the usable GPUs, set CUDA_VISIBLE_DEVICES"
     return (
-        f"the NVIDIA driver has {installed} GPU{'s' * (installed > 1)}, but CUDA can use {usable or 'none'}: "
+        f"the NVIDIA driver has {counted(installed, 'GPU')}, but CUDA can use {usable or 'none'}: "
         f"{reason or 'see nvidia-smi'}; --device cpu uses the CPU"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-from common.text import printable, rough_number, time_cost
+from common.text import counted, printable, rough_number, time_cost
 from model.config import shard_counts
 from training.config.batch_plan import VALIDATION_SHARE, describe
 from training.planning.estimate import Offer, RunEstimate
@@ -27,7 +27,8 @@ _UNKNOWN = (
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, with matrix products and attention as fast as in "
     "llm.c on 8 x A100 and H100, and with micro-batches that fill the GPU; it ignores the cost of recompute_blocks, "
-    "loss_chunks, FSDP's gathers and the smaller products of tensor shards; expect fewer tokens/s"
+    "loss_chunks, FSDP's gathers, the smaller products of tensor shards and, without --nodes, the exchange of "
+    "gradients between GPUs; expect fewer tokens/s"
 )
 
 
@@ -50,7 +51,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     if plan is None:
         plan, machine = possible[0].plan, possible[0].machine.name
     elif (gpus := estimate.requested_gpus) is not None:
-        machine = f"{gpus} GPU{'s' * (gpus > 1)}, as in the directory's name"
+        machine = f"{counted(gpus, 'GPU')}, as in the directory's name"
     assert plan is not None
     priced = [offer for offer in possible if offer.throughputs]  # hours and dollars can be calculated only for these
     rows = []

@@ -48,9 +48,9 @@ def test_the_shards_of_a_split_are_added_up(capsys: pytest.CaptureFixture[str]) 
         ({"lost_bytes": 101}, "more than 1% of the input could not be read"),
         (
             {"problems": {"damaged file": 1, "wrong encoding": 1}},
-            "1 documents or more in damaged files and 1 documents in another encoding",
+            "1 document or more in damaged files and 1 document not in UTF-8",
         ),
-        ({"problems": {"wrong encoding": 1}}, "1 documents in another encoding than UTF-8 could not be read"),
+        ({"problems": {"wrong encoding": 1}}, "1 document not in UTF-8 could not be read"),
     ],
 )
 def test_losing_over_one_percent_or_a_file_is_refused(changes: dict[str, Any], message: str) -> None:

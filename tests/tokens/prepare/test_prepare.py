@@ -167,7 +167,7 @@ def test_a_command_that_cannot_resume_is_one_error_line(
         (["a", "b"], {"test_fraction": 0.1}, "2 documents are too few to hold out 1 for validation and 1 for test"),
         ([], {}, "the sources contain no documents"),
         (["", ""], {}, "the sources contain no documents"),
-        ([None], {}, "none of the 1 documents in the sources could be read: .*: byte 0: null text: got NoneType"),
+        ([None], {}, "all documents in the sources are unreadable .1.: .*: byte 0: null text: got NoneType"),
         (["a", "b", "c"], {"validation_fraction": 0.999}, "the hash selected every document for a held-out split; "),
         (
             ["x"] * 9,

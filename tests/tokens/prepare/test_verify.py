@@ -70,7 +70,7 @@ def test_status_shows_the_progress(tmp_path: Path) -> None:
     succeed(PREPARE, *command)
     done = run(PREPARE, "status", tmp_path / "out")
     assert f"{tmp_path / 'out'}: complete" in done.stdout
-    assert '{"null text": 1}, 1 documents lost' in done.stdout
+    assert '{"null text": 1}, 1 document lost' in done.stdout
     assert run(PREPARE, "status", tmp_path).returncode == 1
 
 

@@ -99,8 +99,8 @@ def test_a_filled_in_template_is_a_near_duplicate(tmp_path: Path) -> None:
     texts = [madlib.format(words[at], words[(at + 2) % 6], words[at - 1]) for at in range(6)] + TEXTS[:26] + ["abc"]
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", texts))
     lines = likeness({"train": open_split(tmp_path / "out", "train")}, BYTES, 256)
-    assert lines[0] == "  near-duplicates      5 documents of train (15.15%) resemble an earlier one"
+    assert lines[0] == "  near-duplicates      5 documents of train (15.15%) similar to an earlier one"
     assert "93.772% of the pairs at 0.6" in lines[1]
-    assert lines[2].strip() == "1 documents with fewer than 5 tokens are not compared"
+    assert lines[2].strip() == "1 document with fewer than 5 tokens not compared"
     assert re.match(r" +similarity 0\.[6-9]\d$", lines[3])
     assert all("Dear " in line for line in lines[4:6])
