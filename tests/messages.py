@@ -25,8 +25,8 @@ from common.output import Notice
 
 MESSAGES = Path(__file__).with_suffix(".json")
 ROOT = str(Path(__file__).parent.parent)
-# Folders and ports differ between two runs of the same test.
-TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?")
+# The folder of a test and ports differ between two runs of the same test.
+TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?(/[\w-]*\d+)?")
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # in front of an error on a command's stderr
 
