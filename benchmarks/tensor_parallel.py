@@ -3,9 +3,9 @@
 python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--namespaces]
 python benchmarks/tensor_parallel.py --bytes | --cost | --dtensor
 
-The benchmark trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py. The layouts
-combine each number of tensor ranks with 1, 2 or 3 data-parallel ranks and with DDP or FSDP. There are also layouts with
-HSDP, which have 2 or 4 data-parallel ranks on two simulated nodes. The exit status is 1 if a state hash differs.
+The benchmark trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py. Each
+number of tensor ranks is combined with one data-parallel rank; with 2 and 3 under DDP and under FSDP; and with 2 and 4
+under HSDP, on two simulated nodes. The exit status is 1 if a state hash differs.
 """
 
 import os
