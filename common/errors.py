@@ -64,7 +64,7 @@ class Problem:
         return "; ".join(filter(None, (": ".join(filter(None, (self.where, body))), self.advice)))
 
     def at(self, where: object, advice: str = "") -> "Problem":
-        """Return a copy with `where` in front of its place and `advice` after its advice."""
+        """Return a copy with `where` added before the place, and `advice` added after the existing advice."""
         places, all_advice = filter(None, (str(where), self.where)), filter(None, (self.advice, advice))
         return replace(self, where=": ".join(places), advice="; ".join(all_advice))
 

@@ -25,7 +25,7 @@ from training.parallel.process_group import RankGroup, Ranks, gather, together
 # of a network disk that does not find a file may not look for that file again for a minute.
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
-PREFIX = ".shared-disk-"  # of the names of probe files
+PREFIX = ".shared-disk-"  # beginning of the names of probe files
 
 
 def find_disk(run: Run, ranks: Ranks) -> RankGroup:
