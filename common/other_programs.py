@@ -132,7 +132,7 @@ class ForeignKey(NamedTuple):
 
 
 def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
-    """Return a table of other programs' keys: those that the rows of our keys name, and those without a counterpart."""
+    """Return a table of other programs' keys: those in the rows of our keys, and those without a counterpart."""
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():

@@ -169,7 +169,7 @@ def _google_tag(generation: int) -> str:
 
 
 def _linked(top: str) -> Iterator[str]:
-    """Yield the URLs of the files that a web server's page links to, and of the files in its folders. Raises BadInput.
+    """Yield the URLs of all files that a web server's page links to, directly or through folders. Raises BadInput.
 
     A page may link to the same folder many times, and a server may generate an endless number of folders.
     """

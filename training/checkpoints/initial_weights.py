@@ -111,11 +111,11 @@ def start_from(
 def values_from(
     initial: InitialWeights, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> tuple[dict[str, Tensor], WeightsOrigin]:
-    """Return the first weights of a run that starts from another model, under their plain names, and their origin.
+    """Return the first weights of a run that starts from another model, and their origin.
 
-    The tensors are complete and on the CPU. They include rows for new ids and for special tokens that the other model
-    has never seen. Training begins with them, and `train.py --look` uses them to show losses before the first step.
-    Raises BadInput, as `load_checked` does.
+    The tensors are complete, have plain names, and are on the CPU. They include rows for new ids and for special tokens
+    that the other model has never seen. Training begins with them, and `train.py --look` uses them to show losses
+    before the first step. Raises BadInput, as `load_checked` does.
     """
     model = initial.load_checked(config, model_file, tokenizer)
     network, unseen = model.network, {} if tokenizer is None else unseen_tokens(model, tokenizer)
