@@ -31,7 +31,7 @@ from common.option_rules import OptionRules, given_options, repeated_problem, wi
 from common.text import either, printable, quoted
 
 WIDTH = 80  # width of the help, in columns
-NAME_WIDTH = 22  # of the left column of the help, which holds the names
+NAME_WIDTH = 22  # width of the left column of the help, which holds the names
 HELP_WORDS = ("--help", "-h")
 
 
@@ -173,7 +173,7 @@ class CommandLine:
     key_rows: Callable[[], KeyRows]  # called only for an unknown option, because it loads the tables
 
     def problem(self, error: CycloptsError, siblings: Mapping[str, Any]) -> str:
-        """Return a usage error as one line. It may suggest one of `siblings`, which are all commands of the script."""
+        """Return a usage error as one line. It may suggest one of `siblings`, the commands of the script."""
         if isinstance(error, UnknownOptionError):
             return self._unknown_option(error.token.keyword or error.token.value, siblings)
         if isinstance(error, UnusedCliTokensError) and error.unused_tokens:

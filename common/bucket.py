@@ -34,20 +34,21 @@ PIECES_AT_ONCE = 8  # number of pieces that are transferred, and kept in memory,
 MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
 ATTEMPTS = 4  # attempts to read a range if the connection breaks before the answer is complete
 UPLOADS = 3  # attempts to upload a file that arrives damaged
-# Environment variable that overrides the path of a file with AWS profiles -> its default path. The second file takes
-# precedence over the first.
+# The files with AWS profiles: the environment variable that contains a file's path -> the path if the variable is not
+# set. The second file takes precedence over the first.
 PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
 }
-PROFILE_KEYS = {  # option of obstore -> key in a profile, and environment variables that take precedence over it
+# Option of obstore -> the key of an AWS profile, and the environment variables that take precedence over this key.
+PROFILE_KEYS = {
     "access_key_id": ("aws_access_key_id", ["AWS_ACCESS_KEY_ID"]),
     "secret_access_key": ("aws_secret_access_key", ["AWS_ACCESS_KEY_ID"]),
     "session_token": ("aws_session_token", ["AWS_ACCESS_KEY_ID"]),
     "region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"]),
     "endpoint": ("endpoint_url", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"]),
 }
-# Amazon, Google and Microsoft use the same address.
+# The metadata service has the same address at Amazon, Google and Microsoft.
 METADATA_SERVICE, METADATA_SECONDS = ("169.254.169.254", 80), 1.0
 CREDENTIALS = {  # scheme of a bucket -> environment variables that can contain its credentials
     "s3": re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|TOKEN|WEB_IDENTITY.*|CONTAINER.*)"),

@@ -22,7 +22,7 @@ _SCALARS = {bool: "true or false", int: "an integer of 64 bits", float: "a numbe
 _KINDS: dict[type, str] = {**_SCALARS, dict: "an object", list: "an array"}
 
 
-KEY = "key"  # entry of a field's metadata: the key in a file, if it is not a valid name in Python
+KEY = "key"  # in a field's metadata: the key as users write it, if that is not a valid name in Python
 
 
 def key_of(field: "attrs.Attribute[Any]") -> str:
@@ -88,8 +88,8 @@ class KeyRow:
     # seed count as the same recipe, so `evaluate.py compare` treats the difference between them as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # Similar settings of other programs: how their values differ, such as "in steps" -> the names of the settings
-    # that differ in this way, separated by spaces.
+    # Similar settings of other programs, grouped by how their values differ: the difference, such as "in steps" -> the
+    # names of the settings, separated by spaces.
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 

@@ -64,7 +64,7 @@ class Problem:
         return "; ".join(filter(None, (": ".join(filter(None, (self.where, body))), self.advice)))
 
     def at(self, where: object, advice: str = "") -> "Problem":
-        """Return a copy with `where` in front of its place and `advice` after its advice."""
+        """Return a copy with `where` added before the place, and `advice` added after the existing advice."""
         places, all_advice = filter(None, (str(where), self.where)), filter(None, (self.advice, advice))
         return replace(self, where=": ".join(places), advice="; ".join(all_advice))
 
@@ -129,7 +129,7 @@ def check_all(*checks: Callable[[], Any], earlier_error: BadInput | None = None)
 
 
 def joined(errors: Iterable[BadInput], *, alone: bool = False) -> BadInput:
-    """Return one error with the problems of several errors. If all of them have the same reason, it has that reason."""
+    """Return one error with the problems of several errors, and with their reason if all of them have the same one."""
     errors = [*errors]
     reasons = {error.reason for error in errors}
     problems = (problem for error in errors for problem in error.problems)

@@ -56,7 +56,7 @@ def by_number(name: str) -> tuple[str, str]:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """If an OSError of the block names no file, add `path` to it as the name of the file.
+    """If the block raises an OSError that names no file, add `path` to it as the name of the file.
 
     When a disk is full, for example, the system's error does not say which file was being written.
     """
@@ -84,7 +84,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
     `durable` syncs the new file to the disk. With `keep_existing`, an existing file is not replaced.
 
     If two processes or threads replace the same file, the second one waits. If the path is a symbolic link, the link
-    itself is replaced. If the partial file's name is a link, nothing is written through the link.
+    itself is replaced. A link under the name of the partial file is removed first, so nothing is written through it.
     """
     if path.name in ("", ".."):  # such a path is always a folder: ".", ".." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

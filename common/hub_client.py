@@ -25,7 +25,7 @@ MODEL = "model directory"
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # name of a model; old models have no owner
 OUR_FOLDERS = ("runs/", "token_files/")
-OUR_TAG = "lockstep"  # in the card of every model that `evaluate.py export` writes
+OUR_TAG = "lockstep"  # tag in the card of every model that `evaluate.py export` writes
 CARD_BYTES = 1 << 14  # how much of a card is read; its metadata is at the beginning
 CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
 LONGEST_CHAIN = 20  # how many exceptions are followed from an error to its first cause
@@ -184,7 +184,10 @@ def hub_errors(problem: str, permission: str = "write to", advice: str = "") -> 
 
 @functools.cache
 def _bound_requests() -> None:
-    """Apply the limits of `common.transports` to the hub's client, which has no timeouts. Later calls do nothing."""
+    """Apply the limits of `common.transports` to the hub's client, which has no timeouts.
+
+    Only the first call has an effect.
+    """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 

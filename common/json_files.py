@@ -14,9 +14,9 @@ from common.output import Notice, note, show
 from common.text import quoted
 
 DEPTH = 100  # maximum number of levels of nested arrays and objects
-FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
+FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # maximum size of a JSON file, and of a JSON Lines file
 PENDING_BYTES = 1 << 24  # maximum size of the unwritten lines that are kept in memory
-LEAST, LARGEST = 1e-45, 1e39  # smallest and largest magnitude of a float other than 0; they enclose fp32's range
+LEAST, LARGEST = 1e-45, 1e39  # limits for the magnitude of a float other than 0; fp32's range lies within them
 SIZES = f"0, or a number of magnitude {LEAST:g} to {LARGEST:g}"
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 

@@ -15,11 +15,13 @@ from common.json_files import parse_json
 from common.redaction import redacted
 from common.text import integer_range, quoted
 
-# Variables that contain the number of nodes of a job. They are set by Slurm (for a step, and for the complete job), by
-# SkyPilot, and by the training operators of Kubernetes (for torchrun; the value may be a range, such as "1:4").
+# Variables that contain the number of nodes of a job. Slurm sets the first one for a step, and the second one for the
+# complete job. SkyPilot sets the third one. The training operators of Kubernetes set the last one for torchrun; its
+# value may be a range, such as "1:4".
 NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
-# Variables that contain the number of tasks that a launcher starts for one command. They are set by Slurm, Open MPI,
-# MPICH and Intel MPI (for all nodes, and for this node), MVAPICH, Flux, and LSF's jsrun.
+# Variables that contain the number of tasks that a launcher starts for one command. In this order, the launchers are
+# Slurm, Open MPI, MPICH and Intel MPI (PMI_SIZE for all nodes, MPI_LOCALNRANKS for this node), MVAPICH, Flux, and LSF's
+# jsrun.
 TASK_COUNTS = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
     *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
@@ -101,7 +103,7 @@ def environment_nodes() -> int:
 
 
 def check_launcher() -> None:
-    """Raise BadInput if the launcher has more nodes, or has started more tasks, than have joined this job.
+    """Raise BadInput if not all nodes of the launcher, or not all tasks that it has started, have joined this job.
 
     Without this check, each node or task would train separately.
     """
@@ -114,7 +116,8 @@ def check_launcher() -> None:
             joined = f"{nodes} {'node has' if nodes == 1 else 'nodes have'} joined"
             raise BadInput(
                 f"{variable} is {os.environ[variable]}, but only {joined}; start torchrun on every node with "
-                f"--nnodes {minimum} and the same --master-addr, or set {variable}={nodes} if that is what you want"
+                f"--nnodes {minimum} and the same --master-addr, or set {variable}={nodes} to train without the other "
+                "nodes"
             )
         break
     variables, tasks = list(TASK_COUNTS), environment_world_size() if torchrun_job() is None else nodes
@@ -127,7 +130,7 @@ def check_launcher() -> None:
             joined = f"{tasks} {'task has' if tasks == 1 else 'tasks have'} joined"
             raise BadInput(
                 f"{variable} is {count}, but only {joined}, so each task would train alone; start one task per node, "
-                f"which runs torchrun with --nproc_per_node, or set {variable}={tasks} if that is what you want"
+                f"which runs torchrun with --nproc_per_node, or set {variable}={tasks} to let each task train alone"
             )
 
 
@@ -158,7 +161,7 @@ def torchrun_process() -> int | None:
 
 
 class Failure(NamedTuple):
-    """Why a rank ended. For another rank on this machine, this is what that rank reported to torchrun."""
+    """Why this rank ended or, for another rank of this machine, the reason that it has reported to torchrun."""
 
     status: int
     reason: Reason

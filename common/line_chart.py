@@ -18,7 +18,7 @@ import numpy as np
 # Colors on a white background, for the CSS classes s0 to s7. page.css has the colors for a black background.
 PALETTE = ("#0b62c4", "#c2410c", "#0f7b54", "#8e3bb8", "#8a6d00", "#c0266d", "#007c91", "#6b5b4b")
 SIZE = 10_000  # width and height of the drawing, in its own units
-FARTHEST = 100_000 * SIZE  # values outside the frame are drawn no farther away from it than this
+FARTHEST = 100_000 * SIZE  # values that are farther from the frame than this are drawn at this distance
 MARGIN = 0.04  # space above and below the values, as a share of their range
 SIDE_MARGIN = 0.01  # space on both sides, as a share of the x axis, so that no dot or mark is on the edge
 # A tick label beyond this share of the x axis is right-aligned to its tick, so that it stays inside the chart.
@@ -29,10 +29,10 @@ MOST_DOTS = 40  # a line with more points has no dots, because they would hide t
 LONGEST_JOIN = 0.7
 TICKS = 5
 MOST_POWERS = 8  # maximum number of powers of ten that are labeled on a logarithmic axis
-SOURCE = "Lockstep"  # in the text chunk "Source" of our PNG files, which shows that they may be replaced
-WIDTH, HEIGHTS = 9, (5, 8)  # in inches: the width of a PNG, and its height with one chart and with several
+SOURCE = "Lockstep"  # content of the text chunk "Source" of our PNG files; files that have it may be replaced
+WIDTH, HEIGHTS = 9, (5, 8)  # in inches: the width of a PNG, its height with one chart, and its height with several
 DOTS_PER_INCH = 110
-EARLIER_SIZES = ((990, 550), (990, 880))  # in pixels, of pictures by earlier versions, which did not write SOURCE
+EARLIER_SIZES = ((990, 550), (990, 880))  # in pixels: sizes of the PNG files of earlier versions, which have no SOURCE
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -210,7 +210,7 @@ def _png(charts: Sequence[LineChart], title: str, heights: Sequence[float]) -> b
     for mark in {mark.text: mark for mark in reversed(charts[0].marks)}.values():
         style = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 8, "color": "gray"}
         rows[0].text(mark.x, 0.97, mark.text, style, transform=rows[0].get_xaxis_transform())
-    rows[0].set_title(title, parse_math=False)  # a dollar sign does not start a formula
+    rows[0].set_title(title, parse_math=False)  # so that a dollar sign does not start a formula
     x = attrs.evolve(charts[-1], lines=[line for chart in charts for line in chart.lines])._x_scale()
     rows[-1].set(xscale="log" if x.logarithmic else "linear", xlim=(x.low, x.high), xlabel=charts[-1].axis)
     rows[-1].set_xticks(*zip(*x.ticks(), strict=True))

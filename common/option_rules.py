@@ -61,14 +61,14 @@ class OptionRules:
         return problems
 
     def _missing(self, used: OptionValues, option_values: OptionValues) -> Iterable[str]:
-        """Yield a sentence for each used option if none of the options that it needs is on the command line."""
+        """Yield a sentence for each option in `used` if the command line has none of the options that it needs."""
         for name, needs in self.needs.items():
             if name in used and not any(_is_met(need, option_values) for need in needs.split()):
                 reason = _after_colon(self.reasons_needed, name)
                 yield f"{name} needs {either(map(_shown, needs.split()))}{reason}"
 
     def _excluded(self, used: OptionValues, option_values: OptionValues) -> Iterable[str]:
-        """Yield a sentence for each used option that has no effect because of another option."""
+        """Yield a sentence for each option in `used` that has no effect because of another option."""
         for name, conditions in self.excludes.items():
             for condition in conditions.split():
                 if name in used and _is_met(condition, option_values):
@@ -90,7 +90,7 @@ def _shown(condition: str) -> str:
 
 
 def given_options(arguments: Iterable[Argument], words: Sequence[str]) -> dict[str, list[str]]:
-    """Map the first name of each option on a command line to its values. The options are in the order of the words.
+    """Map the first name of each option on a command line to its values, in the order of the command line.
 
     The value of a flag is "". A word that starts with a hyphen is never the value of the option before it, and words
     after -- are not options.

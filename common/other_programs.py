@@ -132,7 +132,7 @@ class ForeignKey(NamedTuple):
 
 
 def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
-    """Return a table of other programs' keys: those that the rows of our keys name, and those without a counterpart."""
+    """Return a table of other programs' keys: those in the rows of our keys, and those without a counterpart."""
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():
@@ -177,7 +177,10 @@ def option_advice(command: str, word: str, value: str, rows: KeyRows, *, sets_ke
 
 
 def argument_advice(script: str, command: str, argument: str) -> str:
-    """Return the end of an error about an unexpected argument: the option to use if another program accepts it."""
+    """Return the end of an error about an unexpected argument.
+
+    If another program accepts such an argument, this is the option to use here instead; otherwise it is "".
+    """
     name, equals, value = argument.partition("=")
     if script in ("train.py", "find_batch_size.py") and equals and name.replace(".", "_").isidentifier():
         return f"; did you mean --set {name}={_json_value(value)}?"

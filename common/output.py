@@ -115,9 +115,9 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
 
 
 def drop(name: str, problem: str) -> bool:
-    """Record, for the metrics, that work was dropped and why. Only the first problem of each name is recorded.
+    """Record, for the metrics, why work of the kind `name` was dropped. Only each kind's first problem is recorded.
 
-    Return whether this was the first problem of the name.
+    Return whether this was the first problem of this kind.
     """
     first = name not in _dropped
     _dropped.setdefault(name, redacted(problem))
@@ -157,7 +157,8 @@ class Output(io.FileIO):
     def _wait_for_room(self) -> None:
         """Wait until a pipe or terminal has room for PIPE_BUF bytes.
 
-        If its reader has stopped, raise OSError after `patience_seconds`. Later calls do not wait until it reads again.
+        If its reader has stopped, raise OSError after `patience_seconds`. Later calls raise the error without
+        waiting, until the reader continues.
         """
         # If other code has closed our descriptor, its number may now belong to another file, such as a checkpoint.
         if fcntl.fcntl(self.fileno(), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:

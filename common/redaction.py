@@ -147,7 +147,8 @@ def _is_secret_pair(match: re.Match[str], value: str) -> bool:
         return False
     if separator is None or "=" in separator or value[0] in "'\"":
         return True
-    # Any other value is prose, such as "OPENAI_API_KEY: not set".
+    # An unquoted value after a colon is a key if it is long or has a digit; otherwise it is prose, as in
+    # "OPENAI_API_KEY: not set".
     return len(value) >= 16 or re.search(r"\d", value) is not None
 
 

@@ -21,9 +21,9 @@ from common.hub_client import hub_errors
 REMOTE = "://"
 HTTP = ("http://", "https://")
 HUB_FILES = "hf://"
-READ_AHEAD_BYTES = 1 << 22  # small compared with a unit of documents, which is about 16 MB
-MOST_LINKS = 100_000  # most files and folders in the listing of a web server
-THREADS = 16  # for simultaneous requests; the threads mostly wait
+READ_AHEAD_BYTES = 1 << 22  # size of the read buffer; a unit of documents, about 16 MB, is much larger
+MOST_LINKS = 100_000  # maximum number of files and folders in the listing of a web server
+THREADS = 16  # number of simultaneous requests; their threads mostly wait
 
 
 @attrs.frozen
@@ -157,7 +157,10 @@ def _remote_file(url: str, entry: StoredObject) -> RemoteFile:
 
 
 def _google_tag(generation: int) -> str:
-    """Return the tag of Google's JSON interface: the generation and the metageneration (1) as a protocol buffer."""
+    """Return the tag that Google's JSON interface gives an object with this generation and metageneration 1.
+
+    The tag is a protocol buffer of these two numbers, in base64.
+    """
     digits = []
     while generation > 127:
         digits.append(generation & 127 | 128)
@@ -166,7 +169,7 @@ def _google_tag(generation: int) -> str:
 
 
 def _linked(top: str) -> Iterator[str]:
-    """Yield the URLs of the files that a web server's page links to, and of the files in its folders. Raises BadInput.
+    """Yield the URLs of all files that a web server's page links to, directly or through folders. Raises BadInput.
 
     A page may link to the same folder many times, and a server may generate an endless number of folders.
     """

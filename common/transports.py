@@ -16,9 +16,9 @@ from typing import Any
 # after this time.
 READ_SECONDS = 120.0
 SLOWEST_BYTES = 1000  # minimum speed in bytes per second, averaged over a reply
-WRITTEN_BYTES = 1 << 16  # most bytes in a single write
+WRITTEN_BYTES = 1 << 16  # maximum number of bytes in a single write
 UNSIZED_BYTES = 1 << 26  # largest reply if its length is not announced, or if it is JSON, which is read completely
-MOST_PACKED = 64  # UNSIZED_BYTES is divided by this for a compressed reply, which gzip may shrink to a thousandth
+MOST_PACKED = 64  # for a compressed reply, UNSIZED_BYTES is divided by this: gzip can shrink a reply to a thousandth
 
 
 def wrap_transports(client: Any, wrap: Callable[[Any], Any]) -> None:
@@ -33,7 +33,7 @@ def bounded(client: Any) -> Any:
     """Limit an httpx client: it can transfer files of any size, but it stops a reply that is too slow or endless."""
     import httpx2
 
-    waiting = threading.local()  # its attribute `headers` is true while this thread waits for a reply's headers
+    waiting = threading.local()  # `waiting.headers` is true while this thread waits for the headers of a reply
 
     class Stream(httpx2.SyncByteStream):
         def __init__(self, response: httpx2.Response, request: httpx2.Request):
@@ -113,7 +113,7 @@ def _limited_backend(backend: Any, waiting: threading.local) -> Any:
             return data
 
         def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            for offset in range(0, len(buffer), WRITTEN_BYTES):  # each part has the timeout of a complete write
+            for offset in range(0, len(buffer), WRITTEN_BYTES):  # the timeout of a complete write applies to each part
                 part = buffer[offset : offset + WRITTEN_BYTES]
                 self._timed("written", httpcore2.WriteTimeout, timeout, partial(self._stream.write, part))
                 self._bytes += len(part)

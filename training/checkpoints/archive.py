@@ -45,7 +45,8 @@ def archive_all(run_directory: Path) -> Path | None:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            archive(directory, checkpoints, target)  # the newest one comes last, so that it is still here after a kill
+            # The newest checkpoint is moved last, so that it is still in its place after a kill during the moves.
+            archive(directory, checkpoints, target)
             with suppress(OSError):  # the directory is a link or a mount, or it contains other files
                 directory.rmdir()
         for path in results:
@@ -60,11 +61,11 @@ def describe(archived: Path) -> str:
 
 
 def archive_after(checkpoint: Path) -> Path | None:
-    """Make a checkpoint the newest one, named after its step, and archive all later ones.
+    """Make a checkpoint the newest one: archive all later checkpoints, and name this one after its step.
 
-    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links. Such
-    a folder gets the name of its step, and the link is created again. A folder that is damaged, or whose step already
-    has a folder, is archived instead.
+    Returns the folder of the archived checkpoints, or None. A copy of a run may have folders instead of the links
+    `latest` and `best`. Such a folder gets the name of its step, and the link is created again. A folder that is
+    damaged, or whose step already has a folder, is archived instead.
     """
     directory, position = checkpoint.parent, read_state(checkpoint).position
     newest = directory / name_of(position.step)
@@ -89,9 +90,9 @@ def archive_after(checkpoint: Path) -> Path | None:
 
 
 def _rename_earlier(directory: Path, newest: Path) -> None:
-    """Rename the intact folders that a copied run has instead of links.
+    """Rename the intact folders that a copied run has instead of the links `latest` and `best`.
 
-    Each folder is named after its step, if that step is before the newest one.
+    A folder whose step is before the step of `newest` is named after its step, unless another folder has that name.
     """
     for folder in linked_folders(directory):
         if verify(folder) is not None:

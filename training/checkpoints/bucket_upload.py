@@ -44,7 +44,7 @@ LEASE_POLL_SECONDS = 5.0
 @attrs.frozen
 class UploadOutcome:
     name: str
-    problem: str | None  # one line; None if the checkpoint is complete in the bucket
+    problem: str | None  # one line that says why the checkpoint is not in the bucket; None if it is
     seconds: float
 
 
@@ -169,8 +169,8 @@ class BucketLease:
     def __init__(self, bucket: Bucket, run_directory: Path):
         """Take the lease, and print a line if this takes long. Raises BadInput if another job holds the lease."""
         self._bucket = bucket
-        # The holder is a run directory on this machine. After a reboot, the machine counts as a different one, because
-        # another machine may have the same name.
+        # Host, run directory and boot identify the holder. The boot is included because another machine may have the
+        # same host name. Therefore a machine counts as a different one after a reboot.
         self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot_id()}".strip()
         self._lock = threading.Lock()
         self._ended = threading.Event()

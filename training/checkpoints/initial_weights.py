@@ -30,7 +30,7 @@ FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
 
 class OtherModel(NamedTuple):
     network: GPT  # on the CPU
-    tokenizer: TokenizerRecord | None  # known only if the model comes from a run that recorded it
+    tokenizer: TokenizerRecord | None  # None unless the model comes from a run that recorded its tokenizer
 
 
 @attrs.frozen
@@ -111,11 +111,11 @@ def start_from(
 def values_from(
     initial: InitialWeights, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> tuple[dict[str, Tensor], WeightsOrigin]:
-    """Return the first weights of a run that starts from another model, under their plain names, and their origin.
+    """Return the first weights of a run that starts from another model, and their origin.
 
-    The tensors are complete and on the CPU. They include rows for new ids and for special tokens that the other model
-    has never seen. Training begins with them, and `train.py --look` uses them to show losses before the first step.
-    Raises BadInput, as `load_checked` does.
+    The tensors are complete, have plain names, and are on the CPU. They include rows for new ids and for special tokens
+    that the other model has never seen. Training begins with them, and `train.py --look` uses them to show losses
+    before the first step. Raises BadInput, as `load_checked` does.
     """
     model = initial.load_checked(config, model_file, tokenizer)
     network, unseen = model.network, {} if tokenizer is None else unseen_tokens(model, tokenizer)
@@ -166,7 +166,10 @@ def first_network(
 
 
 def unseen_tokens(model: OtherModel, tokenizer: TokenizerRecord) -> dict[int, int]:
-    """Map the id of each special token that a model has never seen to the id whose row it starts with."""
+    """Map the id of each special token that the model has never seen to the id of another token.
+
+    The row of the other token is copied to initialize the row of the unseen token.
+    """
     model_tokenizer, end = model.tokenizer, tokenizer.end_of_text_id
     # A model without a chat template was trained on plain text, whose only special token is the end of text.
     trained_on_text = model_tokenizer is not None and model_tokenizer.template is None
@@ -219,6 +222,6 @@ def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoi
 
 
 def _network_keys(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys that determine what a network computes. If null stands for a number, the number is returned."""
+    """Return the keys that determine what a network computes. A null that stands for a number becomes that number."""
     resolved = attrs.asdict(config) | {"n_kv_heads": config.kv_heads, "mlp_width": config.hidden_width}
     return {key: value for key, value in resolved.items() if key not in FREE_KEYS}

@@ -76,9 +76,9 @@ def linked_checkpoint(directory: Path, link: str) -> str | None:
 
 
 def resolve(directory: Path, name: str) -> tuple[Path, str | None]:
-    """Return the checkpoint that a name means, which may not exist, and the link's target if the name is a link.
+    """Return the path of the checkpoint that a name means, and the link's target if the name is a link.
 
-    The name may be a folder, `latest`, `best`, or another link that a user has made.
+    The checkpoint may not exist. The name may be a folder, `latest`, `best`, or another link that a user has made.
     """
     target = link_target(directory / name)
     if target is None and name in LINKS:
@@ -217,7 +217,7 @@ def _find_named(directory: Path, name: str) -> Path:
 def _newest_first(directory: Path) -> list[Path]:
     """Return all folders from which "auto" may resume, newest first.
 
-    A folder that replaces a link and whose step cannot be read comes first, so that its damage is reported by name.
+    A folder that replaces a link and whose step cannot be read comes first, so that its damage is reported.
     """
     steps: dict[Path, float] = {directory / name: step_of(name) for name in steps_in(directory)}
     for folder in linked_folders(directory):
@@ -229,7 +229,10 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _check_leftovers(directory: Path) -> None:
-    """Raise BadInput if a directory has no checkpoint under its own name, but traces or copies of checkpoints."""
+    """Raise BadInput if a run that has no checkpoint in its place seems to have had one.
+
+    The signs are links to missing checkpoints, checkpoints under other names, and checkpoints in a wrong folder.
+    """
     copies = [name for name in names_in(directory) if any((directory / name / file).is_file() for file in _MARKS)]
     for link in LINKS:
         target = link_target(directory / link)

@@ -36,9 +36,9 @@ from training.hardware.preflight import DiskNeed
 if TYPE_CHECKING:
     from common.bucket import Bucket
 
-CHECKPOINT_BYTES = 12  # per parameter: its weight and two moments in fp32, the most that any optimizer here has
+CHECKPOINT_BYTES = 12  # per parameter: its weight and two moments in fp32; no optimizer here has more moments
 DISK_BLOCK_BYTES = 512  # unit of st_blocks according to POSIX, whatever the file system uses
-EXTRA_CHECKPOINTS = 2  # on a disk in addition to the newest ones: the best one, and the one that is being written
+EXTRA_CHECKPOINTS = 2  # checkpoints on a disk besides the newest ones: the best one, and one that is being written
 
 
 def kept_steps(steps: Collection[int], newest: int, best: int | None, keep: int) -> set[int]:

@@ -37,7 +37,7 @@ class StreamRecord:
     tokens: int | None = attrs.field(validator=optional(integer(0)))  # None: the tokens are still being prepared
     files: list[str] = attrs.field(factory=list)
     sha256: list[str]
-    plan: str | None = None  # fingerprint of the plan for preparing the tokens, which determines every byte
+    plan: str | None = None  # fingerprint of the plan for preparing the tokens; the plan determines every byte
 
 
 @attrs.frozen(kw_only=True)
@@ -45,8 +45,8 @@ class WeightsOrigin:
     """The model from whose weights a run started."""
 
     source: str  # as written on the command line
-    sha256: str  # of the weights, as training/checkpoints/initial_weights.py computes it
-    vocab_size: int | None = None  # of that model, if the run has added rows for new ids
+    sha256: str  # hash of the weights, as training/checkpoints/initial_weights.py computes it
+    vocab_size: int | None = None  # vocabulary size of that model, if the run has added rows for new ids
     # Number of special tokens that the model has never seen; their rows start as copies of the end-of-text token's row
     unseen: int | None = None
 
@@ -56,7 +56,7 @@ class SettingChange:
     """A setting that a job changed when it resumed the run at a step."""
 
     step: int
-    key: str  # of model.json or train.json, or "steps"
+    key: str  # a key of model.json or train.json, or "steps"
     old: Any
     new: Any
 
@@ -66,11 +66,11 @@ class SettingChange:
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """The resolved configuration of a run. A key that was added after the recording has its default."""
+    """The resolved configuration of a run. A key that is newer than the record has its default."""
 
     model: ModelConfig
     train: TrainConfig
-    # Section of KEYS -> its keys that this version does not have, with their values
+    # Section of KEYS, "model" or "train" -> the recorded keys that this version does not have, with their values
     unknown: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     global_batch_size: int = attrs.field(validator=integer(1))
     accumulation: int | None = attrs.field(default=None, validator=optional(integer(1)))
@@ -137,7 +137,7 @@ class JobRecord:
     checked.
     """
 
-    token_files: Sequence[str] = attrs.field(factory=tuple)  # the directories as text; several for a mixture
+    token_files: Sequence[str] = attrs.field(factory=tuple)  # paths of the token directories; several for a mixture
     tokenizer: TokenizerRecord | None = None
     environment: JobEnvironment | None = None
     price_per_hour: float | None = attrs.field(default=None)  # of the machine, USD

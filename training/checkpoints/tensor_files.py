@@ -31,7 +31,7 @@ from training.parallel.mesh import Placed, Sharded, checkpoint_rows, full_tensor
 from training.parallel.process_group import RankGroup, Ranks, gather, members
 from training.state import TrainState
 
-HEADER_ALIGNMENT = 8  # bytes, as the safetensors format requires
+HEADER_ALIGNMENT = 8  # in bytes; the safetensors format requires it
 SENT_BYTES = 16 << 20  # size of one message to the node that writes
 STORED_DTYPES = {  # names of types in the safetensors format
     torch.float32: "F32",
@@ -131,7 +131,7 @@ class StateShard:
                 dist.send(part, self._writer, group=group)
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of the rows that other nodes send. The next item overwrites the content."""
+        """Yield (offset in bytes, content) of the rows that other nodes send. Each item overwrites the one before."""
         buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
         for rank, sent in self._received.items():
             for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):
@@ -143,7 +143,7 @@ class StateShard:
     def _local_rows(self, *, shapes: bool = False) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) for each tensor of which this rank writes or sends rows.
 
-        `shapes`: only the shapes of the rows are used, so that nothing needs to be gathered.
+        `shapes`: the caller needs only the shapes of the rows, so nothing is gathered.
         """
         for file, tensors in _files(self.state):
             offset_bytes = len(self._headers[file])
@@ -214,7 +214,7 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[StoredTensor]]]:
     config = state.parallel.network.config
 
     def stored(key: str, name: str, tensor: Placed) -> StoredTensor:
-        # This is calculated, not read from a row, because slicing a DTensor gathers it.
+        # The size is calculated from the shape: slicing a row from a DTensor would gather the complete tensor.
         row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize
         return StoredTensor(key, tensor, stored_rows(name, tensor.shape[0], config), row_bytes)
 

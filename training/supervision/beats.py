@@ -20,7 +20,7 @@ from training.parallel.step_clock import StepSeconds
 
 BEAT_SECONDS = 1.0  # between two beats of a rank, and between two polls
 SILENT_POLLS = 2  # up to this many silent polls are not reported, because a poll may fall between two beats
-WATCHED = 2  # how many of the next ranks each rank watches; one would suffice if ranks never froze one by one
+WATCHED = 2  # number of next ranks that each rank watches; more than one, as ranks may freeze one by one
 NEWS = "news"  # key of the store: one line per departure (except "done") and per discovery of lost ranks
 LOST_LINE = "lost "
 
@@ -38,8 +38,8 @@ class Beat:
     node: str | None
     pid: int
     step: int | None  # None: before the first step
-    code_line: str  # the line of code at which the rank is
-    seconds: StepSeconds = attrs.field(factory=StepSeconds)  # totals of its steps so far
+    code_line: str  # the line of code that the rank executes
+    seconds: StepSeconds = attrs.field(factory=StepSeconds)  # totals of the rank's steps so far
 
 
 class Beats:
@@ -124,12 +124,12 @@ class BeatExchange:
         self._beats = beats
         world_size = beats.world_size
         self._ring = [(rank + distance) % world_size for distance in range(1, world_size)]
-        self._announced: Departure | None = None  # this rank's departure in the news
+        self._announced: Departure | None = None  # this rank's departure, as written into `NEWS`
         self._lost: set[int] = set()  # according to the news
-        store.append(NEWS, "")  # because a read waits until its key exists
+        store.append(NEWS, "")  # creates the key, because a read of a missing key would wait
 
     def publish(self, beat: Beat) -> None:
-        """Write this rank's beat into the store. A departure is also written into the news."""
+        """Write this rank's beat into the store. A new departure, except "done", is also added to the key `NEWS`."""
         if beat.departure not in (None, "done", self._announced):
             self._announced = beat.departure
             self._store.append(NEWS, f"{beat.departure}\n")

@@ -29,8 +29,8 @@ from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, 
 LOST_SECONDS = 60.0  # a healthy rank is never silent for this long, because its thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-STORE_POLLS = 20  # polls without an answer from the store before a process ends; `_run` never skips as many
-TIMED_POLLS = 10  # rank 0 reads the step times of all ranks in one of this many polls
+STORE_POLLS = 20  # a process ends after at least this many unanswered polls of the store; `_run` never skips as many
+TIMED_POLLS = 10  # rank 0 reads the step times of all ranks once in this many polls
 CONTINUE_ADVICE = "run the same command again to continue from the last checkpoint"
 SPEAKER_SECONDS = 2.0  # time for one rank to print, and for all ranks to read its news, before torchrun ends them
 
@@ -70,7 +70,7 @@ class Heartbeat:
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
-            prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # excludes the beats of earlier groups of ranks
+            prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # hides the beats of earlier groups of ranks
             self._exchange = BeatExchange(PrefixStore(prefix, torchrun_store()), ranks.rank, self.beats)
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
@@ -142,7 +142,7 @@ class Heartbeat:
                 self._ending.wait(BEAT_SECONDS)
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
-                    self._publish(None)  # with the line of the error, which is printed below
+                    self._publish(None)  # this beat has the line of the error, which is printed below
                     if self._exchange.is_first("told"):
                         self._exchange.poll(all_ranks=True)
                         self._print_places(f"a collective failed on rank {self.ranks.rank}")

@@ -24,8 +24,8 @@ from common.output import is_rank_0
 from common.script import show_problems
 from training.supervision.supervision import Supervision
 
-# How long to wait until rank 0 has printed an error; after a slow start, it may be late. torchrun ends all ranks once
-# one of them has failed.
+# How long to wait until rank 0 has printed an error; rank 0 may be late after a slow start. torchrun ends all ranks
+# once one of them has failed.
 RANK_0_SECONDS = 30.0
 STATUSES: dict[type[Exception], int] = {Diverged: EXIT_DIVERGED, UsageError: EXIT_USAGE}
 
@@ -58,7 +58,8 @@ def report(error: Exception, supervision: Supervision) -> int:
         tell_torchrun("".join(lines), status, reason if failure_behind is None else "failed-rank")
         traceback.print_exception(error)
         failure = failure_behind or Failure(status, reason, traceback.format_exception_only(error)[-1].strip())
-    if not isinstance(error, Locked):  # without a record, launch/node.sh retries while another job is training the run
+    # While another job is training the run, nothing is recorded, so that launch/node.sh tries again.
+    if not isinstance(error, Locked):
         supervision.exit_record.write(*failure)
     if failure.status == EXIT_DIVERGED:
         supervision.end_torchrun()
@@ -73,7 +74,7 @@ def print_failure(failure: Failure) -> None:
 
 
 def describe_error(error: Exception) -> tuple[Reason, str | None]:
-    """Return the reason and the text of an error that ends train.py. The text is None if the user cannot fix it.
+    """Return the reason and the text of an error that ends train.py. The text is None if the user cannot fix the error.
 
     Errors that are caused by other ranks are not recognized here; see `Supervision.failure_behind`.
     """

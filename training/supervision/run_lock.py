@@ -25,7 +25,7 @@ from common.redaction import redacted
 from common.text import printable
 
 LOCK_FILE = ".lock"
-LOCK_CHARACTERS = 1 << 20  # more than is ever written to the file
+LOCK_CHARACTERS = 1 << 20  # limit for reading the file; its content is always shorter
 LOCK_SECONDS = 30.0  # how long to wait for a job that may be about to end
 EXIT_FILE = "exit.json"
 LOST = "lost"  # outcome for the reason "lost-rank"; the status is EXIT_ERROR
@@ -59,7 +59,7 @@ class RunLock:
         return torchrun_identity() in self._last_holder.torchruns and self._last_holder.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
-        """Write the holder into the file once the ranks have met. `torchruns`: those that started the ranks."""
+        """Write the holder into the file once the ranks have met. `torchruns`: identities of the ranks' torchruns."""
         last, self._torchruns = self._last_holder, sorted(torchruns)
         self.resumed = last is not None and last.resumed and not set(last.torchruns).isdisjoint(torchruns)
         self._write()

@@ -20,7 +20,7 @@ def current_line() -> str:
         frames = sys._current_frames()
         main = frames.pop(threading.main_thread().ident or 0)
         joined_thread = _joined_thread(main)
-        if joined_thread is not None:  # training waits for a save in flight, which may wait for another rank
+        if joined_thread is not None:  # the thread of a save, which may itself wait for another rank
             main = frames.get(joined_thread.ident or 0, main)
         for thread in threading.enumerate():
             if not thread.name.startswith("Dummy"):  # Python's name for threads that it has not started

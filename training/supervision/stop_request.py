@@ -27,7 +27,7 @@ class StopRequest:
     state: TrainState
     validation_due: Callable[[int], bool]  # `Intervals.validation_due` of the loop
     saving: Saving
-    validation_steps: float  # estimated duration of a validation in steps, until one was measured
+    validation_steps: float  # estimated duration of a validation, in steps; used until a validation has been measured
     _signalled: bool = attrs.field(init=False, default=False)  # whether the ranks last agreed because of a signal
 
     def agreed(self) -> bool:

@@ -156,7 +156,7 @@ class Supervision:
     def _on_stop_elsewhere(self) -> None:
         """End this process before training, because a rank of another node was asked to stop."""
         if not (self.training or self.stop_requested.is_set()):  # otherwise this node was asked to stop as well
-            self.training = True  # makes the signal that torchrun sends when it ends harmless
+            self.training = True  # when torchrun ends, it sends a signal, which is now only noted
             self._stop_before_training("a stop on another node", self.end_torchrun)
 
     def _on_signal(self, name: str) -> None:

@@ -90,7 +90,7 @@ class TrainingProcess:
         self._process.wait()
 
     def _last_line(self) -> str:
-        """Return the last line of this job's output that contains a word. It is used if exit.json names no problem."""
+        """Return the last line of this job's output that has a letter or digit; used if exit.json names no problem."""
         text = b""
         with suppress(OSError), open_regular(self.log) as log:  # the log may have been removed
             log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))

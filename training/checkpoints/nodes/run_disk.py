@@ -21,11 +21,11 @@ from common.files import writing
 from training.config.train_config import Run
 from training.parallel.process_group import RankGroup, Ranks, gather, together
 
-# Each node writes this many probe files, and in each poll it looks for a different file of every other node. A client
-# of a network disk that does not find a file may not look for that file again for a minute.
+# Each node writes this many probe files, and in each poll it looks for a different file of every other node. If a
+# client of a network disk does not find a file, it may not look for that file again for a minute.
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
-PREFIX = ".shared-disk-"  # of the names of probe files
+PREFIX = ".shared-disk-"  # beginning of the names of probe files
 
 
 def find_disk(run: Run, ranks: Ranks) -> RankGroup:
