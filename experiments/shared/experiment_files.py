@@ -45,7 +45,7 @@ def read_experiment(
 
 
 def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
-    """Return the seeds that the key `seeds` describes: a list of seeds, or the number of seeds, which start at `first`.
+    """Return the seeds that the key `seeds` describes: a list of seeds, or the number of seeds from `first` on.
 
     Raise BadInput for anything else.
     """
