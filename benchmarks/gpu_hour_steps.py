@@ -35,7 +35,7 @@ class HourStep:
     command: str  # command-line arguments for `python`, which runs in the repository root
     dry_run: str  # the same command with a tiny size
     minutes: float  # time limit; the limits of all steps add up to at most an hour
-    fills: str  # places in docs/ that need the results
+    fills: str  # places in docs/ that the results fill in
     least_gpus: int = 1
 
 
