@@ -26,7 +26,7 @@ KINDS = (
     "constant, Student's t",
     "half new, half constant",
 )
-FAULTS = (4.0, 8.0)  # planted excess of the loss, in standard deviations of the noise at a mark
+FAULTS = (4.0, 8.0)  # planted excess of the loss, in standard deviations (over runs) of the noise at a mark
 
 
 def main(*, families: int = FAMILIES) -> None:
