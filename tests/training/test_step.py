@@ -28,7 +28,7 @@ def test_gradients_are_reduced_once_per_step(
 
     def all_reduce(buffer: torch.Tensor, **options: Any) -> Any:
         plain(buffer, group=options["group"])
-        done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()  # a fake group's own future has no value
+        done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()  # a fake group's future has no value
         done.set_result([buffer])
         return SimpleNamespace(wait=lambda: None, get_future=lambda: done)
 
