@@ -2,9 +2,10 @@
 
     python benchmarks/band_errors.py [--families 2400]
 
-A loss is measured as in reference.json, by means over tenths of a run at 40 marks. There are four kinds of noise: noise
-that is new at each of 400 steps, an AR(1) series (coefficient 0.9 per step or per mark), noise that is constant over a
-run (normal, or Student's t with 3 degrees of freedom), and a mixture that is half new at each step and half constant.
+As in reference.json, a run has 40 marks, and the loss at a mark is the mean over the tenth of the run that ends there.
+There are four kinds of noise: noise that is new at each of 400 steps, an AR(1) series (coefficient 0.9 per step or per
+mark), noise that is constant over a run (normal, or Student's t with 3 degrees of freedom), and a mixture that is half
+new at each step and half constant.
 In a faulty run, the loss is too high from the middle of the run to its end.
 """
 
@@ -25,7 +26,7 @@ KINDS = (
     "constant, Student's t",
     "half new, half constant",
 )
-FAULTS = (4.0, 8.0)  # in standard deviations of a mark's noise between runs
+FAULTS = (4.0, 8.0)  # planted excess of the loss, in standard deviations (over runs) of the noise at a mark
 
 
 def main(*, families: int = FAMILIES) -> None:
@@ -59,7 +60,7 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def noise(kind: str, random: np.random.Generator, shape: tuple[int]) -> np.ndarray:
-    """Return the noise of means over tenths of runs, (runs, MARKS)."""
+    """Return the noise of the loss at each mark, with the shape (*shape, MARKS)."""
     if kind == "AR(1) of 0.9 by mark":
         return series(random, (*shape, MARKS), 0.9)
     constant = np.zeros((*shape, 1))

@@ -66,7 +66,10 @@ class NanogptComparison:
                 print(f"{title}: {len(nanogpt)} of {self.steps} steps within {self.minutes:g} minutes", flush=True)
 
     def _step_in_turn(self, precision: str, compiled: bool) -> dict[str, np.ndarray]:
-        """Return the wall-clock and CPU seconds (steps, 2) of each trainer. If time runs out, there are fewer steps."""
+        """Return, for each trainer, the wall-clock and CPU seconds of each step, with the shape (steps, 2).
+
+        If time runs out, there are fewer steps.
+        """
         deadline = time.monotonic() + 60 * self.minutes
         with ExitStack() as stack:
             steppers = {}
@@ -93,7 +96,7 @@ class NanogptComparison:
         return [sys.executable, str(ROOT / "train.py"), str(run), "--device=cpu"], run / METRICS
 
     def _nanogpt(self, folder: Path, precision: str, compiled: bool) -> tuple[list[str], Path]:
-        """Copy nanoGPT and random tokens into a folder, and return the same as `_lockstep`.
+        """Copy nanoGPT and random tokens into a folder. Return the command and the log, as `_lockstep` does.
 
         Raise BadInput if the clone is not the expected version of nanoGPT.
         """

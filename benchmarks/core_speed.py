@@ -28,7 +28,7 @@ from tokens.tokenizer.loading import load_tokenizer
 from training.parallel.process_group import start, stop
 
 ROUNDS = 3
-BATCH_SIZE = 16  # requests that the harness scores at a time
+BATCH_SIZE = 16  # number of requests that the harness scores in one batch
 
 
 def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int = 16, layers: int = 4) -> None:

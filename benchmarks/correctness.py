@@ -95,7 +95,7 @@ class SmallRun:
         return self._finish(run, self._start(run, ranks, device or self.device))
 
     def kill(self, name: str, ranks: int, after: int, **keys: Any) -> int | None:
-        """Kill all processes of a run after its first checkpoint, and return the last step.
+        """Kill all processes of a run after its first checkpoint, and return the last step in its metrics.
 
         `after` is the interval of checkpoints. Return None if the run ended first.
         """

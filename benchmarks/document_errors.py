@@ -1,4 +1,4 @@
-"""Error rates of the held-out loss if neighboring documents are similar: intervals of `loss`, winners of `compare`.
+"""Error rates of the intervals of `loss` and of the winners of `compare` if neighboring documents are similar.
 
     python benchmarks/document_errors.py [--families 2400]
 

@@ -1,4 +1,4 @@
-"""Speed of tokenizers' encoders on one core, in bytes of text and in tokens per second of CPU time.
+"""Speed of tokenizers' encoders on one core: bytes of text per second of CPU time, and tokens per second of CPU time.
 
     python benchmarks/encoders.py --texts book.txt code.txt --tokenizers gpt2 cl100k token_files/tokenizer.json
 
@@ -31,7 +31,7 @@ class TimedEncoder:
     directory: Path
 
     def encoder(self) -> Encoder:
-        """Return a new encoder: the first kind that gives the tokenizer's ids."""
+        """Return a new encoder, of the first kind that encodes texts to the same ids as the tokenizer."""
         candidates = encoders(self.record, self.directory, self.directory / "recipe.json")
         return next(encoder for encoder in candidates if fingerprint(encoder) == self.record.fingerprint)
 

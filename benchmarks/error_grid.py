@@ -42,7 +42,10 @@ def covered_text(inside: int, intervals: int) -> str:
 
 
 def series(random: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
-    """Return stationary AR(1) series along the last axis: normal, with deviation 1, and correlated neighbors."""
+    """Return stationary, normal AR(1) series along the last axis, with standard deviation 1.
+
+    `correlation` is the correlation of neighboring values.
+    """
     innovations = np.sqrt(1 - correlation**2) * random.standard_normal(shape)
     innovations[..., 0] = random.standard_normal(shape[:-1])
     return np.asarray(signal.lfilter([1.0], [1.0, -correlation], innovations, axis=-1))

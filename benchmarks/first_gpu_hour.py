@@ -42,7 +42,7 @@ DRY_RUN_SECONDS = 900.0  # limit of each step in a dry run, in case a step hangs
 PREFLIGHT = "preflight"
 REST_BYTES = 2e9  # disk space for compiled kernels, random tokens and checkpoints of small networks
 PAGE = "page.md"
-LAST_LINES = 100  # the page shows at most this many lines of a step that is not done
+LAST_LINES = 100  # the page shows at most this many lines of output for a step that is not done
 SMI = "nvidia-smi"
 SETTINGS = (
     "index,name,driver_version,memory.total,memory.used,power.limit,power.max_limit,clocks.sm,clocks.max.sm,"
@@ -114,7 +114,10 @@ def main(
 
 
 def check_output(folder: Path) -> None:
-    """Raise BadInput if a folder has other files, which the page could replace and the archive would copy."""
+    """Raise BadInput if a folder has files but no results of this script.
+
+    The page could replace such files, and the archive would copy them.
+    """
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if names and not {f"{step.name}.json" for step in STEPS} & {*names}:
         raise BadInput(

@@ -32,10 +32,10 @@ class HourStep:
     """One command of the hour. In the command, {ranks} is the number of GPUs that are used: 1, 2, 4 or 8."""
 
     name: str
-    command: str  # arguments of Python, in the repository's root
+    command: str  # command-line arguments for `python`, which runs in the repository root
     dry_run: str  # the same command with a tiny size
     minutes: float  # time limit; the limits of all steps add up to at most an hour
-    fills: str  # places in docs/ that need the results
+    fills: str  # places in docs/ that the results fill in
     least_gpus: int = 1
 
 
@@ -195,7 +195,7 @@ def run_limited(folder: Path, name: str, command: list[str], limit_seconds: floa
     At the limit, or if an exception ends the wait, the command and all its processes are killed.
     """
     scratch = folder / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)  # a command that was killed has not removed its files
+    shutil.rmtree(scratch, ignore_errors=True)  # an earlier command may have been killed before it removed its files
     scratch.mkdir(parents=True)
     began = time.monotonic()
     state: State = "interrupted"

@@ -1,4 +1,4 @@
-"""Error rates of CORE: for tasks that are nearly always hit or missed, for means over tasks, and for differences.
+"""Error rates of CORE: for tasks whose items are nearly all hit or missed, for means over tasks, and for differences.
 
     python benchmarks/hit_errors.py [--families 2400]
 
@@ -60,14 +60,14 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def parts(tasks: list[np.ndarray]) -> Parts:
-    """Return the parts of CORE for the hits of each task."""
+    """Return the tasks' parts of CORE, given the hits of each task."""
     bits = np.linspace(1, 2, len(tasks[0]))
     scores = {f"t{number}": task_score(f"{number}.jsonl", BASELINE, hits, bits) for number, hits in enumerate(tasks)}
     return task_parts(scores)[0]
 
 
 def count_covered(models: list[list[np.ndarray]], rates: list[float]) -> int:
-    """Return the number of models for which the 95 % interval of the mean over tasks contains its expectation."""
+    """Return the number of models whose 95 % interval for the mean over tasks contains the true mean."""
     truth = float(np.mean([(rate - BASELINE) / (1 - BASELINE) for rate in rates]))
     intervals = [student_interval(*sum_of_means(parts(list(tasks)))) for tasks in models]
     return sum(holds(interval.low, interval.high, truth) for interval in intervals)

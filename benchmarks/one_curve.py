@@ -34,7 +34,7 @@ from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 QUICKSTART = ROOT / "runs" / "quickstart"
 LOG_INTERVAL = 3  # steps; it divides 1,221, the usual number of steps, so that the last step is compared, too
 CTRL_C, KILL, END = "Ctrl-C", "kill -9", "end"
-UNTOUCHED_COLOUR = 7  # in the chart's palette; the legs have the first colors
+UNTOUCHED_COLOUR = 7  # index in the chart's palette; the legs have the first colors of the palette
 
 
 @attrs.frozen(kw_only=True)
@@ -182,7 +182,7 @@ def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
 def _compare(
     untouched: dict[int, str], moved: dict[int, str], ends: Sequence[tuple[int, int]]
 ) -> Iterator[ComparedStep]:
-    """Yield a row for each leg: the last hash that was not lost, and the hash of the undisturbed run."""
+    """Yield a row for each leg: its last hash that was not lost, and the undisturbed run's hash at the same step."""
     for number, (leg, (last, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
         text = f"{leg.ending} at step {last:,}; {LEGS[number + 1].name} from {resumed:,}" if leg.ending != END else END
         step = max(step for step in untouched if step <= resumed)

@@ -2,7 +2,8 @@
 
     python benchmarks/seed_errors.py [--families 2400]
 
-All seeds of a model answer the same questions, so the error of the questions does not fall with the number of seeds.
+All seeds of a model answer the same questions. More seeds therefore do not reduce the error that comes from the choice
+of questions.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Verdicts of sweeps on simulated losses: how often differences are false, and how often planted ones are found."""
+"""Verdicts of sweeps on simulated losses: how often they are wrong, and how often they find a planted difference."""
 
 import bench  # imported first, because it makes the repository's modules importable
 import numpy as np
@@ -8,7 +8,7 @@ from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving
 from experiments.sweep.sweep_table import compare_with_base
 
-SHARED = 2.0  # deviation of the effect that a seed has on all variants, in seed deviations
+SHARED = 2.0  # standard deviation, in seed deviations, of the effect that a seed has on all variants
 EFFECT = 3.0  # planted difference, in seed deviations
 
 

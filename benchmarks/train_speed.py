@@ -99,7 +99,7 @@ def main(options: SpeedBenchmark = SpeedBenchmark()) -> None:
 def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
     """Return a step of at most --step-tokens tokens, with the requested or predicted micro-batch."""
     tokens = options.step_tokens or (1 << 19 if options.cuda else 1 << 11)
-    share = max(1, tokens // model.context_length // options.ranks)  # sequences of a rank in a step
+    share = max(1, tokens // model.context_length // options.ranks)  # a rank's sequences in a step
     size = options.microbatch
     if size is None:
         largest = min(_predicted(model, options, share) if options.cuda else 4, share, LARGEST_MICROBATCH)
@@ -113,7 +113,7 @@ def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
 
 
 def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
-    """Return the largest micro-batch that is predicted to fit on this GPU with all wrappers to be measured.
+    """Return the largest micro-batch that is predicted to fit on this GPU with each wrapper to be measured.
 
     `share` is the number of sequences of a rank in a step.
     """
@@ -152,7 +152,7 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
 
 
 def _print_setup(record: dict[str, Any], kind: str, ranks: int) -> None:
-    """Print the hardware, versions, commit and numerics in a run's record."""
+    """Print the hardware, versions, commit and numerics that a run's record contains."""
     environment, numerics = record["environment"], record["numerics"]
     versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
     how = {name: numerics[name] for name in ("determinism", "precision", "compiled", "attention")}

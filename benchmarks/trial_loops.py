@@ -99,7 +99,7 @@ def loop(random: np.random.Generator, kind: str, planted: int | None) -> tuple[l
 
 
 def scale(kind: str) -> float:
-    """Return the deviation of a pair's difference, or its scale for Student's t with few degrees of freedom."""
+    """Return the standard deviation of a pair's difference; for Student's t with few degrees of freedom, its scale."""
     return float(DEVIATIONS.get(kind, 1.0))
 
 

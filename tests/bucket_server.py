@@ -36,8 +36,8 @@ class BucketServer:
     address: str = ""  # address of the proxy
     requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
     refusal: Callable[[str], int | None] = lambda _: None  # the status of a refused request; None passes it on
-    before: Callable[[int], object] = lambda _: None  # called with each request's number, counted from 1
-    after: Callable[[int], object] = lambda _: None  # the same, before the client gets SeaweedFS's response
+    before: Callable[[int], object] = lambda _: None  # called before each request, with its number, counted from 1
+    after: Callable[[int], object] = lambda _: None  # called with the number before the client gets a response
     drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never
     spoil: int = 0  # in this many of the next uploads, one bit is changed
 

@@ -5,7 +5,7 @@ While these tests run, the shapes annotated in `model/` are checked, so that an 
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # torchrun sets the same value, so one process computes like two
+os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that a single process computes in the same way as a rank
 # `make test` sets these variables. They are removed, so that make in a test prints "make: " and uses only its own
 # flags.
 for name in ("MAKELEVEL", "MAKEFLAGS"):

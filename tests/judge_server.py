@@ -18,7 +18,7 @@ from tests.loopback import QuietHandler, serving
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # returns a score for each label in a request
 API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses with the API's error object; not billed
 GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses of a gateway with an HTML page; the request is billed
-WRONG_USAGES: dict[str, Any] = {  # reported token counts, which are wrong whatever is billed
+WRONG_USAGES: dict[str, Any] = {  # reported token counts that would be wrong for any bill
     "no usage": None,
     "usage of text": {"prompt_tokens": "many"},
     "negative usage": {"prompt_tokens": -5, "completion_tokens": -7},
@@ -58,17 +58,17 @@ class Judge:
     def __init__(self, scorer: Scorer):
         self.scorer = scorer
         self.url = ""
-        self.faults: dict[int, str] = {}  # fault of the first request for a prompt, by the prompt's number, from 0
+        self.faults: dict[int, str] = {}  # fault of a prompt's first request; the key is the prompt's number, from 0
         self.every: str | None = None  # fault of all requests
         self.chance: random.Random | None = None  # if set, chooses a fault of `mixture` for each request
         self.mixture = MIXTURE
         self.idempotent = True
         self.wrong_again = False  # whether repeated requests for a prompt get the same fault again
-        self.said: dict[str, str | None] = {}  # the fault of each prompt by its key, in the order of arrival
+        self.said: dict[str, str | None] = {}  # the fault of each prompt, by the prompt's key, in the order of arrival
         self.snapshot = "scripted"  # the name of the model in replies
         self.bill: dict[str, Billed] = {}  # by X-Client-Request-Id
         self.slow_seconds = 1.0
-        self.retry_after = "0.05"  # seconds, sent with each fault that has a status
+        self.retry_after = "0.05"  # in seconds; sent with each fault that is an HTTP status
         self.released = threading.Event()  # once it is set, no reply is slow
         self.requests: list[dict[str, Any]] = []  # bodies of the requests
         self.replies: dict[str, dict[str, Any]] = {}  # by Idempotency-Key

@@ -3,7 +3,7 @@
 Everything after the imports is real: the script runs as `__main__`; torchrun's agent starts, watches and ends the
 ranks; each rank is a process in a separate session, and the ranks communicate over gloo; signals and kills reach these
 processes like any others. Forks do not cover imports in a fresh interpreter, a different hash seed for each rank, or
-torchrun's command line. Tests that start commands as a user does cover these.
+torchrun's command line. These are covered by the tests that start commands in the same way as a user.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ sacrebleu.metrics.chrf xxhash
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
-# Environment variable. Without it, runs only pretend to draw their charts, which halves their work.
+# Environment variable. Without it, runs only pretend to draw charts, because drawing doubles the work of a run.
 DRAW_CHART = "DRAW_CHART"
 
 _address = ""  # address of the server's socket, in the server and in all its forks

@@ -44,7 +44,7 @@ def test_kernels_are_classified_by_name() -> None:
 
 
 def test_benchmarks_configure_the_allocator_as_the_scripts_do() -> None:
-    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # importing the benchmarks has set one of them
+    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # set when the benchmarks were imported
 
 
 def test_benchmarks_work_without_kernel_profiles() -> None:

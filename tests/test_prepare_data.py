@@ -50,7 +50,7 @@ def test_bad_documents_are_reported_and_limited(tmp_path: Path) -> None:
         assert ("  more examples are in ledger.jsonl" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
     with source.open("a") as file:
-        file.write('{"text": "\\ud800"}\n')  # this is repaired, so it does not count as a loss
+        file.write('{"text": "\\ud800"}\n')  # this document is repaired, so it does not count as lost
     options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
     done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
     assert done.returncode == 1

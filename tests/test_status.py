@@ -14,7 +14,8 @@ def promises() -> list[tuple[str, str, str]]:
     """Return the rows of the list: the promise, the file of its test, and the name of the test."""
     section = (ROOT / "docs/status.md").read_text().partition(TITLE)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", section, re.MULTILINE)
-    table_rows = [line for line in section.splitlines() if line.startswith("|")][2:]  # without the header and its rule
+    # The first two lines are the header and the line that separates it from the rows.
+    table_rows = [line for line in section.splitlines() if line.startswith("|")][2:]
     assert len(rows) == len(table_rows), [line for line in table_rows if "::" not in line]
     return rows
 

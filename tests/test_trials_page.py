@@ -11,8 +11,8 @@ import pytest
 from tests.experiments.trial.test_checkout import git
 from tests.launch import ROOT
 
-# Exit statuses of the fake experiment.py, in order. They keep two candidates, refuse a candidate for every reason, and
-# report the end of the budget.
+# Exit statuses of the fake experiment.py, in order: two candidates are kept, one is refused for each possible reason,
+# and at the end the budget is spent.
 STATUSES = (0, 1, 10, 0, 11, 12, 75)
 UNTRACKED = ("runs/mine/model.json", "runs/mine/train.json", "runs/mine/checkpoints/latest/model.safetensors")
 IGNORED = ("sweeps/mine.json", "export/model.safetensors", "conversation.txt", "token_files/own/train.safetensors")

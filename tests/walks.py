@@ -107,7 +107,7 @@ def start_and_kill(run: Path, layout: Layout, generator: random.Random, as_user:
     for pid in pids:
         kill(pid)
     process.communicate(timeout=90)
-    wait_until(lambda: not processes(run), seconds=60)  # ranks that are still alive stop because torchrun has ended
+    wait_until(lambda: not processes(run), seconds=60)  # surviving ranks end when they notice that torchrun has ended
     step, _ = last_step(run)
     durable = [record["step"] for record in events(run, "checkpoint")]
     intact = find_to_resume(checkpoints_of(run), "auto")

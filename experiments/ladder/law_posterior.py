@@ -1,9 +1,9 @@
 """The posterior distribution of a loss law's parameters: weighted samples of the laws that explain the points.
 
 For given exponents, the law is linear in E, A and B (variable projection, Golub and Pereyra 1973). If the size of the
-noise is unknown, the distribution of E, A and B is therefore a Student's t in closed form. Laws are drawn from it on a
-grid of exponents. Only laws with positive E, A and B are used, and they are summed over the possible correlations
-between the horizons of a trunk.
+noise is unknown, the distribution of E, A and B is therefore a Student's t in closed form. Laws are drawn from this
+distribution for each pair of exponents on a grid, and for each possible correlation between the horizons of a trunk.
+Only laws with positive E, A and B have weight.
 
 The priors are as follows. The logarithm of each exponent has a Student's t distribution around EXPONENT. E and the
 values of the other two terms at the center of the ladder are uniform. The correlation is one of the keys of SHARED,

@@ -13,7 +13,6 @@ import attrs
 from common.errors import BadInput, Problem
 from common.json_files import open_regular
 from common.text import dollars, time_cost
-from experiments.shared.experiment_files import with_count
 from experiments.shared.training_jobs import ROOT
 from training.checkpoints.directory import checkpoints_of, linked_folders, step_of, steps_in
 from training.config.batch_plan import make_plan
@@ -26,7 +25,7 @@ TAIL_BYTES = 1 << 13  # only this much of the end of the metrics file is read; i
 
 @attrs.frozen(kw_only=True)
 class RunProgress:
-    """The progress of a run, whether or not its jobs were killed."""
+    """The progress of a run, read from its files. It is also correct if a job was killed."""
 
     steps: int  # step of the newest checkpoint
     losses: dict[int, float]  # validation loss by step
@@ -59,8 +58,9 @@ def read_progress(directory: Path) -> RunProgress:
     checkpoints = checkpoints_of(directory)
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
-        # Only the state of a linked checkpoint has its step. The import is not at the top of this file, because it
-        # imports the network, which a trial's candidate may have broken.
+        # In a copy of a run, a link can have become a folder with the link's name. Only the state in such a folder
+        # contains the step. The import is not at the top of this file, because it imports the network, which a trial's
+        # candidate may have broken.
         from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]
@@ -92,8 +92,8 @@ def describe_cost(work: float, unit: str, speeds: Sequence[float], price_per_hou
     seconds = work / statistics.median(speeds)
     usd = time_cost(seconds, price_per_hour)
     cost = "" if usd is None else f", {dollars(usd)}"
-    runs = with_count(len(speeds), "earlier run")
-    return f"{seconds / 3600:.3g} hours{cost} if one run is trained at a time, at the {unit} of {runs}"
+    speed = f"{unit} of 1 earlier run" if len(speeds) == 1 else f"median {unit} of {len(speeds)} earlier runs"
+    return f"{seconds / 3600:.3g} hours{cost} if one run is trained at a time, at the {speed}"
 
 
 def logged_step(directory: Path) -> int:

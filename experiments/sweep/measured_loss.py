@@ -38,7 +38,7 @@ from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
 MEASURED = "measured"  # folder next to the runs, for the measured texts encoded with the tokenizers of the runs
-SEQUENCE_BYTES = 56  # the training tokens are searched for sequences of this length: 13 GPT-2 tokens of English
+SEQUENCE_BYTES = 56  # length of the sequences that are searched for in the training tokens: 13 GPT-2 tokens of English
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02
 

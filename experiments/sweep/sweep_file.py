@@ -42,7 +42,7 @@ class Variant:
 def read_variants(
     file: Path, levers: Any, base: Run, shared: Changes, fixed: Collection[str] = FIXED
 ) -> tuple[Variant, ...]:
-    """Return the base, then a variant for each value of a lever that differs from the base.
+    """Return the base, followed by a variant for each lever value that differs from the base's value.
 
     `shared` has the changes that apply to all runs, and `fixed` the keys that cannot be levers. Raise BadInput for an
     invalid lever.

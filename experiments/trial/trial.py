@@ -95,7 +95,7 @@ class Trial:
         return self.output / ("" if name.startswith("seed-") else "probes") / f"{side}-{name}"
 
     def notes(self) -> list[str]:
-        """Return notes about the settings, the requirements and the files for measuring the loss that have changed."""
+        """Return notes about differences in settings, in requirements, and in the code that measures the loss."""
         files, notes = self.changed_files, [*describe_left_out(self.left_out)]
         if keys := differing_keys(self.sections):
             notes.append(f"The run directories differ in {', '.join(keys)}.")

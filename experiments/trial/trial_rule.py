@@ -137,8 +137,8 @@ class TrialRule:
 def assumption(pairs: int) -> str:
     """Return a phrase with the assumption behind a verdict, and a limit for rare events that the pairs may have missed.
 
-    If something happens in a share p of all runs, the probability that it happens in none of n pairs is (1 - p) ** n,
-    whatever the distribution is. The phrase has the largest share for which this probability is at least ERROR.
+    If something happens in a share p of all runs, the probability that n pairs never show it is (1 - p) ** n, whatever
+    the distribution. The phrase contains the largest share p for which this probability is at least ERROR.
     """
     unseen = 1 - ERROR ** (1 / pairs)
     return (

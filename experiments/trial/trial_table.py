@@ -93,7 +93,7 @@ class TrialTable:
         }
 
     def _values(self, number: int) -> list[tuple[float, float]]:
-        """For each pair, return a value of the base and the candidate; `number` is the index of this value in SideRun.
+        """Return, for each pair, the values of the base and of the candidate at the index `number` of SideRun.
 
         A pair is skipped unless both values are known and finite.
         """

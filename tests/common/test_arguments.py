@@ -341,7 +341,7 @@ def test_a_sweep_limits_only_its_own_machine() -> None:
 
 
 def test_an_unknown_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` does not change this, because a script that names a removed command must not end with status 0."""
+    """`--help` after an unknown command is an error, too: a call of a removed command must never end with status 0."""
     commands = {f"command-{number}": Example for number in range(20)}
     for words, problem in (
         (["bogus"], "'bogus': unknown command"),

@@ -212,7 +212,7 @@ def test_folders_are_synced_before_they_are_renamed(tmp_path: Path, monkeypatch:
     partial, final, synced = tmp_path / ".partial-out", tmp_path / "out", []
     (partial / "inner").mkdir(parents=True)
     (partial / "inner" / "file").write_text("content")
-    (partial / "link").symlink_to("nowhere")  # there is nothing to sync
+    (partial / "link").symlink_to("nowhere")  # leads to nothing that could be synced
     (partial / "above").symlink_to("..")  # links are not followed
 
     def record(path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_similar_local_name_is_suggested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str
 ) -> None:
     (tmp_path / "runs" / "quickstart" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "runs" / "gpt2").mkdir()  # results of a model on the hub
+    (tmp_path / "runs" / "gpt2").mkdir()  # a folder with results of a hub model
     monkeypatch.chdir(tmp_path)
 
     def ask(name: str) -> str:

@@ -26,7 +26,7 @@ TEXTS = "s3://runs/texts"
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of documents in every format, one of them in a subfolder, and a file without documents."""
+    """A folder with documents in each format, some of them in a subfolder, and a file that must be ignored."""
     folder = tmp_path_factory.mktemp("remote") / "texts"
     (folder / "deeper").mkdir(parents=True)
     draw = random.Random(0)

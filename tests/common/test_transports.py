@@ -1,4 +1,4 @@
-"""Slow and endless replies of the hub are stopped, and files of any announced size arrive."""
+"""Slow and endless replies of the hub are stopped. Files whose size was announced arrive, however large they are."""
 
 import socket
 from pathlib import Path

@@ -31,13 +31,13 @@ FIRST, LAST = 15, 114
 
 
 def small_second_gpu() -> None:
-    """Give the emulated GPU of rank 1 SECOND_GPU_GIB of memory."""
+    """Limit the memory of rank 1's emulated GPU to SECOND_GPU_GIB."""
     if os.environ.get("LOCAL_RANK") == "1":
         os.environ["FAKEGPU_GIB"] = os.environ["SECOND_GPU_GIB"]  # the driver reads it at the first CUDA call
 
 
 def finite_noise() -> None:
-    """Make all numbers count as finite."""
+    """Make torch.isfinite accept every number, because computed values are noise."""
     torch.isfinite = lambda _: torch.tensor(True)
 
 
@@ -118,10 +118,10 @@ def sanitized_steps(parallel: str, determinism: str, *more: str) -> None:
 
 
 def trial(*allocations: str) -> None:
-    """Run a trial of the batch-size search in which each step makes these allocations: torch=GIB or library=GIB.
+    """Run a trial of the batch-size search in which each step makes the given allocations.
 
-    Memory of `torch` is freed at once. Memory of `library` is not freed, like the memory that cuBLAS or NCCL allocate
-    when they are first used.
+    An allocation is torch=GIB or library=GIB. Memory of `torch` is freed at once. Memory of `library` is not freed,
+    like the memory that cuBLAS or NCCL allocate when they are first used.
     """
 
     def allocate(*_: object) -> None:

@@ -59,12 +59,12 @@ def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> s
 
 
 def train(run_directory: Path, *options: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run train.py to its end. `how` are keywords of `start`."""
+    """Run train.py to its end. `how` has keyword arguments of `start`."""
     return run(ROOT / "train.py", run_directory, *options, **how)
 
 
 def disturbed(name: str, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run a function of disturbed.py to its end. `how` are keywords of `start`."""
+    """Run a function of disturbed.py to its end. `how` has keyword arguments of `start`."""
     return run(ROOT / "tests" / "cuda" / "disturbed.py", name, *arguments, **how)
 
 

@@ -44,7 +44,7 @@ def test_other_crashes_are_not_mistaken_for_host_reads() -> None:
 @pytest.mark.parametrize(
     ("program", "name"),
     [
-        ("import torch; torch.fft.fft(torch.ones(8, device='cuda'))", "cufftCreate"),  # imported by a library of torch
+        ("import torch; torch.fft.fft(torch.ones(8, device='cuda'))", "cufftCreate"),  # a library of torch imports it
         ("import ctypes; ctypes.CDLL('libcuda.so.1').cuArrayDestroy(None)", "cuArrayDestroy"),  # looked up by name
     ],
 )

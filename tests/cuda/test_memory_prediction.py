@@ -11,7 +11,7 @@ from tests.model.architectures import NANOCHAT, QWEN3
 
 BELOW, ABOVE = 0.02, 0.05  # if the prediction is too low, a run may fail; if it is too high, this costs little
 THRIFT = ("recompute_blocks=true", "loss_chunks=8")
-ON_A100 = (*EIGHT_RANKS[::4], *EIGHT_RANKS[3::4])  # DDP with determinism off, and FSDP with elastic
+ON_A100 = (*EIGHT_RANKS[::4], *EIGHT_RANKS[3::4])  # DDP with determinism "off", and FSDP with "elastic"
 SHAPES = [
     *EIGHT_RANKS,
     *(attrs.evolve(layout, gpu="a100-80gb") for layout in ON_A100),

@@ -16,9 +16,9 @@ KERNEL_BYTES = ROOT / "benchmarks" / "kernel_bytes.py"
 MB = 1e6
 ARCHITECTURES = {"h100": {"sm_90", "sm_90a"}, "a100-80gb": {"sm_80"}}
 
-# For each size, world size, wrapper and level of determinism: the largest accepted numbers of launches, of calls to
-# collectives, and of MB in collectives, in one step. The bounds are 3 to 5 % above what torch 2.13 needs. On one rank,
-# FSDP trains the bare network.
+# Limits for one step, by size, world size, wrapper and determinism: the number of kernel launches, the number of
+# collective calls, and the MB that the collectives move. The limits are 3 to 5 % above what torch 2.13 needs. On one
+# rank, FSDP trains the bare network.
 BOUNDS: dict[tuple[str, int, str, str], tuple[int, int, float]] = {
     ("124M", 1, "ddp", "off"): (1510, 1, 0.001),
     ("124M", 1, "fsdp", "off"): (1510, 1, 0.001),

@@ -1,4 +1,4 @@
-"""train.py on emulated GPUs: all branches, from the first step to resuming and failures, on several kinds of GPU."""
+"""train.py on several kinds of emulated GPU: all branches, from the first step to resuming and failures."""
 
 import re
 import signal
@@ -107,7 +107,8 @@ def test_a_run_resumes_and_repeats_steps(make_small_run: MakeRun, settings: dict
     finished(train(directory, "--max-steps", "2", ranks=2))
     finished(train(directory, ranks=2))
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
-    output = train(directory, "--replay", "3", "4", ranks=2).stdout  # its status depends on losses, which are noise
+    # The replay's exit status is not checked: it depends on the losses, which are noise on an emulated GPU.
+    output = train(directory, "--replay", "3", "4", ranks=2).stdout
     assert "at step 2; nothing is written" in output and len(re.findall("^ +[34]  train_loss", output, re.M)) == 2
 
 

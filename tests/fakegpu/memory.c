@@ -1,6 +1,6 @@
 // Emulates the CUDA runtime's memory functions. Allocations are limited by the GPU's memory. Copies of up to 64 KiB
-// between host and device move bytes. A larger copy only records an event; if its target is on the host, the target is
-// filled with zeros. Every copy is complete when the call returns.
+// between host and device are really made. A larger copy only records an event; if its target is on the host, the
+// target is filled with zeros. Every copy is complete when the call returns.
 #define _GNU_SOURCE
 #include "device_memory.h"
 #include "error.h"

@@ -35,8 +35,8 @@ static const Gpu *gpu(const char *key) {
   exit(2);
 }
 
-// CUDA_VISIBLE_DEVICES limits the GPUs that CUDA counts, but not the GPUs that NVML counts. It does not matter which
-// GPUs the variable names, because all are equal.
+// CUDA_VISIBLE_DEVICES limits the GPUs that CUDA counts, but not the GPUs that NVML counts. Only the number of GPUs in
+// the variable matters, because all GPUs are equal.
 static int visible(int present) {
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
   if (!list) return present;

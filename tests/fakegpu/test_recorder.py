@@ -1,4 +1,4 @@
-"""The recorder of the emulated GPUs matches the driver, and without the driver, it raises an error with advice."""
+"""The record of the emulated GPUs: its format matches the driver's. Without the driver, the error says what to do."""
 
 import re
 

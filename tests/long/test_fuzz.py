@@ -1,9 +1,9 @@
-"""Bad inputs for the four scripts, many of them generated, always give clear errors: `make test-long`.
+"""Bad inputs for the four scripts always give clear errors. Many of the inputs are generated. Run: `make test-long`.
 
 Each command runs in a copy of a workspace in which one input is damaged. The outcomes are:
 
     clear      an error line for each problem and a non-zero status, or the same result as with good input
-    traceback  a Python traceback, death by a signal, or an error without a printable line or with a repeated line
+    traceback  a Python traceback, death by a signal, or an error that has no printable line or repeats a line
     hang       a command that does not end within HANG_SECONDS
     silent     status 0 although the input is bad, or a result that differs from the result with good input
     lost       a checkpoint, token file or answer that existed before no longer exists

@@ -76,7 +76,7 @@ def test_narrowest_sampling_is_greedy(narrow: Sampling) -> None:
         (Sampling(top_p=0.71), [0, 0.4, 0.2, 0.3]),
         (Sampling(top_p=0.41), [0, 0.4, 0, 0.3]),
         (Sampling(top_p=0.39), [0, 0.4, 0, 0]),
-        (Sampling(top_k=3, top_p=0.75), [0, 0.4, 0.0, 0.3]),  # 0.4 and 0.3 are 78% of the sum for three candidates
+        (Sampling(top_k=3, top_p=0.75), [0, 0.4, 0.0, 0.3]),  # 0.4 + 0.3 is 78% of the sum of the three candidates
     ],
 )
 def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling, probabilities: list[float]) -> None:

@@ -77,7 +77,7 @@ def batch(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
 def test_loss_and_gradients_equal_the_plain_networks(
     monkeypatch: pytest.MonkeyPatch, name: str, shards: int, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what training computes in fp32 is in fp64 here
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # compute in fp64 what training computes in fp32
     config = attrs.evolve(ALL[name], drop_rate=0.0, context_length=16, n_layers=2)
     assert indivisible_sizes(config, shards) == {}
     plain_network = network(config).double()
@@ -166,7 +166,7 @@ def changed_configurations() -> dict[str, ModelConfig]:
 
 
 def test_every_option_has_the_same_loss_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # what training computes in fp32 is in fp64 here
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # compute in fp64 what training computes in fp32
     configurations = changed_configurations()
     changed_options = {name.split()[-2] for name in configurations}
     assert attrs.fields_dict(ModelConfig).keys() - changed_options == {"drop_rate"}

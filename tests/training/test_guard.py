@@ -64,7 +64,7 @@ def test_update_from_a_bad_loss_or_gradient_is_never_applied(
     assert job_exit is not None and (job_exit.status, job_exit.reason) == (3, "non-finite")
     [checkpoint] = (run / "checkpoints").glob("step-*")
     assert checkpoint.name == "step-00000002" and verify(checkpoint) is None
-    assert train(run).returncode == 0  # the run continues from there
+    assert train(run).returncode == 0  # the run continues from that checkpoint
 
 
 def test_lasting_overflow_ends_an_fp16_run(make_run: MakeRun, at_step_3: Callable[..., Path]) -> None:

@@ -31,7 +31,7 @@ def test_metrics_and_record_have_the_expected_fields(make_run: MakeRun) -> None:
         assert record.keys() == {*measured.split()}
         assert record["mfu"] is None  # because the peak speed of a CPU is unknown
         assert record["peak_memory_bytes"] > 50 * 2**20
-    assert steps[1]["learning_rate"] == 0.02  # the peak, which is reached after 2 warm-up steps
+    assert steps[1]["learning_rate"] == 0.02  # the peak rate, reached after 2 warm-up steps
     assert [record["step"] for record in records if "validation_loss" in record] == [0, 4, 8]
     assert [record["event"] for record in records if "event" in record] == ["start", "checkpoint", "checkpoint", "end"]
     resolved = json.loads((run / "resolved.json").read_text())

@@ -81,7 +81,7 @@ def test_resumed_copy_replaces_the_checkpoint_of_its_step(make_run: MakeRun) -> 
     first_manifest = (archived / "manifest.json").read_text()
     assert (checkpoints / "step-00000002" / "manifest.json").read_text() == first_manifest != second_manifest
     manifests = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
-    # The archive has the checkpoint of the first run and the replaced one.
+    # The archive has the checkpoint of the first run and the checkpoint of the second run.
     assert manifests == {first_manifest, second_manifest}
 
 

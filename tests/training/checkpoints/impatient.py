@@ -1,4 +1,4 @@
-"""A version of train.py with slow phases, whose retries of a bucket's requests end soon and whose leases expire soon.
+"""A version of train.py that has slow phases, gives up quickly on failed bucket requests, and uses short leases.
 
 Environment variables, in addition to those of slow.py:
 

@@ -1,9 +1,9 @@
-"""A version of train.py for nodes that share a network disk, and whose clients behave like the NFS client of Linux.
+"""A version of train.py for nodes that share a network disk, which they access as the NFS client of Linux does.
 
 Environment variables:
 
 NODE_SIZE   number of ranks on a node
-CLIENTS     folder for the caches of the clients, one per node
+CLIENTS     folder for the caches of the disk's clients, one per node
 LATER_NODE  the node whose client flushes last
 WRONG_BYTE  if set, the disk returns a wrong last byte for each file
 

@@ -1,4 +1,4 @@
-"""Compatibility of a checkpoint with a run: differences in tokens, keys and numerics are named."""
+"""Compatibility of a checkpoint with a run: an error says which tokens, keys or numerics differ."""
 
 from pathlib import Path
 from typing import Any

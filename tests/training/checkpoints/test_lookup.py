@@ -99,7 +99,7 @@ def test_damaged_copy_is_refused(copied: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_files_that_name_a_checkpoint_act_as_links(copied: Path) -> None:
-    """A link becomes such a file in a bucket, or when an archive is unpacked on a system without links."""
+    """In a bucket, or on a system without links, a link is replaced with a file that contains the checkpoint's name."""
     directory = copied / "checkpoints"
     for link, name in (("latest", "step-00000008\n"), ("best", "step-00000004")):
         (directory / link).unlink()

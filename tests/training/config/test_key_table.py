@@ -1,4 +1,4 @@
-"""The table of keys is made from the keys' rows alone, and the tables in docs/ agree with these rows."""
+"""The table of keys: to add a key, a row in the code is enough, and the tables in docs/ agree with these rows."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Runs on other programs' token files: the same tokens give the same bits in any format; unusable files are named."""
+"""Runs on other programs' token files: the same tokens give the same bits in any format; an error names a bad file."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -205,7 +205,7 @@ def test_only_the_chosen_kernel_stays_enabled(monkeypatch: pytest.MonkeyPatch) -
     [
         ({}, None, "cudnn"),
         ({}, "broken", "flash"),
-        ({"determinism": "elastic"}, None, "flash"),  # the level of both jobs
+        ({"determinism": "elastic"}, None, "flash"),  # both jobs use this level
         ({"device": "NVIDIA A100"}, None, "flash"),
         ({"attention": "flash+math"}, None, "flash"),
     ],

@@ -47,7 +47,7 @@ def test_data_parallel_size_and_wrapper_matter_unless_elastic(make_run: MakeRun)
     assert fingerprint_of(run, run_level)["parallel"] == "ddp"
     assert fingerprint_of(run, run_level) == fingerprint_of(
         run, run_level, tensor=2
-    )  # the number of tensor shards is the same
+    )  # both runs have the same number of tensor shards
 
 
 @pytest.mark.parametrize(("compiled", "unit"), [(False, False), (True, "blocks, head and loss"), ("model", "model")])

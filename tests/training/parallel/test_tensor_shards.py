@@ -20,7 +20,7 @@ from training.parallel.mesh import full_tensor, within
 from training.parallel.process_group import RankGroup, Ranks
 from training.parallel.tensor_shards import TensorShards, in_shards, tensor_shards
 
-# Four shards share two heads of keys and values, so two shards have the same ones.
+# Four shards share two heads of keys and values, so each head is in two shards.
 CONFIG = attrs.evolve(SMALL, n_layers=1, n_kv_heads=2, tie_weights=False)
 SHARDS = 4
 

@@ -102,7 +102,7 @@ def test_blocks_head_and_loss_are_separate_graphs(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch, "compile", record_compilation)
     model = NextTokenLoss(GPT(CONFIG))
-    with torch._dynamo.config.patch(optimize_ddp=True):  # monkeypatch would delete the setting afterwards
+    with torch._dynamo.config.patch(optimize_ddp=True):  # not monkeypatch, which would delete the setting afterwards
         compile_model(model, False)
         assert compiled == []
         compile_model(model, True)

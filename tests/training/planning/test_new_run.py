@@ -58,7 +58,7 @@ def test_too_few_tokens_train_for_sixteen_epochs(make_run: MakeRun, tmp_path: Pa
     few = tokens(tmp_path / "few", 500)
     run = like(make_run(min_train_tokens=10_000_000), tmp_path / "new", f"dataset={few}")
     data = run.train.data
-    assert (data.min_train_tokens, data.max_epochs) == (30 * 8 * 32, 16)  # 15 windows x 16 epochs = 30 steps x 8
+    assert (data.min_train_tokens, data.max_epochs) == (30 * 8 * 32, 16)  # 15 windows x 16 epochs = 30 steps of 8
     assert run.train.validation.validation_interval is None
     chosen = like(make_run("b"), tmp_path / "chosen", f"dataset={few}", "max_epochs=2", "min_train_tokens=null")
     assert chosen.train.data.max_epochs == 2 and chosen.train.data.min_train_tokens is None

@@ -38,7 +38,8 @@ LLM_C = [
     ("h100-80gb", "350M", 188e3),
     ("h100-80gb", "1.5B", 47.6e3),
 ]
-LLM_C_LAYER_BYTES = 47 * 2  # per token per C: llm.c has hand-written kernels and a residual stream in bf16
+# Per token per layer per C, for llm.c's hand-written kernels and its residual stream in bf16
+LLM_C_LAYER_BYTES = 47 * 2
 
 
 @pytest.mark.parametrize(("gpu", "size", "tokens_per_second"), LLM_C)

@@ -27,9 +27,9 @@ def beat(count: int, **fields: Any) -> Beat:
 
 
 def beats_after_polls(*counts: int, **fields: Any) -> Beats:
-    """Return the beats of two ranks after one poll per count.
+    """Return the beats of two ranks after several polls.
 
-    Rank 1 has these counts, and rank 0 has a new beat in each poll.
+    In each poll, rank 1 has the next of the `counts`, and rank 0 has a new beat.
     """
     beats = Beats(2)
     for poll, count in enumerate(counts):

@@ -45,12 +45,12 @@ def test_frozen_ranks_are_named_and_end_the_job(make_run: MakeRun, ranks: int, f
     run = make_run(**SETTINGS)
     process = start(run, ranks)
     wait_for_step(run, 6, process)
-    time.sleep(2 * BEAT_SECONDS)  # for newer beats, because steps are much shorter than BEAT_SECONDS
+    time.sleep(2 * BEAT_SECONDS)  # until new beats were sent, because steps are much shorter than BEAT_SECONDS
     pids = children(process)
     for rank in frozen:
         os.kill(pids[rank], signal.SIGSTOP)
     saved: set[str] = set()
-    while saved != (saved := checkpoints(run)):  # until a save that had begun is complete and the other ranks wait
+    while saved != (saved := checkpoints(run)):  # until the other ranks wait, after any save in progress
         time.sleep(1)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
@@ -99,7 +99,7 @@ def test_ranks_save_when_torchrun_is_killed(make_run: MakeRun, ranks: int) -> No
     process = start(run, ranks, as_user=True, torchrun=True)
     wait_for_step(run, 5, process)
     process.kill()
-    output, errors = process.communicate(timeout=180)  # the ranks still have torchrun's pipes
+    output, errors = process.communicate(timeout=180)  # waits for the ranks, which still hold torchrun's pipes open
     assert "stopped early; run the same command again to continue" in output, errors
     assert errors.count("train.py: torchrun has ended; stopping at the next step") == 1
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "stopped"
@@ -112,7 +112,7 @@ def test_ranks_end_when_torchrun_is_killed_before_training(make_run: MakeRun) ->
     process = start(run, ranks=2, SLOW_START=600)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), process)
     kill(process.pid)
-    _, errors = process.communicate(timeout=180)  # the ranks still have torchrun's pipes
+    _, errors = process.communicate(timeout=180)  # waits for the ranks, which still hold torchrun's pipes open
     assert errors.count("train.py: torchrun has ended") == 1
     assert not (run / "exit.json").exists()
     assert not (run / "checkpoints").exists()

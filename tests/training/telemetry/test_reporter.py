@@ -46,7 +46,7 @@ def log_third_step(reporter: Reporter, clock: list[float]) -> None:
 def test_logged_step_reaches_metrics_log_and_bar(clock: list[float]) -> None:
     reporter: Any = reporter_of(price=None, peak=None)
     log_third_step(reporter, clock)
-    reporter.bar.show.assert_called_once_with(4, "loss 2.0000  30 tok/s  ETA 2s")  # MFU and price are unknown
+    reporter.bar.show.assert_called_once_with(4, "loss 2.0000  30 tok/s  ETA 2s")  # MFU and cost are unknown
     reporter = reporter_of()
     log_third_step(reporter, clock)
     [record] = last_arguments(reporter.metrics.write)

@@ -1,4 +1,4 @@
-"""Without a shared disk, each node has complete checkpoints, and all resume from the newest intact one of any node."""
+"""Without a shared disk, each node has complete checkpoints. All nodes resume from the newest intact checkpoint."""
 
 import shutil
 import sys
