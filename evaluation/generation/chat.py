@@ -79,7 +79,7 @@ class Conversation:
     def interrupt(self, *_: Any) -> None:
         """End the answer before its next token.
 
-        As a signal handler, it does not interrupt a line that is being printed.
+        This method is used as a signal handler, and does not interrupt a line that is being printed.
         """
         if self.latest is not None:
             self.latest.interrupted = True

@@ -147,7 +147,7 @@ class AnswerRequest:
     stream: bool
     include_usage: bool
     is_chat: bool
-    repeatable: bool  # True if there is a seed; the answer shares no cache or batch that could change its bits
+    repeatable: bool  # True if there is a seed; then the answer shares no cache or batch that could change its bits
 
     @property
     def scores_prompt(self) -> bool:
@@ -369,7 +369,7 @@ def _message(where: str, content: Any) -> Message:
     try:
         message, unread = read_message(content, where)
     except ValueError as error:
-        # The other arguments state the kind of problem, which prepare_data.py needs to count documents.
+        # The error's other arguments state the kind of problem. Only prepare_data.py needs them, to count documents.
         raise ValueError(error.args[-1]) from error
     if unread:
         raise ValueError(f"{where}: got {quoted(unread[0])}, wanted only role and content; leave it out")

@@ -155,7 +155,7 @@ def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
 def _activation(values: dict[str, Any], where: Path, nanogpt: bool) -> str:
     """Return the configured activation.
 
-    The default for nanoGPT's weights is nanoGPT's; for all other weights, GPT-2's.
+    The default is that of nanoGPT if the weights are nanoGPT's, and that of GPT-2 for all other weights.
     """
     for key, our_names in ACTIVATION_KEYS.items():
         if key in values:

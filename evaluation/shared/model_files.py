@@ -60,7 +60,7 @@ def check_model_files(path: Path, run: Path | None) -> None:
     if unread and read:
         more = f" and {len(unread) - 1:,} more" if len(unread) > 1 else ""
         show(
-            note(f"{path}: reading {min(read)}; the other files of weights in it are ignored: {unread[0]}{more}"),
+            note(f"{path}: reading {min(read)}; this folder's other weight files are ignored: {unread[0]}{more}"),
             once=True,
         )
 
