@@ -85,7 +85,7 @@ class RunHistory:
     axes: dict[str, Curve]  # those of AXES that the run has recorded, as functions of the step
     marks: list[Mark]
     state: str  # complete, running, stopped, ...
-    ledger: dict[str, float]  # seconds of the whole run by part; empty until the first job has ended
+    ledger: dict[str, float]  # seconds by part, over the whole run; empty until the first job has ended
     ledger_usd: float | None  # price of these seconds
     hours: float
     usd: float | None  # None if the price is unknown

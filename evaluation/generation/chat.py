@@ -183,6 +183,6 @@ def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
 
 
 def _interrupt_once(*_: Any) -> None:
-    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt. A second Ctrl-C would end the program."""
+    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt, because a second one would end the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -30,7 +30,7 @@ READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the 
 
 @attrs.frozen(kw_only=True)
 class Range:
-    """A range of a split. The predicted tokens are start + 1 .. start + count."""
+    """A range of a split. The tokens from `start` + 1 to `start` + `count` are predicted."""
 
     directory: Path
     split: str

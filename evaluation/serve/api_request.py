@@ -57,7 +57,7 @@ class ServedModel:
     trained: Trained
     name: str
     longest_answer: int  # largest number of tokens in an answer
-    most_answers: int  # largest number of answers to a request: the engine's slots and its queue
+    most_answers: int  # largest number of answers to a request: the engine's slots plus the places in its queue
 
     @property
     def context(self) -> int:
@@ -139,7 +139,7 @@ class AnswerRequest:
     prompt: list[int]
     is_first: bool = True  # True for only one of the answers to a prompt, so that its tokens are counted once
     left_out: int | None = None  # number of oldest turns that were left out; None: truncation is disabled
-    echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty text
+    echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty prompt
     count: int  # largest number of new tokens; 0 only with echo
     sampling: Sampling
     stop: tuple[str, ...]
@@ -279,7 +279,7 @@ def _seed(body: AnswerOptions, index: int) -> int:
 
 
 def _prompts_of(body: CompletionBody) -> dict[str, Any]:
-    """Return the prompts of a request, by their names in error messages.
+    """Return the prompts of a request. The keys are their names in error messages.
 
     The field `prompt` contains a single prompt, which is a string or a list of token ids, or a list of prompts.
     """

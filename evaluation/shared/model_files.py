@@ -38,7 +38,7 @@ FACTS = {
 def check_model_files(path: Path, run: Path | None) -> None:
     """Raise BadInput if files in a model's directory contradict each other, and print a note on unread weights.
 
-    `run`: the run directory that the model belongs to, or None. The files must also agree with its model.json.
+    `run`: the run directory that the model belongs to, or None. The files must also agree with the run's model.json.
     """
     configs = [path / name for name in (*CONFIG_FILES, ORIGINAL_CONFIG)]
     configs += [] if run is None else [run / "model.json"]
