@@ -18,7 +18,7 @@ Checkpoint = Annotated[
 Tokenizer = Annotated[
     str | None,
     option(
-        "use this tokenizer (FILE: .tiktoken, meta.pkl or .json); default: the tokenizer of the model or of its tokens",
+        "use this tokenizer (FILE: .tiktoken, meta.pkl or .json); default: the model's own tokenizer",
         "gpt2|bytes|FILE",
     ),
 ]
@@ -72,7 +72,7 @@ class GenerationOptions(ModelOptions):
     """Options of a command that generates text with a single model."""
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
-    tokens: Annotated[int, option("tokens per text, or at most this number per answer", "N", check=COUNT)] = 500
+    tokens: Annotated[int, option("tokens per text; for an answer, the largest number", "N", check=COUNT)] = 500
     temperature: Annotated[
         float, option("sampling temperature; 0: always the likeliest token", "T", check=TEMPERATURE)
     ] = 0.8
@@ -150,7 +150,7 @@ class LossCommand(MeasureOptions):
     start: Annotated[
         int | None,
         option(
-            "first token; default: 50,000,000, or in a shorter split, the first token that the models have not seen",
+            "first token; default: 50,000,000 or, in a shorter split, the first token that the models have not seen",
             "N",
             name="--from",
             check=integer(0),
@@ -180,7 +180,9 @@ class CoreCommand(MeasureOptions):
 class FineTuneSettings:
     """Hyperparameters of fine-tuning. The defaults are from Raschka's book; gpjt's comparisons use them, too."""
 
-    seed: Annotated[int, option("first seed; it determines the records' order and dropout", "N", check=integer(0))] = 0
+    seed: Annotated[
+        int, option("first seed; it determines the order of the records, and dropout", "N", check=integer(0))
+    ] = 0
     epochs: Annotated[int, option("largest number of epochs", "N", check=COUNT)] = 20
     batch_size: Annotated[
         int, option("approximate number of records per update (a row holds several)", "N", check=COUNT)

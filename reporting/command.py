@@ -22,7 +22,7 @@ from training.telemetry.metrics_log import EVALUATIONS, METRICS, REPORT
 
 PROJECT = "lockstep"
 MOST_SAMPLED = 8  # a page about more runs than this has no samples
-NICENESS = 10  # yields to a training run on the same machine
+NICENESS = 10  # gives a training run on the same machine priority over this process
 LOOK_SECONDS = 10.0  # default time between two checks with --watch
 # --watch ends after this number of checks in a row without a running job. A single check may find torchrun restarting a
 # job.
@@ -185,7 +185,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs of an experiment or archive that have begun.
+    """Return the begun runs in the folder of an experiment or archive.
 
     A trial that ended before its first pair of runs has only probe runs.
     """

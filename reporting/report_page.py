@@ -38,8 +38,8 @@ FLOPS = 6  # per token and per weight of a matrix product, for the forward and b
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Mapping[str, Any]) -> str:
     """Return the page about runs as HTML.
 
-    `histories` are those of `runs`, in the same order. `sections` maps titles to additional sections; the one called
-    "Results", a list, comes first on the page.
+    `histories` are those of `runs`, in the same order. `sections` maps titles to additional sections. The section
+    "Results" comes first on the page; its value is a list with the results of each experiment.
     """
     compared, advice = _evaluations(runs, histories) if runs else (None, "No run has begun.")
     groups = grouped(histories)
@@ -180,7 +180,7 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in record["points"]:
         series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
-    if isinstance(target := record["target"], dict):  # without a forecast: None, or the target's name in an older file
+    if isinstance(target := record["target"], dict):  # without a forecast, it is None or, in older files, a name
         losses = (target[key] for key in ("loss", "low", "high"))
         series["forecast, 90 %"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
     law, lines = record["law"], []

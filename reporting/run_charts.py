@@ -26,7 +26,7 @@ EARLY_SHARE = 0.05  # losses in this first part of a run may be cut off
 ORDINARY_SHARE = 0.98  # this share of the values is ordinary; a value far above them is a spike
 FEWEST_VALUES = 10  # with fewer values, all are shown
 BEARABLE_RANGES = 1.5  # values up to this multiple of the ordinary range are shown as well
-BEARABLE_FACTOR = 2.0  # except for losses: values up to this multiple of the largest ordinary value are shown as well
+BEARABLE_FACTOR = 2.0  # values up to this multiple of the largest ordinary value are shown as well, except losses
 SHOWN_SHARE = 0.25  # at least this share of the values of each run is shown
 OUTLYING_FACTOR = 5.0  # a run whose largest values exceed those of an ordinary run by this factor may be cut off
 

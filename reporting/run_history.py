@@ -85,7 +85,7 @@ class RunHistory:
     axes: dict[str, Curve]  # those of AXES that the run has recorded, as functions of the step
     marks: list[Mark]
     state: str  # complete, running, stopped, ...
-    ledger: dict[str, float]  # seconds of the whole run by part; empty until the first job has ended
+    ledger: dict[str, float]  # seconds by part, over the whole run; empty until the first job has ended
     ledger_usd: float | None  # price of these seconds
     hours: float
     usd: float | None  # None if the price is unknown
@@ -93,7 +93,7 @@ class RunHistory:
     job: JobRecord  # the last job; empty if `record` is None
     used: TrainedOn  # machines, software and commits of all jobs
     bits_per_nat: float | None  # bits per byte of text that equal one nat per token; None if unknown
-    notes: list[Notice]  # about lines and files that could not be read
+    notes: list[Notice]  # notes on lines and files that could not be read
     compared: str | None = None  # a sentence that compares the training loss with the recipe's reference
 
     @property
@@ -150,7 +150,7 @@ def read_history(directory: Path) -> RunHistory:
         used=trained_on(
             records,
             records[-1].get("step", 0) + 1,
-            job.environment or JobEnvironment(),  # without a recorded machine, the commit below is still reported
+            job.environment or JobEnvironment(),  # so that the commit is reported even if no machine was recorded
             None if record is None else record.git_commit,
         ),
         bits_per_nat=_bits_per_nat(job.token_directories, record),

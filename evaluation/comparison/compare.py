@@ -203,8 +203,8 @@ def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult |
     """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
     This is the model's newest result on the data that most models were measured on. If several data sets are equally
-    common, the result that leaves out the fewest items is chosen. If that is a tie as well, it is the result on the
-    data that any model was measured on last.
+    common, the result that leaves out the fewest items is chosen. If several are left, the one whose data was used
+    last (for any model) is chosen.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(

@@ -51,7 +51,7 @@ class Row:
     recipe: str | None = None  # the same for runs that differ only in their seed and in keys that do not affect results
     changes: list[str] = attrs.field(factory=list)  # changes to recipe settings during training
     weights: WeightsIdentity | None = None  # None: no result has a hash
-    notes: list[str] = attrs.field(factory=list)  # about results that are left out or whose weights are unknown
+    notes: list[str] = attrs.field(factory=list)  # notes on results that are left out or whose weights are unknown
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:
@@ -131,7 +131,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     """
     titles = dict.fromkeys(result.model for result in reversed(results))  # the title measured last comes first
     current = {title: identity_on_disk(home, title) for title in titles}
-    for title in titles:  # if the weights are no longer on this disk, use those last measured under the same name
+    for title in titles:  # if the weights are no longer on this disk, use the last weights measured under this title
         if current[title] is None:
             weights_of_title = (result.weights for result in reversed(results) if result.model == title)
             current[title] = next((weights for weights in weights_of_title if weights), None)
@@ -151,7 +151,8 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
         return ChosenResults(title="", weights=None, results=[], superseded=superseded, notes=[])
     title = measured[-1].model
     weights = current[title]
-    # Another result of the same weights may have both hashes. Results that come from older answer files have only one.
+    # Results that come from older answer files have only one of the two hashes. Another result of the same weights may
+    # have both.
     for result in reversed(measured):
         if weights is not None and result.weights is not None and weights.is_same(result.weights):
             weights = result.weights
@@ -173,7 +174,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
 
 
 def _tokenizer_notes(chosen: ChosenResults) -> list[str]:
-    """Return a note for each tokenizer from --tokenizer. The note names the results that were measured with it."""
+    """Return, for each tokenizer that was passed as --tokenizer, a note that names the results measured with it."""
     by_tokenizer: dict[str, dict[str, None]] = {}
     for result in chosen.results:
         if result.given_tokenizer is not None:

@@ -151,8 +151,8 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 
     The test has rounds: pairs that were found to differ do not need a share of the 5 % in the next round. The intervals
     of the last round are returned, and a pair differs significantly if its interval excludes zero. All pairs were
-    measured on the same text or items. If there is so little text that half of the pairs or more cannot be tested, no
-    pair gets bounds: the testable pairs would only be those whose noise happens to look small.
+    measured on the same text or items. If there is so little text that at least half of the pairs cannot be tested, no
+    pair gets bounds: the pairs that can be tested would merely be those whose noise happens to look small.
     """
     undecided = sum(pair.difference(1) is not None for pair in pairs)
     while True:

@@ -38,8 +38,8 @@ LARGEST_BUNDLE = 1 << 30  # bytes; nanochat's archive has about 160 MB
 # nanochat's seeds, for the order of a task's items and for the choice of an item's examples. The item's number is added
 # to the second seed.
 ORDER_SEED, EXAMPLES_SEED = 1337, 1234
-# The kinds of tasks, each with the keys of an item's contexts and of its continuations. At most one of the two keys has
-# a list; the other one has a single text.
+# The kinds of tasks, each with the key of an item's contexts and the key of its continuations. The value of one of the
+# two keys may be a list; all other values are single texts.
 KINDS = {
     "multiple_choice": ("query", "choices"),
     "schema": ("context_options", "continuation"),
@@ -184,7 +184,7 @@ def _download_once() -> Path:
                 raise BadInput(f"{URL}: got {remote.size_bytes:,} bytes, wanted at most {LARGEST_BUNDLE:,}")
             with remote.open() as file:
                 content = file.read()
-            # The hash is written first, so that an archive without a hash cannot be from this download.
+            # The hash is written before the archive, so an archive without a hash was not downloaded by this function.
             replace_file(RECORDED, _sha256_line(hashlib.sha256(content).hexdigest()), durable=True)
             replace_file(DOWNLOADED, content, durable=True)
         if RECORDED.exists() and not _is_recorded(DOWNLOADED):

@@ -69,12 +69,7 @@ def export(
     stock_class(trained.network.config, str(trained.location.path))
     directory = directory.resolve()
     for leftover in _other_partials(directory):
-        show(
-            note(
-                f"{leftover}: remains of an export that was killed, unless an export is still writing it; delete it to "
-                "free disk space"
-            )
-        )
+        show(note(f"{leftover}: an unfinished export; if no program is still writing it, delete it to free disk space"))
     contention = f"{directory}: another export is writing to this folder; wait for it, or pass another folder"
     with (
         refusing(f"{directory}: cannot be written", kinds=(SafetensorError,)),
@@ -95,7 +90,10 @@ def export(
 
 
 def _other_partials(directory: Path) -> list[Path]:
-    """Return partial folders of exports to other directories next to this one, including those of earlier versions."""
+    """Return the folders next to `directory` that contain partial exports to other directories.
+
+    Folders that earlier versions wrote are included.
+    """
     candidates = directory.parent.glob(f"{PARTIAL}*")
     signs = ("model", CONFIG, WEIGHTS, "tokenizer.json")  # an earlier version wrote into a folder "model"
     partials = [

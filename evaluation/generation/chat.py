@@ -79,7 +79,7 @@ class Conversation:
     def interrupt(self, *_: Any) -> None:
         """End the answer before its next token.
 
-        As a signal handler, it does not interrupt a line that is being printed.
+        This method is used as a signal handler, and does not interrupt a line that is being printed.
         """
         if self.latest is not None:
             self.latest.interrupted = True
@@ -183,6 +183,6 @@ def wrap_words(parts: Iterable[str], columns: int) -> Iterator[str]:
 
 
 def _interrupt_once(*_: Any) -> None:
-    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt. A second Ctrl-C would end the program."""
+    """Raise KeyboardInterrupt, and ignore Ctrl-C until the next prompt, because a second one would end the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -50,9 +50,9 @@ class TextDecoder:
         text = self._decoder.decode(spelled[:1])
         pending, _ = self._decoder.getstate()  # bytes of an incomplete character
         offset = self.characters + len(text)
-        # Usually, all pending bytes form a single character, which begins at `offset`. The first two bytes of a
-        # surrogate are pending, too, but can only become two characters; then the first byte of this token belongs to
-        # the second one.
+        # Usually, all pending bytes form a single character, which begins at `offset`. The exception is the first two
+        # bytes of a surrogate: they are pending, too, but can only become two characters. The first byte of this token
+        # then belongs to the second of these characters.
         if spelled:
             offset += len(pending.decode(errors="replace")) - 1
         text += self._decoder.decode(spelled[1:])

@@ -39,8 +39,8 @@ def latest_turns(
     """Return the number of oldest turns that must be left out, and the ids of the prompt without these turns.
 
     The prompt always begins with the messages of `system`, followed by a message of the user. It leaves a quarter of
-    the context for the answer, or `longest` tokens if that is less. Raises TooLong if the last message of the user
-    alone leaves less.
+    the context for the answer, or `longest` tokens if that is less. If even the last message of the user, without
+    earlier turns, leaves less, TooLong is raised.
     """
     limit = context - max(1, min(longest, context // 4))
     ids: list[int] = []

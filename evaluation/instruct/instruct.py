@@ -53,7 +53,7 @@ from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
-OUTCOME_KEYS = {"losses", "best_epoch"}  # keys under "settings" in a file of answers that are really outcomes
+OUTCOME_KEYS = {"losses", "best_epoch"}  # keys of outcomes, which a file of answers stores under "settings" as well
 IDENTITY = "instruct.json"  # file in the directory of a fine-tuning run that states its model, data and settings
 
 
@@ -149,7 +149,9 @@ def instruct(
     """
     location = trained.location
     if trained.tokenizer.end_of_text_id >= trained.network.config.vocab_size:
-        raise BadInput(f"{location.path}: the model's vocabulary has no end-of-text id, which has to end an answer")
+        raise BadInput(
+            f"{location.path}: answers have to end with the end-of-text id, but the model's vocabulary has none"
+        )
     file = answers_file(command, location, settings.seed)
     name = file.stem
     run = file.with_name(f".{name}") if command.keep is None else command.keep / name
@@ -261,10 +263,10 @@ def _check_owner(file: Path, location: ModelLocation) -> None:
     ours = WeightsIdentity(files_sha256=files_sha256(location.path))
     if theirs == location.home.resolve() or ours.is_same(answers.weights):
         return
-    owner = f"in {theirs}" if theirs else f"{answers.model}, which is not on this machine"
+    owner = f"the one in {theirs}" if theirs else f"{answers.model}, which is not on this machine"
     weights = f" (weights {answers.weights})" if answers.weights else ""
     raise BadInput(
-        f"{file}: contains the answers of another model of this name, {owner}{weights}, not of {location.path}; pass "
+        f"{file}: contains the answers of another model with the same name as {location.path}: {owner}{weights}; pass "
         "another --output, or move the file away"
     )
 
@@ -362,7 +364,8 @@ def _is_run_of(run: Path, record: dict[str, Any]) -> bool:
 def _earlier_answers(file: Path, record: dict[str, Any], questions: list[Record], run: Path | None) -> Answers | None:
     """Return the answers of an earlier session with the same model, data and settings, or None if there are none.
 
-    `run`: the run directory, if it has to be kept. Then there must also be a complete run with the same settings in it.
+    `run`: the run directory that --keep asks for, or None. If it is given, the answers are returned only if this
+    directory contains a complete run with the same model, data and settings.
     """
     run_exit = None if run is None or not _is_run_of(run, record) else read_exit(run)
     if run is not None and (run_exit is None or run_exit.status != EXIT_DONE):

@@ -31,7 +31,7 @@ from tokens.documents.messages import read_content
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
-REJECTED = (400, 413, 422)  # concern a single prompt, which may be too long, if other prompts are answered
+REJECTED = (400, 413, 422)  # if other prompts are answered, these concern a single prompt, which may be too long
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
 GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
@@ -48,10 +48,10 @@ class EndlessReply(Exception):
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Limit the total time of a request and the size of its reply, whatever the server does.
+    """A transport that limits the total time of a request and the size of its reply, whatever the server does.
 
-    httpx's own limits apply only to single reads: with a server that sends byte after byte, or never stops, a request
-    would never end.
+    httpx's own limits apply only to single reads: they would not end a request if the server sent its reply very
+    slowly, or without an end.
     """
 
     def __init__(self, transport: httpx2.AsyncBaseTransport, seconds: float):
@@ -93,10 +93,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class RequestSlots:
-    """Limit the number of simultaneous requests.
+    """A limit on the number of simultaneous requests.
 
-    The limit starts at one, grows by one with every verdict, and is halved by every failure. In this way, the first
-    request shows what a request costs, and a server that refuses or fails gets fewer requests at once.
+    It starts at one, grows by one with every verdict, and is halved by every failure. In this way, the first request
+    shows what a request costs, and a server that refuses or fails gets fewer requests at once.
     """
 
     def __init__(self, most: int):
@@ -132,7 +132,7 @@ class RequestSlots:
 
 
 class Asker:
-    """Send the requests of a session. RequestSlots limits how many are sent at once, up to --concurrency."""
+    """The sender of a session's requests. RequestSlots limits how many are sent at once, up to --concurrency."""
 
     def __init__(self, judgement: Judgement, key: str):
         self._judgement, self._key = judgement, key
@@ -385,7 +385,7 @@ def _usage(usage: Any) -> Usage | None:
 def _asked_pause(response: httpx2.Response) -> float:
     """Return the pause in seconds that the server asks for, at most a minute.
 
-    The pause is 0 if the server asks for none or if it is over.
+    The pause is 0 if the server asks for none, or if the time that it gives has passed.
     """
     retry_after = response.headers.get("Retry-After", "")
     if re.fullmatch(r"\d+(\.\d+)?", retry_after, re.ASCII):

@@ -149,7 +149,7 @@ class Prompt:
 
 
 def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
-    """Return `repeats` prompts for each question and seed, or fewer if there are not as many different orders."""
+    """Return `repeats` prompts for each question and seed, or fewer if there are not that many different orders."""
     answers = len(panel.candidates) + 1
     # The orders are the rows of a Williams square and, for an odd number of answers, of its mirror image.
     repeats = min(repeats, answers * (1 + answers % 2))
@@ -315,7 +315,7 @@ def _shared_questions(by_question: dict[Path, dict[Question, Answer]], *, common
 
 
 def _score(value: Any, label: str) -> float:
-    """Return a score, which may also be a string that contains a number. Raises ValueError."""
+    """Return a score that is given as a number, or as a string that contains a number. Raises ValueError."""
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)
     if type(value) not in (int, float) or not 0 <= value <= HIGHEST_SCORE:

@@ -222,7 +222,10 @@ def store_results(
 
 
 def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
-    """Write the judge's comments next to the answers of every model with a home, and return notes. Raises BadInput."""
+    """Write the judge's comments next to the answers of each model, and return notes. Raises BadInput.
+
+    Models whose directory is not on this machine are left out.
+    """
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
     content = _sha256(panel) + _answers_sha256(panel)
     subject = [judge.effort, judge.base_url, content, panel.titles, options.orders, options.seed, panel.slots]

@@ -24,7 +24,7 @@ STRICTER = 0.1
 
 @attrs.frozen(kw_only=True)
 class NamedRange:
-    """A range of a dataset on the hub. The predicted tokens are start + 1 .. start + count of the split."""
+    """A range of a dataset on the hub. The tokens from `start` + 1 to `start` + `count` of the split are predicted."""
 
     dataset: str
     split: str

@@ -30,7 +30,7 @@ READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the 
 
 @attrs.frozen(kw_only=True)
 class Range:
-    """A range of a split. The predicted tokens are start + 1 .. start + count."""
+    """A range of a split. The tokens from `start` + 1 to `start` + `count` are predicted."""
 
     directory: Path
     split: str
@@ -122,7 +122,7 @@ def choose_named(name: RangeName, directory: Path | None, locations: list[ModelL
 def check_unseen(location: ModelLocation, span: Range) -> None:
     """Raise BadInput if a model was trained or validated on tokens of a range.
 
-    If the range is meant for validation, only a note is printed about a model that was validated on it.
+    For a range that is meant for validation, a model that was validated on it only causes a note.
     """
     for how, begin, end in _ranges_read(location, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
@@ -178,7 +178,7 @@ def shared_documents(
 
 
 def _has_end(stream: TokenStream, begin: int, end: int, end_of_text_id: int) -> bool:
-    """Return whether a document ends at one of the tokens begin .. end - 1."""
+    """Return whether a document ends at one of the tokens from `begin` to `end` - 1."""
     starts = range(begin, end, READ_TOKENS)
     return any((stream.read(start, min(READ_TOKENS, end - start)) == end_of_text_id).any() for start in starts)
 

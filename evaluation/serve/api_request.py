@@ -57,7 +57,7 @@ class ServedModel:
     trained: Trained
     name: str
     longest_answer: int  # largest number of tokens in an answer
-    most_answers: int  # largest number of answers to a request: the engine's slots and its queue
+    most_answers: int  # largest number of answers to a request: the engine's slots plus the places in its queue
 
     @property
     def context(self) -> int:
@@ -139,7 +139,7 @@ class AnswerRequest:
     prompt: list[int]
     is_first: bool = True  # True for only one of the answers to a prompt, so that its tokens are counted once
     left_out: int | None = None  # number of oldest turns that were left out; None: truncation is disabled
-    echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty text
+    echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty prompt
     count: int  # largest number of new tokens; 0 only with echo
     sampling: Sampling
     stop: tuple[str, ...]
@@ -147,7 +147,7 @@ class AnswerRequest:
     stream: bool
     include_usage: bool
     is_chat: bool
-    repeatable: bool  # True if there is a seed; the answer shares no cache or batch that could change its bits
+    repeatable: bool  # True if there is a seed; then the answer shares no cache or batch that could change its bits
 
     @property
     def scores_prompt(self) -> bool:
@@ -279,7 +279,7 @@ def _seed(body: AnswerOptions, index: int) -> int:
 
 
 def _prompts_of(body: CompletionBody) -> dict[str, Any]:
-    """Return the prompts of a request, by their names in error messages.
+    """Return the prompts of a request. The keys are their names in error messages.
 
     The field `prompt` contains a single prompt, which is a string or a list of token ids, or a list of prompts.
     """
@@ -369,7 +369,7 @@ def _message(where: str, content: Any) -> Message:
     try:
         message, unread = read_message(content, where)
     except ValueError as error:
-        # The other arguments state the kind of problem, which prepare_data.py needs to count documents.
+        # The error's other arguments state the kind of problem. Only prepare_data.py needs them, to count documents.
         raise ValueError(error.args[-1]) from error
     if unread:
         raise ValueError(f"{where}: got {quoted(unread[0])}, wanted only role and content; leave it out")

@@ -37,7 +37,7 @@ def run(command: ServeCommand) -> None:
     key = read_key(command)
     with listen(command, key) as listener:
         trained = load_for_generation(command)
-        trained.stop_ids  # noqa: B018  # raises BadInput for a model without a tokenizer now, not at the first request
+        trained.stop_ids  # noqa: B018  # raises BadInput now, not at the first request, if the model has no tokenizer
         longest = command.tokens or trained.network.config.context_length
         name = trained.location.home.resolve().name.replace("--", "/")
         most = command.slots + command.queue

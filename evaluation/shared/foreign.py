@@ -41,8 +41,7 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
 KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
-# The keys of ours that may have any supported value. Weights with GPT-2's names do not show which other options a
-# network has.
+# Our keys that may have any supported value. Weights with GPT-2's names do not show which other options a network has.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
@@ -155,7 +154,7 @@ def with_parameters(config: ModelConfig, plain: dict[str, Tensor]) -> GPT:
 def _activation(values: dict[str, Any], where: Path, nanogpt: bool) -> str:
     """Return the configured activation.
 
-    The default for nanoGPT's weights is nanoGPT's; for all other weights, GPT-2's.
+    The default is that of nanoGPT if the weights are nanoGPT's, and that of GPT-2 for all other weights.
     """
     for key, our_names in ACTIVATION_KEYS.items():
         if key in values:

@@ -38,7 +38,7 @@ FACTS = {
 def check_model_files(path: Path, run: Path | None) -> None:
     """Raise BadInput if files in a model's directory contradict each other, and print a note on unread weights.
 
-    `run`: the run directory that the model belongs to, or None. The files must also agree with its model.json.
+    `run`: the run directory that the model belongs to, or None. The files must also agree with the run's model.json.
     """
     configs = [path / name for name in (*CONFIG_FILES, ORIGINAL_CONFIG)]
     configs += [] if run is None else [run / "model.json"]
@@ -60,7 +60,7 @@ def check_model_files(path: Path, run: Path | None) -> None:
     if unread and read:
         more = f" and {len(unread) - 1:,} more" if len(unread) > 1 else ""
         show(
-            note(f"{path}: reading {min(read)}; the other files of weights in it are ignored: {unread[0]}{more}"),
+            note(f"{path}: reading {min(read)}; this folder's other weight files are ignored: {unread[0]}{more}"),
             once=True,
         )
 

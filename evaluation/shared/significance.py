@@ -44,11 +44,11 @@ _LEAST_UNITS, _MOST_UNITS = 8, 1024
 # A model with correlation has two more parameters than a model of independent units, so it is preferred only if twice
 # its log-likelihood is higher by at least this amount.
 _PREFERRED = 4.0
-# Of all spectra whose log-likelihood, doubled, is at most this amount below that of the likeliest one, the most
-# cautious one is used.
+# A spectrum is considered if twice its log-likelihood is within this amount of the highest such value. Of the spectra
+# that are considered, the most cautious one is used.
 _AS_LIKELY = 1.0
-# According to the spectrum, the mean power of the frequencies that are used must be at least this share of the power at
-# frequency zero.
+# The mean power that the spectrum predicts for the frequencies that are used must be at least this share of the power
+# at frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
@@ -291,9 +291,9 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
 def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
-    The first spectrum belongs to independent units. The arrays are the inverse of each spectrum (spectra, frequencies);
-    the sum of its logarithms (spectra,); and its mean power over the lowest 1, 2, ... frequencies, as a share of its
-    power at zero (spectra, frequencies).
+    The first spectrum belongs to independent units. The arrays have, for each spectrum, its inverse (spectra,
+    frequencies); the sum of the logarithms of its powers (spectra,); and its mean power over the lowest 1, 2, ...
+    frequencies, as a share of its power at zero (spectra, frequencies).
     """
     cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
     rows, at_zero = [np.ones(number)], [1.0]

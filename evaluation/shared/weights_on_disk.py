@@ -38,7 +38,7 @@ def files_sha256(directory: Path) -> str | None:
 def identity_on_disk(home: Path, title: str) -> WeightsIdentity | None:
     """Return the identity of the weights that a result's title now refers to, or None if they are not on this disk.
 
-    `home`: the directory of the results. `title`: the title in the results, which `ModelLocation.title` has returned.
+    `home`: the directory of the results. `title`: the title in the results, as `ModelLocation.title` returned it.
     """
     checkpoint = checkpoint_titled(home, title)
     digest = files_sha256(checkpoint if checkpoint.is_dir() else home)

@@ -76,7 +76,7 @@ def look(run: Run, command: TrainCommand, initial: InitialWeights | None) -> int
         return EXIT_DONE  # only rank 0 prints the batch
     if command.html is not None:
         check_replaceable(command.html, SIGN, "a page of train.py --look", "--html")
-    os.nice(10)  # yields to a training run on the same machine
+    os.nice(10)  # gives a training run on the same machine priority over this process
     record, job, notes = read_resolved(run.directory)
     if record is None:
         not_begun = f"{run.directory / RESOLVED}: no such file: the run has not begun; train it first"
@@ -204,7 +204,7 @@ def weights_before(
     with refusing(f"--look {step}: no earlier checkpoint", kinds=(BadInput,)):
         network = first_network(record, initial, run.directory / "model.json", tokenizer)
     source = "the run's random initial weights" if initial is None else initial.source
-    return network, f"under {source}: no earlier checkpoint"
+    return network, f"under {source} (no earlier checkpoint)"
 
 
 def batch_losses(network: GPT, ids: torch.Tensor, device: str) -> np.ndarray:

@@ -271,7 +271,7 @@ def _sample(run: Path, name: str, text: Range | None, starts: int) -> Checkpoint
         prompts = held_out_prompts(trained, text)
         if expected_sha256 is None or sha256(path / WEIGHTS) != expected_sha256:
             raise BadInput(f"{path / WEIGHTS}: damaged: its sha256 differs from the one in its manifest")
-    except Exception as error:  # reading a checkpoint that is being deleted can raise anything, also from safetensors
+    except Exception as error:  # any exception, because a checkpoint may be deleted while it is read
         if weights_on_disk(run).get(name) != expected_sha256 or expected_sha256 is None:
             return None
         if isinstance(error, BadInput):

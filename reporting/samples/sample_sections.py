@@ -15,9 +15,9 @@ from reporting.samples.sample_log import CheckpointSample, HeldOutText, read_sam
 from tokens.tokenizer.tokenizer import END_OF_TEXT
 from training.supervision.run_lock import is_locked
 
-MOST_SHOWN = 12  # checkpoints in the gallery; samples.jsonl has all of them
-MOST_LISTED = 40  # checkpoints whose means are listed, for all runs together
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # lower bounds of the colors of a difference, better or worse
+MOST_SHOWN = 12  # largest number of checkpoints in the gallery; samples.jsonl has all of them
+MOST_LISTED = 40  # largest number of checkpoints whose means are listed, for all runs together
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # the smallest difference of each color, for better and for worse alike
 # Reasons for leaving out a run.
 NOT_RECORDED = "no log-probabilities are recorded for it"
 OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context length"

@@ -99,7 +99,7 @@ class TrackedRun:
     name: str  # for people
     project: str
     identity: str  # the same each time the run is sent
-    version: int  # of the data that the tracker has, as in Store.begin
+    version: int  # version of the tracker's data, as in Store.begin
     config: dict[str, Any]  # resolved.json; {} without that file
 
 
@@ -220,7 +220,7 @@ class TrackerSync:
         changed = same_run and not same_rows and progress.rows > 0
         version = (progress.version if same_run else 0) + changed
         self._progress = Progress(identity=self._run.identity, version=version)
-        self._write_state()  # before the data is discarded, so that it counts as incomplete after a kill
+        self._write_state()  # before discarding the data: after a kill in between, the data counts as incomplete
         store.begin(version)
         return 0
 

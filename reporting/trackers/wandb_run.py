@@ -37,7 +37,7 @@ class WandbRun(Store):
         self._wandb: Any = wandb  # Any, because its types depend on the installed version
         self._open: Any = None
         self._last_step = -1  # sent by this process
-        self._version = run.version  # of the data that the server or the folder has
+        self._version = run.version  # version of the data that the server or the folder has
         with refusing("W&B", ADVICE, (Exception,)):
             has_key = os.environ.get("WANDB_MODE") != "offline" and wandb.login(prompt=False)  # never ask for a key
         self._offline = not has_key

@@ -115,7 +115,7 @@ def test_a_trial_with_the_same_bits_has_a_page(tmp_path: Path, capsys: pytest.Ca
     record = {"text": "same bits", "variants": [{"name": "HEAD", "mean": None, "verdict": "base", "difference": None}]}
     for number, folder in enumerate(
         (tmp_path / "probed", tmp_path / "bare")
-    ):  # the first one with its short runs, the second without runs
+    ):  # the first trial has its short runs; the second has none
         folder.mkdir()
         (folder / "trial.json").write_text(json.dumps(record))
         (folder / "trial.md").write_text("# Trial of HEAD\n\nSame bits in a run shortened to 16 steps.")

@@ -52,7 +52,7 @@ def test_recipe_contains_all_settings_except_the_seed(runs: dict[str, Path], tmp
 
 
 def test_copy_without_links_has_the_same_recipe(runs: dict[str, Path], tmp_path: Path) -> None:
-    """At the end of a run, the step is not part of the recipe, so a row must recognize the end even without links."""
+    """A finished run's recipe does not include the step, so a row must recognize a finished run even without links."""
     [original] = rows_of(runs["long"])
     for kind in ("files", "none"):
         shutil.copytree(runs["long"], home := tmp_path / kind / runs["long"].name, symlinks=True)

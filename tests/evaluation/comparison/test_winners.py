@@ -1,4 +1,4 @@
-"""If recipes differ, a winner is named. If only seeds or keys without an effect differ, there is hardly ever one.
+"""If recipes differ, a winner is named. If only seeds or keys without an effect differ, a winner is hardly ever named.
 
 The losses are simulated. A group of documents is equally hard for all models. In addition, each model has noise on each
 group, and each training seed has noise, which changes the loss more.
@@ -83,7 +83,7 @@ def test_compare_agrees_with_a_sweep() -> None:
         base, variant = (VariantResult(name="", losses=recipe_losses) for recipe_losses in losses)
         [swept] = judge_variants(base, [variant], [0, 1, 2])
         agreed.append((swept.text.startswith("worse"), bool(winners(compare(rows)))))
-    # They do not always agree, because only `compare` takes into account that the text is a sample.
+    # The two commands do not always agree, because only `compare` takes into account that the text is a sample.
     assert np.mean([by_sweep == by_compare for by_sweep, by_compare in agreed]) > 0.9
     assert 0.4 < np.mean([by_sweep for by_sweep, _ in agreed]) < 0.7
 

@@ -212,7 +212,7 @@ def test_leftovers_of_a_killed_export_are_handled(
     assert not (tmp_path / ".partial-out").exists() and (tmp_path / "out" / "config.json").is_file()
     errors = capsys.readouterr().err
     for name in (".partial-other", ".partial-old-x1y2"):
-        assert f"NOTE: {tmp_path / name}: remains of an export that was killed" in errors
+        assert f"NOTE: {tmp_path / name}: an unfinished export; if no program is still writing it" in errors
     assert "step-00000001" not in errors
 
 

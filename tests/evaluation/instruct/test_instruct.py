@@ -76,7 +76,7 @@ def test_earlier_answers_and_runs_are_reused(make_run: MakeRun, data: Path, tmp_
     (answers,) = (run / "answers").iterdir()  # the temporary run was removed
     before = answers.read_bytes()
     folder = tmp_path / "tuned"
-    assert is_reused("--keep", folder) == [False]  # the answers do not have a run yet
+    assert is_reused("--keep", folder) == [False]  # so far, no run was kept with the answers
     assert answers.read_bytes() == before
     assert is_reused("--keep", folder) == [True]
     (tuned,) = folder.iterdir()
@@ -154,7 +154,8 @@ def test_answers_of_another_model_are_never_replaced(copied: Path, data: Path, t
     write_answers(file, Answers(model=title, seed=0, home=original, settings={}, answers=answers, weights=first))
     before = file.read_bytes()
     why = refused("instruct", copied, "--data", data, "--output", output)
-    assert f"{file}: contains the answers of another model of this name, in {original} (weights {'a' * 12}" in why
+    assert f"{file}: contains the answers of another model with the same name as " in why
+    assert f": the one in {original} (weights {'a' * 12}" in why
     assert file.read_bytes() == before
 
 

@@ -1,6 +1,6 @@
 """Scores are means of the judge's grades.
 
-They are stored only once, no result with fewer verdicts is added after them, and they are compared only within their
+They are stored only once, are never followed by a result with fewer verdicts, and are compared only within their
 session.
 """
 

@@ -46,7 +46,7 @@ def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
 def take(answer: ServedAnswer, token: int) -> AnswerPart:
     """Return the part that a token completes.
 
-    As in `Drawing`, the text ends at its end-of-text id or largest length.
+    As in `Drawing`, the text ends at the end-of-text id, or after the largest number of tokens.
     """
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None

@@ -68,7 +68,7 @@ def test_unread_weight_files_are_noted(model: Path, capsys: pytest.CaptureFixtur
         (model / name).write_bytes(b"")
     locate(str(model), None)
     assert (
-        "reading model.safetensors; the other files of weights in it are ignored: ckpt.pt and 1 more"
+        "reading model.safetensors; this folder's other weight files are ignored: ckpt.pt and 1 more"
         in capsys.readouterr().err
     )
     load_foreign(model, None)

@@ -50,7 +50,7 @@ HOUR = 3600.0
 
 
 def launch(price: float | None, *hours: float) -> list[dict[str, Any]]:
-    """Return the records of a job that recorded the run's elapsed time at each of these hours."""
+    """Return the records of a job. `hours`: the elapsed time of the run at each record."""
     return [
         {"event": "start", "step": 0, "price_per_hour": price},
         *({"step": 1, "train_loss": 1.0, "elapsed_seconds": hour * HOUR} for hour in hours),

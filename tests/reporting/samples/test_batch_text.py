@@ -71,7 +71,10 @@ def assert_batches_match(run: Path, ranks: int, steps: int, global_batch: int) -
 
 
 def mixture(token_files: Path, folder: Path) -> list[dict[str, Any]]:
-    """Return a mixture with two stages. One of its datasets is from another program and too small for one epoch."""
+    """Return a mixture with two stages.
+
+    One of its datasets is in another program's format, and so small that the run reads it more than once.
+    """
     folder.mkdir()
     write_llm_c(folder / "tiny_train_000000.bin", open_split(token_files, "train").read(5_000, 33 * 32 + 1))
     weights = [[0, 1], [3, 0.75]], [[0, 1], [3, 0.25]]

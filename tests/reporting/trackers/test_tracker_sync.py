@@ -1,4 +1,4 @@
-"""Replays send a run to a tracker: it then has each row once, even after interruptions and repeated steps."""
+"""Replays send a run to a tracker, which then has each row once, even after interruptions and repeated steps."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_killed_replay_is_completed_without_duplicates(tracker: Tracker, tmp_p
         if not killed_replay(run, name, call, after=after):
             break
         kills += 1
-        append_steps(run, 26, 35, job=1)  # it has grown in the meantime
+        append_steps(run, 26, 35, job=1)  # the run has grown in the meantime
         assert not killed_replay(run, name, None, after=after)
         assert_holds_losses(read(), run)
     assert kills >= 9  # while writing the state file, discarding data, appending three times, and closing
@@ -105,7 +105,7 @@ def test_missing_runs_and_second_replays_are_errors(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such run directory"):
         module.TrackerSync(tmp_path / "absent", "tensorboard", "tests")
     waiting = module.TrackerSync(tmp_path, "tensorboard", "tests")
-    with pytest.raises(NotBegun, match="the run has not begun"):  # a watch waits until it has
+    with pytest.raises(NotBegun, match="the run has not begun"):  # --watch waits for the beginning
         waiting.advance()
     waiting.close()
     append_steps(tmp_path, 1, 2)
