@@ -18,6 +18,7 @@ from tabulate import tabulate
 from torch.nn.utils.rnn import pad_sequence
 
 from common.output import show
+from common.text import counted
 from evaluation.command_line import CoreCommand
 from evaluation.core.bundle import CoreTask, check_tasks, read_bundle
 from evaluation.core.core_scores import (
@@ -115,7 +116,7 @@ def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:
 def describe(scores: dict[str, dict[str, Any]]) -> str:
     """Return the means over tasks as text."""
     means = means_of(scores)
-    name = "CORE" if len(scores) == TASKS else f"centered, mean of {len(scores)} tasks:"
+    name = "CORE" if len(scores) == TASKS else f"centered, mean of {counted(len(scores), 'task')}:"
     core, gold = (plus_minus(means[key] or 0.0, means[f"{key}_error"], 4) for key in ("core", "gold_bits_per_byte"))
     return f"{name} {core}; gold answers {gold} bits per byte"
 
