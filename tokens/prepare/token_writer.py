@@ -1,6 +1,6 @@
 """Token writer: append units in the order of the plan, make each commit durable, and name the files at the end.
 
-If the held-out splits miss their requested shares at the end, they are corrected with tokens from the end of train.
+If a held-out split finally misses its requested share, tokens are moved between it and the end of train.
 """
 
 import io

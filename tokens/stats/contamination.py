@@ -18,7 +18,7 @@ SHOWN_PLACES = 5
 
 
 def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ...]) -> list[str]:
-    """Return lines that count and show the items of each source that share an n-gram with a directory's train split.
+    """For each source, return lines that count and show its items that share an n-gram with a directory's train split.
 
     Raises BadInput if a source or the train split cannot be read.
     """

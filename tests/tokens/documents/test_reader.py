@@ -1,4 +1,4 @@
-"""Every record format gives the same documents in units of any size; bad records are counted and named."""
+"""Every record format gives the same documents in units of any size; bad records are counted and shown."""
 
 import gzip
 import io
