@@ -118,8 +118,8 @@ class RayCluster(Executor):
 
     def restart(self) -> None:
         raise BadInput(
-            f"the Ray cluster lost a unit and all {RESTARTS} retries of it; check the cluster's machines, then rerun the "
-            "same command"
+            f"the Ray cluster lost a unit and all {RESTARTS} retries of it; check the cluster's machines, then rerun "
+            "the same command"
         )
 
     def close(self) -> None:
