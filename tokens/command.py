@@ -128,7 +128,7 @@ COMMANDS = {
 
 
 def _misspelled_command(words: Sequence[str]) -> str | None:
-    """Return the command that was probably meant if the first word looks like a misspelled command.
+    """If the first word is neither a command nor a source, return the command that was probably meant.
 
     Returns None if the first word is a command or an existing file, or if the command line has --output.
     """

@@ -109,7 +109,7 @@ def kill_again_and_again(
         if victims == "a worker":  # the command continues; then the coordinator is killed as well
             time.sleep(draw.uniform(0, 1))
             kill(process.pid)
-        process.communicate(timeout=60)  # its workers, which share its pipes, end on their own
+        process.communicate(timeout=60)  # also waits for its workers, which share its pipes and end by themselves
         if process.returncode == 0:  # the preparation finished before the kill
             assert files_of(out) == expected_files
             shutil.rmtree(out)
@@ -124,7 +124,7 @@ def ledger_lines(directory: Path) -> int:
 
 
 def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, line_count: int) -> None:
-    """Wait until a ledger has `line_count` lines, or its process ends."""
+    """Wait until a ledger has `line_count` lines, or until `process`, which writes it, ends."""
     deadline = time.monotonic() + 230  # after this time, the process must be hanging
     while ledger_lines(directory) < line_count and process.poll() is None:
         assert time.monotonic() < deadline

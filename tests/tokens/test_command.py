@@ -38,7 +38,7 @@ def test_every_option_is_parsed() -> None:
         (["a", "--output", "gs://x", "--shard-tokens", "2000000000"], "with N at most 1,250,000,000"),
         (["a", "--output", "s3://x"], "a bucket needs --shard-tokens N"),
         (["a", "--output", "s3://x", "--shard-tokens", "9", "--split", "tail"], "a bucket needs --split hash"),
-        (["a", "--output", "x", "--scratch", "y"], "--scratch: is only for an --output in a bucket"),
+        (["a", "--output", "x", "--scratch", "y"], "--scratch: only for an --output in a bucket"),
         (["stats", "--output", "x"], "'stats' is a command and takes no --output; to prepare a source of that name"),
         (["verify", "--outp=x"], "'verify' is a command and takes no --output"),
         (["status", "a", "--output", "x"], "to run the command, write prepare_data.py status DIR"),

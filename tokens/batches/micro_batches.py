@@ -58,11 +58,11 @@ class TokenSource:
     max_epochs: int = 1  # limit for a growing stream
 
     def first_tokens(self, order_positions: np.ndarray, context_length: int) -> np.ndarray:
-        """Return the index (int64) of the first token of the window at each position of the order."""
+        """Return the index (int64) of the first token of the window at each position in the order."""
         return self.start_token + self._order(context_length).windows(order_positions) * context_length
 
     def ready(self, order_position: int, context_length: int) -> bool:
-        """Return whether the window at a position of the order, and all windows before it, can be read.
+        """Return whether the window at a position in the order, and all windows before it, can be read.
 
         Raises BadInput if the window will never exist because the preparation has ended.
         """

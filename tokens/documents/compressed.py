@@ -33,7 +33,7 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> It
         detail = f"{'not a Zstandard stream: ' if zstandard else ''}{error}"
         # If the checksum at the end is wrong, anything before the checksum may be damaged.
         is_checksum_error = any(word in detail for word in CHECKSUMS)
-        raise Damaged(f"{detail}; the lines before may be wrong, too" if is_checksum_error else detail) from error
+        raise Damaged(f"{detail}; earlier lines may be wrong, too" if is_checksum_error else detail) from error
 
 
 class _ZstandardReader(io.RawIOBase):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
 UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
-NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # how many unread fields are counted by name, and the longest name
-# If a key occurs twice in an object, that key is stored in the object under REPEATED, which is a key in no file.
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # limits for unread fields that are counted by name: number, length of a name
+# If a key occurs twice in an object, that key is stored in the object under REPEATED. No file has a key of this name.
 REPEATED = "a key given twice\0"
 
 
@@ -166,7 +166,7 @@ def _alpaca(fields: dict[str, Any]) -> ReadConversation:
 
 
 def _prompt_and_completion(fields: dict[str, Any]) -> ReadConversation:
-    """Return two texts as a question and its answer, or join two lists of messages, the second with the answer."""
+    """Return a prompt and its completion as messages. Both are texts, or both are lists of messages."""
     prompt, completion = fields["prompt"], fields["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return ReadConversation([Message(USER, prompt), Message(ASSISTANT, completion)], frozenset())

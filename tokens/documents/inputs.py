@@ -60,7 +60,10 @@ class Input:
 
 @attrs.frozen
 class Extent:
-    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or a complete compressed file."""
+    """The part of an input from `begin` up to, but not including, `end`.
+
+    Both are positions in bytes or, for a Parquet file, numbers of row groups. A compressed file is never divided.
+    """
 
     input: int  # index of the input
     begin: int

@@ -269,7 +269,7 @@ class Reader:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
     def _note_columns(self, table: "ParquetFile", extent: Extent) -> None:
-        """Count columns that are not read. For texts this does nothing, because only the text column is expected."""
+        """Count columns that are not read. For texts this does nothing: nobody expects other columns to be read."""
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""

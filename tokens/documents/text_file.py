@@ -125,7 +125,7 @@ def why_no_text(head: bytes) -> str | None:
     if _too_many(head.count(b"\0"), len(head)):
         return NUL
     replaced = Replaced()
-    is_complete = len(head) < HEAD_BYTES  # if not, its last character may be incomplete
+    is_complete = len(head) < HEAD_BYTES  # a longer file's head may end inside a character
     codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head, final=is_complete)
     if _too_many(replaced.bytes, len(head)):
         return f"{replaced.bytes:,} of its first {len(head):,} bytes are not UTF-8: convert it to UTF-8"
@@ -157,7 +157,7 @@ def text_pieces(
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        # Only the first cut position shows how long the text without a cut position is.
+        # A text without a cut position ends at the next cut position, so its length is known only when that is found.
         if dropped + first_candidate > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:
             cut = _first_cut(text, first_candidate, len(text) - (not last), pattern) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
@@ -263,7 +263,7 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
 
 
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
-    """Yield the parts of a text that have no gap and no NUL as strings, and the parts that have one as NoText.
+    """Yield a text in parts: as NoText if a part contains a gap or a NUL, and otherwise as a string.
 
     The text must begin and end at cut positions. So does every part.
     """

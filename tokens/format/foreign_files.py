@@ -95,7 +95,7 @@ def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def describe_missing_first(directory: Path, stream: Sequence[TokenFile]) -> list[Notice]:
-    """Return a note if the first shards of a split seem to be missing from its folder, judging by their numbers.
+    """Return a note if the numbers of a split's shards suggest that its first shards are missing from the folder.
 
     The numbers of a split start at 0 or 1, or they follow the numbers of another split, because llm.c uses its first
     shard for validation. A folder may contain only later shards on purpose, so this is a note and not an error.

@@ -119,7 +119,7 @@ class SplitRecord:
 
     kind: str
     seed: int
-    # Splits that received the last documents, because the hashes selected too few documents for them, or none.
+    # Splits that received the last documents because the hashes selected no documents, or too few, for them.
     from_tail: list[str] = attrs.field(factory=list)
     # Splits whose last documents were moved to the end of train because the hashes selected too many documents.
     shortened: list[str] = attrs.field(factory=list)

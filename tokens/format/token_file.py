@@ -110,7 +110,7 @@ class TokenStream:
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
-    """Open a split: `<split>.safetensors`, or its shards, or else another program's files.
+    """Open a split: `<split>.safetensors`, or its shards, or else files that another program wrote.
 
     Raises BadInput if there are no such files, or if they are damaged or contradict each other.
     """
@@ -193,7 +193,10 @@ def _refuse_second_format(directory: Path, split: str, ours: Path) -> None:
 
 
 def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
-    """Return another program's files of a split. Raises BadInput if the folder has none or mixes formats."""
+    """Return the files of a split that another program wrote.
+
+    Raises BadInput if the folder has no such files, or if it mixes formats.
+    """
     from tokens.format.foreign_files import foreign_names, read_foreign_header
 
     with readable_tokens(directory):
@@ -211,7 +214,7 @@ def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
 
 
 def _check_same_type(files: list[TokenFile]) -> None:
-    """Raise BadInput unless all files have the same type of ids, the same length of rows, and a header or none."""
+    """Raise BadInput unless all files agree in the type of ids, the length of rows, and whether they have a header."""
     for file in files:
         for got, expected in zip(_kinds(file), _kinds(files[0]), strict=True):
             if got != expected:

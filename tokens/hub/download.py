@@ -43,8 +43,8 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
         if not (directory / RECEIPT).is_file():
             show(
                 note(
-                    f"dataset {dataset}: reads the token files in {directory}, which were not downloaded from the "
-                    "hub by this program; move that folder away to download the dataset"
+                    f"dataset {dataset}: the token files in {directory} are read instead; they were not downloaded "
+                    "from the hub by this program; move that folder away to download the dataset"
                 )
             )
         return

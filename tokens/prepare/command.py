@@ -120,7 +120,7 @@ class PrepareCommand:
                 "last documents are known"
             )
         if self.scratch is not None and not remote:
-            raise UsageError("--scratch: is only for an --output in a bucket")
+            raise UsageError("--scratch: only for an --output in a bucket")
         if (self.template is None) != (self.context_length is None):
             raise UsageError("--template and --context-length: conversations need both, and text needs neither")
         length, conflicting_options = (

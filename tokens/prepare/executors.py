@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # maximum number of times in a row that all workers are restarted without finishing a unit
+RESTARTS = 5  # maximum number of restarts of all workers in a row, with no unit finished between them
 CONNECT_SECONDS = 10.0
 
 
@@ -118,7 +118,8 @@ class RayCluster(Executor):
 
     def restart(self) -> None:
         raise BadInput(
-            f"the Ray cluster lost a unit and {RESTARTS} retries of it; check its machines, then rerun the same command"
+            f"the Ray cluster lost a unit and all {RESTARTS} retries of it; check the cluster's machines, then rerun "
+            "the same command"
         )
 
     def close(self) -> None:

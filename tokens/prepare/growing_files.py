@@ -100,7 +100,7 @@ class GrowingStream:
                 os.fsync(self._file.fileno())
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens begin .. end, which must have been synced."""
+        """Return the tokens from `begin` up to, but not including, `end`. They must have been synced."""
         parts = []
         while begin < end:
             index, inside = divmod(begin, self._shard_tokens)

@@ -49,7 +49,7 @@ class GrowingTokens:
         self.splits = ["train", *settings.held_out]
         self._units = len(plan.units)
         self._totals = Totals()
-        self._steady = False  # whether no more tokens will be moved from train to a held-out split
+        self._steady = False  # True once it is certain that train will lose no tokens to a held-out split
         self._seen_bytes = 0  # bytes of the ledger that have been read
         self._lock = threading.Lock()
         self._written_sizes: tuple[int, ...] = ()  # sizes of the files that the preparation writes
@@ -103,7 +103,8 @@ class GrowingTokens:
             return None
         is_locked = is_held(self.directory / LOCK)
         if is_locked:
-            self._quiet_since = now - DEAD_SECONDS / 2  # so that this check, which locks the file itself, is rare
+            # This delays the next check of the lock, because a check briefly takes the lock too.
+            self._quiet_since = now - DEAD_SECONDS / 2
         if is_locked or (is_locked is None and quiet_seconds < STALLED_SECONDS):
             return None
         problem = f"its preparation has ended or hangs; it last wrote something {quiet_seconds:.0f} s ago"

@@ -35,7 +35,7 @@ FORMAT = 1
 LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it names every input
 HASH, TAIL = "hash", "tail"
 WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # conversations in these files cannot be divided into several units
-GROWING_WORD = np.dtype("<u4")  # a word of packed conversations until they are finished: an id and its weight
+GROWING_WORD = np.dtype("<u4")  # a token of packed conversations in a growing file: its id and its weight
 COUNTED = 31  # the bit of a word that is the weight of its token
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are also fields of PrepareSettings

@@ -53,8 +53,8 @@ def prepare(command: PrepareCommand) -> Manifest:
             tokenizer = tokenizer.with_special_tokens(template.turn_tokens)
             if len(template.ends(tokenizer)) < 2:
                 raise BadInput(
-                    f"--template {command.template}: no special token follows each answer, so a model would not learn "
-                    "to stop; add one to the template"
+                    f"--template {command.template}: not every answer ends with a special token, so a model would not "
+                    "learn to stop; add one to the template"
                 )
         if template is None:
             check_cuts(tokenizer)
@@ -251,8 +251,8 @@ def _refuse_other_ranks(ranks: Path, tokenizer: Tokenizer) -> None:
     if is_file and ranks.read_bytes() != ranks_text(tokenizer.coder.ranks):
         size = f"{ranks.stat().st_size:,} bytes"
         raise BadInput(
-            f"{ranks}: exists, and its {size} are not the ranks of tokenizer {tokenizer.name}, which would replace "
-            "this file; pass another --output, or move the file away"
+            f"{ranks}: exists, and its {size} are not the ranks of tokenizer {tokenizer.name}, so this file would "
+            "be overwritten; pass another --output, or move the file away"
         )
 
 

@@ -1,6 +1,6 @@
 """Token writer: append units in the order of the plan, make each commit durable, and name the files at the end.
 
-If the held-out splits miss their requested shares at the end, they are corrected with tokens from the end of train.
+If a held-out split finally misses its requested share, tokens are moved between it and the end of train.
 """
 
 import io
@@ -262,7 +262,8 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
     missing, lengths = missing_splits(settings, totals), dict(totals.tokens)
     changed = {*missing, *settings.short_splits(lengths), *settings.long_splits(lengths)}
     text_end = _end_of_text(train, totals.tokens["train"], settings.end_of_text_id)
-    # Empty documents at the very end go to the last split. If all held-out splits come from there, they do not count.
+    # Empty documents at the very end go to the last split. If all held-out splits are cut from the end, these documents
+    # do not count toward the shares.
     counted_tokens = text_end if len(missing) == len(settings.held_out) else total
     requested_lengths = {
         split: max(1, round(-(-counted_tokens // size) * share)) * size
@@ -273,7 +274,7 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
         lengths["train"] += lengths[split] - requested_lengths[split]
         lengths[split] = requested_lengths.pop(split)
     end, text_end = lengths["train"], -(-text_end // size) * size
-    if end != totals.tokens["train"]:  # the end of the stream has moved, so `text_end` is no longer true
+    if end != totals.tokens["train"]:  # the end of the stream has moved, so `text_end` is out of date
         text_end = end
     if requested_lengths and sum(requested_lengths.values()) >= text_end:
         held_out = " and ".join(f"{count // size} for {split}" for split, count in requested_lengths.items())
@@ -289,13 +290,15 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
 
 
 def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
-    """Raise TooFewDocuments if a text is so short that even a cut by tokens is far from the requested shares."""
+    """Raise TooFewDocuments if a text is too short for the requested shares, even if it is cut by tokens."""
     total = sum(lengths.values())
     for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
         least = math.ceil(1000 * size / total) / 1000
         unit = f"row of {size:,} tokens" if size > 1 else "token"
-        got = f"--{split}-fraction {settings.held_out[split]:g}: one {unit} of {total:,} tokens is {size / total:.1%}"
-        raise TooFewDocuments(f"{got}; pass a --{split}-fraction of 0 or of at least {least:g}, or add documents")
+        got = f"a single {unit} is already {size / total:.1%} of the {total:,} tokens"
+        where = f"--{split}-fraction {settings.held_out[split]:g}"
+        advice = f"pass a --{split}-fraction of 0 or of at least {least:g}, or add documents"
+        raise TooFewDocuments(f"{where}: {got}; {advice}")
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
@@ -323,7 +326,7 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
 
 
 def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
-    """Append the tokens begin .. end of one stream to another, and return when they are on the disk."""
+    """Append the tokens at `begin` to `end` - 1 of one stream to another, and return when they are on the disk."""
     for start in range(begin, end, COPY_TOKENS):
         target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))
     if end > begin:
@@ -331,7 +334,10 @@ def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) ->
 
 
 def _refuse_shares(settings: PrepareSettings, totals: Totals) -> None:
-    """Raise BadInput if splits in a bucket are far from their requested shares, because they can no longer be cut."""
+    """Raise BadInput if splits in a bucket are far from their requested shares.
+
+    In a bucket, tokens cannot be moved from one split to another at the end, as they can in a folder.
+    """
     advice = "start over in a folder with --split tail, or with more documents"
     if not totals.tokens["train"]:
         raise BadInput(

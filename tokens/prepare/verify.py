@@ -26,7 +26,7 @@ from tokens.prepare.plan import UnitPlan, read_plan
 
 
 class Slice(NamedTuple):
-    """Bytes begin .. end of the tokens of a file or object."""
+    """A byte range of a file's or object's token data: from `begin` up to, but not including, `end`."""
 
     path: str
     begin: int
@@ -79,7 +79,7 @@ def verify(where: str) -> list[str]:
         plan = read_plan(directory)
         damaged = _damaged_files(directory, Bucket(where) if REMOTE in where else None, manifest)
         units = []
-        # The units of a bucket are checked only if a file is damaged, because that reads the bucket a second time.
+        # Checking the units of a bucket would read the bucket a second time, so it is done only if a file is damaged.
         if plan is not None and (damaged or REMOTE not in where):
             if plan.fingerprint() != manifest.plan:
                 damaged.append(f"{where}/{PLAN}: is not the plan that {MANIFEST} names")
@@ -175,7 +175,7 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Return the slices that contain bytes begin .. end, counted as if all slices were concatenated."""
+    """Return slices of the bytes from `begin` up to, but not including, `end` in the concatenation of all slices."""
     selected, position = [], 0
     for piece in slices:
         first, last = max(begin, position), min(end, position + piece.end - piece.begin)

@@ -13,7 +13,7 @@ SHOWN_TOKENS = 40  # maximum number of tokens shown: half from the beginning, ha
 def excerpt(streams: Sequence[TokenStream], place: int, length: int, tokenizer: Tokenizer) -> str:
     """Describe a run of tokens: the file that contains it, its position there, and its text in brackets.
 
-    `place` is the position of the run's first token, counted through all streams as in `locate`.
+    `place` is the position of the run's first token in the concatenation of all streams.
     """
     stream, start = locate(streams, place)
     path, token = stream.file_at(start)

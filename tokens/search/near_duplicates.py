@@ -32,7 +32,8 @@ class NearDuplicates:
     Documents are in the same group if they are near-duplicates, directly or through other documents.
     """
 
-    starts: np.ndarray  # first token, counted through all streams, int64 (documents,), ascending
+    # position of each document's first token in the concatenation of all streams, int64 (documents,), ascending
+    starts: np.ndarray
     lengths: np.ndarray  # tokens, int64 (documents,); a document with fewer than SHINGLE tokens is in no group
     originals: np.ndarray  # number of the first document in the group, int64 (documents,)
     pairs: list[tuple[float, int, int]]  # a few examples: Jaccard similarity below 1, and the numbers of two documents

@@ -93,7 +93,7 @@ class NgramFinder:
         return places[np.searchsorted(places, 0) : np.searchsorted(places, len(block) - self._ngrams.n, "right")]
 
     def _hashes_of_runs(self) -> np.ndarray:
-        """Return the hashes of all runs of tokens in the n-grams that are as long as the hashed runs of a block."""
+        """Return the hashes of all runs inside the n-grams. These runs are as long as the hashed runs of a block."""
         ngrams, width = self._ngrams, self._words * self._per_word
         count = max(0, len(ngrams.tokens) - width + 1)
         begins = np.zeros(count, bool)  # True if a run of some n-gram begins at this token
@@ -128,7 +128,7 @@ class BitFilter:
 def words_of_ngrams(tokens: np.ndarray, n: int) -> list[np.ndarray]:
     """Return views of tokens (1-D, contiguous) as words.
 
-    The elements i of all views together make up the n-gram that begins at token i.
+    Together, the words with index i in all views make up the n-gram that begins at token i.
     """
     per_word = min(WORD_BYTES // tokens.itemsize, 1 << (n.bit_length() - 1))
     words, count = _words(tokens, per_word), max(0, len(tokens) - n + 1)

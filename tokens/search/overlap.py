@@ -35,7 +35,8 @@ class Overlap:
     # Length of the n-gram that was searched for or found, int64 (items,). It is n, or less for a short item, or 0 for
     # an item that is too short.
     lengths: np.ndarray
-    places: np.ndarray  # token of the first match, counted through all streams, int64 (items,), or NOWHERE
+    # position of the first match in the concatenation of all streams, int64 (items,), or NOWHERE
+    places: np.ndarray
 
     @property
     def touched(self) -> np.ndarray:
@@ -55,7 +56,7 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
     targets = [(number, ids) for number, item in enumerate(items) for ids in item if len(ids) >= min(n, least[number])]
     targets.sort(key=lambda target: min(n, len(target[1])))
     sizes = np.array([len(ids) for _, ids in targets], np.int64)
-    # A target is in the same pass as the target before it if its kind is 0.
+    # Entry i is 0 if target i + 1 is searched for in the same pass as target i.
     kinds = np.diff(np.cumsum(sizes) // PASS_TOKENS) | np.diff(np.minimum(sizes, n))
     for part in np.split(np.arange(len(targets)), np.flatnonzero(kinds) + 1):
         item_numbers, sequences = zip(*(targets[k] for k in part.tolist()), strict=True) if len(part) else ((), ())
@@ -77,7 +78,7 @@ def documents(stream: TokenStream, end_of_text_id: int, start: int = 0, count: i
 
 
 def forms(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
-    """Return the ids of a text as at the beginning of a document, and with a space in front, as inside a sentence."""
+    """Return a text's ids without and with a space in front: as at the start of a document and inside a sentence."""
     return [tokenizer.encode(text), tokenizer.encode(f" {text}")]
 
 

@@ -20,7 +20,7 @@ def in_blocks(
 ) -> Iterator[tuple[int, Result]]:
     """Yield, in order, the position of each block's first token and the result of `work` on the block.
 
-    Positions are counted through all streams, as if they were concatenated.
+    Positions are those in the concatenation of all streams.
 
     A block also contains the first `overlap` tokens of the following block, or fewer if the stream ends before.
     Memory holds up to AHEAD + 1 blocks for each core that this process may use. Raises BadInput if a file can no longer
@@ -32,7 +32,7 @@ def in_blocks(
 
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pending: deque[tuple[int, Future[Result]]] = deque()
-    begin = 0  # first token of the stream, counted through all streams
+    begin = 0  # position of the stream's first token in the concatenation of all streams
     with ThreadPoolExecutor(count) as threads:
         for stream in streams:
             for start in range(0, stream.length, SEARCHED_TOKENS):
@@ -51,7 +51,10 @@ def common_dtype(streams: Sequence[TokenStream]) -> np.dtype:
 
 
 def locate(streams: Sequence[TokenStream], place: int) -> tuple[TokenStream, int]:
-    """Return the stream that contains the token at `place` (counted through all streams), and its position there."""
+    """Return the stream that contains a token, and the token's position in that stream.
+
+    `place` is the token's position in the concatenation of all streams.
+    """
     for stream in streams:
         if place < stream.length:
             return stream, place

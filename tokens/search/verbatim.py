@@ -20,7 +20,7 @@ class VerbatimRun:
 
     start: int  # first token, in the text
     length: int  # tokens
-    place: int  # first token of the first copy, counted through all streams
+    place: int  # position of the first copy's first token in the concatenation of all streams
     copies: int
 
 
@@ -32,7 +32,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
     ngrams = Ngrams([text], n, common_dtype(streams))
     finder = NgramFinder(ngrams)
     longest, copies, first = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64), np.full(len(text), NOWHERE)
-    begin = 0  # first token of the stream, counted through all streams
+    begin = 0  # position of the stream's first token in the concatenation of all streams
     for stream in streams:
         # A run at the very start of a block may have begun in the previous block, which contains and counts all of it.
         for at, (offsets, numbers) in in_blocks([stream], finder.find, max(n, len(text))):
@@ -54,7 +54,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 
 
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the places of n-grams, ascending, paired with each start of that n-gram in the text.
+    """Yield arrays of places in a block, ascending, and of positions in the text where the same n-grams begin.
 
     A run is never divided between two of the yielded parts.
     """
@@ -73,7 +73,7 @@ def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[
 
 
 def _runs(places: np.ndarray, starts: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Join consecutive pairs, and return the place, start and length of each run."""
+    """Join pairs in which both numbers increase by one, and return the place, start and length of each run."""
     order = np.lexsort((places, places - starts))
     places, starts = places[order], starts[order]
     begins = np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(starts, prepend=-2) != 1))

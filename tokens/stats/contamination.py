@@ -18,7 +18,7 @@ SHOWN_PLACES = 5
 
 
 def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ...]) -> list[str]:
-    """Return lines that count and show the items of each source that share an n-gram with a directory's train split.
+    """For each source, return lines that count and show its items that share an n-gram with a directory's train split.
 
     Raises BadInput if a source or the train split cannot be read.
     """
@@ -41,7 +41,7 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
 
 
 def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[Item]]]:
-    """Return a name, a noun for the items, and the items of a JSON Lines file, or of a directory's held-out splits.
+    """For a JSON Lines file or each held-out split of a directory, return a name, a noun for the items, and the items.
 
     If a token directory has no held-out split, the items are the documents of its train split. Raises BadInput if the
     source cannot be read or has no items.

@@ -217,7 +217,7 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: st
     """Draw a histogram of document lengths in logarithmic bins whose edges are whole lengths.
 
     `values` are the lengths in ascending order, and `counts` are the numbers of documents with these lengths. Raises
-    BadInput if a file that is not such a chart has its name.
+    BadInput if the chart's name belongs to a file that is not such a chart.
     """
     check_replaceable(directory / CHART, is_own_png, "a chart of prepare_data.py stats")
     documents, longest = int(counts.sum()), int(values[-1])

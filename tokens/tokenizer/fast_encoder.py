@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # symbols may also begin with an apostrophe.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
-# A contraction with a long s, which is "'s" if case is ignored, after a letter or its mark. fastokens' o200k does not
-# support it.
+# An apostrophe and a long s after a letter or its mark. If case is ignored, these two characters are the contraction
+# "'s". fastokens' o200k does not support it.
 LONG_S = re.compile(r"[^\s!-/:-@\[-`{-~]'\u017f")
 
 
@@ -65,7 +65,7 @@ def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
 
 
 def encoders(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Iterator[Encoder]:
-    """Yield encoders that should give the same ids as a recorded tokenizer: the fastest first, and last the tokenizer.
+    """Yield encoders that should give a recorded tokenizer's ids: the fastest one first, and the tokenizer itself last.
 
     `ranks` is the directory that contains the tokenizer's byte-pair ranks.
     """

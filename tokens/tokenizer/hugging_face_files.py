@@ -62,7 +62,7 @@ KNOWN: dict[str, Any] = {  # for tokenizer.json
 KNOWN_TEMPLATE = {  # a post-processor that may put special tokens around a text
     "type": ("TemplateProcessing",),
     "single": (),
-    "pair": (),  # how to encode a pair of texts, which never happens
+    "pair": (),  # used only for pairs of texts, which Lockstep never encodes
     "special_tokens": (),
 }
 KNOWN_SPLIT = {
@@ -72,7 +72,8 @@ KNOWN_SPLIT = {
     "invert": (False, True),
 }
 NFC = {"type": "NFC"}  # the only normalizer that is supported; it joins letters and their accents
-CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")  # their fast versions follow tokenizer.json
+# The versions of these classes whose names end in Fast use tokenizer.json.
+CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
 KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its other keys do not change ids
     "tokenizer_class": (
         *(class_name for name in CLASSES for class_name in (name, f"{name}Fast")),
@@ -165,7 +166,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
         # vocab.json does not name a splitting pattern, so only GPT-2's vocabulary can be read from it.
         if recognized(tokenizer.coder.ranks) != "gpt2" or end != tokenizer.end_of_text_id:
             raise _unsupported(
-                path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, without {TOKENIZER}"
+                path, f"got {tokenizer.vocabulary_size:,} ids of an unknown tokenizer, and no {TOKENIZER}"
             )
         end_of_text = {"id": end, "content": END_OF_TEXT, "special": True, **dict.fromkeys(ADDED_OPTIONS, False)}
         _check_settings(directory, [end_of_text])

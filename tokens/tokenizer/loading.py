@@ -31,12 +31,12 @@ from tokens.tokenizer.tokenizer import (
 if TYPE_CHECKING:
     import tiktoken
 
-RANKS_SUFFIXES = (".tiktoken", ".model")  # Llama 3 uses the second
+RANKS_SUFFIXES = (".tiktoken", ".model")  # Llama 3's file is a .model
 SUFFIXES = (".pkl", ".json")  # files of characters, or a tokenizer.json
 NANOGPT = "meta.pkl"  # next to nanoGPT's tokens
 DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # pickle instructions that build dicts
 CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
-CHARACTERS = "chars:"  # the complete name of a character tokenizer is this and then its characters
+CHARACTERS = "chars:"  # the full name of a character tokenizer is this prefix and its characters
 
 
 def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
@@ -101,7 +101,7 @@ def recorded_tokenizer(record: TokenizerRecord, directory: Path) -> Tokenizer:
 def record_of(tokenizer: Tokenizer, *, ranks: bool, template: str | None = None) -> TokenizerRecord:
     """Return the record of a tokenizer.
 
-    With `ranks`, a file of ranks is next to the record. `template` is the template of conversations.
+    `ranks` says whether there is a file of ranks next to the record. `template` is the template of conversations.
     """
     has_gpt2_ranks, has_only_end = (
         recognized(tokenizer.coder.ranks) == "gpt2",

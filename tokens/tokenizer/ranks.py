@@ -68,7 +68,7 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
 def printable_letters() -> dict[int, str]:
     """Return the table that translates Latin-1 characters to GPT-2's printable character for the same byte.
 
-    The table contains only the bytes that have no printable character in Latin-1, and gives them U+0100 and following.
+    The table contains only the bytes that have no printable character in Latin-1. Their characters start at U+0100.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unprintable_bytes = [byte for byte in range(256) if byte not in printable]

@@ -78,9 +78,10 @@ def render(conversation: TemplateInput, *, trusted: bool) -> RenderedText:
 def conversation_text(conversation: TemplateInput, seconds: float | None = None) -> RenderedText:
     """Return the text of a conversation. If it takes more than `seconds` of processor time, the process is killed.
 
-    Raises BadInput unless the text shows each message once, either unchanged or trimmed, and unless the text before
-    each of `answers` is the prompt for that answer. The prompt is the text of the messages before the answer,
-    rendered with `begins_answer`. A model will be given that prompt, so it must have been trained on the same text.
+    Raises BadInput if the text does not show each message exactly once, either unchanged or trimmed, or if the text
+    before one of `answers` differs from the prompt for that answer. The prompt is the text of the messages before the
+    answer, rendered with `begins_answer`. A model will be given that prompt, so it must have been trained on the same
+    text.
     """
     rendered = _with_places(conversation, seconds)
     for number in conversation.answers:
@@ -179,7 +180,7 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process for a process id, because a forked process must not use its parent's."""
+    """Return the rendering process of the process with this id. A forked process must not use its parent's."""
     return TemplateProcess()
 
 

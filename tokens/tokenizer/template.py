@@ -71,9 +71,10 @@ class Template:
     def check(self) -> str:
         """Return everything that the template writes around the messages of several kinds of conversations.
 
-        Raises BadInput unless it shows each message once, and unless the prompt for each answer is the text that
-        precedes it in training. This is checked for the first, a middle and the last answer, with and without a system
-        message. A template may refuse system messages and answers that look like reasoning.
+        Raises BadInput if the template does not show each message exactly once, or if the prompt for an answer differs
+        from the text that precedes that answer in training. This is checked for the first, a middle and the last
+        answer, with and without a system message. A template may refuse system messages and answers that look like
+        reasoning.
         """
         text = ""
         if self.text in OURS:
@@ -136,7 +137,7 @@ class Template:
         With `asks_for_answers`, the text before each answer must be the prompt for the answer.
         """
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
-        is_ours = self.text in OURS  # our prompts do not depend on contents, and a test checks them
+        is_ours = self.text in OURS  # a test checks our prompts, which do not depend on contents
         conversation = TemplateInput(
             template=self.text,
             values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},

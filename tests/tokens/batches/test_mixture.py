@@ -1,4 +1,4 @@
-"""In any prefix of a mixture, every source is within one sample of its share. No sample needs the earlier ones."""
+"""In any prefix of a mixture, every source is within one sample of its share. No sample depends on earlier ones."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
 
 
 def off_by(sources: list[int], shares: tuple[int, ...]) -> float:
-    """Return the largest distance of a prefix's count from its share, in samples."""
+    """Return the largest difference, in samples, between a source's count in a prefix and its share of that prefix."""
     chosen = np.array(sources)[:, None] == np.arange(len(shares))
     samples = np.arange(1, len(sources) + 1)[:, None]
     # multiplied by D, so that all numbers are integers
@@ -44,7 +44,7 @@ def test_decimal_weights_are_exact(weights: tuple[float, ...], shares: tuple[int
 
 
 def test_assignment_follows_the_published_rule() -> None:
-    """Compare the published rule, in fractions, with our rule, which compares whole numbers."""
+    """Check that our rule for whole numbers chooses the same sources as the published rule, which uses fractions."""
     shares = (5, 11, 0, 1, 30)
     size, bound = sum(shares), Fraction(1, 2 * 4 - 2)
     counts, expected_sources = [0] * len(shares), []

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
 
 class RecordedProblems(Problems):
-    """Problems that are all recorded in full."""
+    """Counts problems, and records every one of them in full, not only a few examples."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every record format gives the same documents in units of any size; bad records are counted and named."""
+"""Every record format gives the same documents in units of any size; bad records are counted and shown."""
 
 import gzip
 import io
@@ -172,7 +172,7 @@ def test_records_in_another_encoding_are_reported(tmp_path: Path, kind: str, enc
     data = lines.replace("ß", "\0").encode() if encoding == "NUL" else lines.encode(encoding)
     (tmp_path / f"a.jsonl{kind}").write_bytes(COMPRESS[kind](data))
     pieces, reader = read(tmp_path / f"a.jsonl{kind}")
-    if encoding == "latin-1":  # bytes are replaced, as in a text file
+    if encoding == "latin-1":  # bad bytes are replaced, as in a text file
         assert [piece.text for piece in pieces] == [f"Stra\ufffde {number}" for number in range(300)]
         assert {(problem.kind, problem.lost_bytes) for problem in reader.problems.first} == {("not UTF-8", 1)}
     else:
@@ -224,7 +224,7 @@ def test_damage_in_a_compressed_file_loses_its_rest(tmp_path: Path, kind: str) -
         assert len(pieces) > 1000
         damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
-        if "wrong" not in damage.detail:  # the damage was noticed where it is
+        if "wrong" not in damage.detail:  # the damaged place was noticed, not only a wrong checksum
             assert len(pieces) <= 2000
             assert behind <= damage.lost_bytes <= behind + 2 * compressed.PACKED_BYTES
             assert damage.lost_bytes > 1
@@ -237,7 +237,7 @@ def test_a_wrong_checksum_casts_doubt_on_earlier_lines(tmp_path: Path) -> None:
         _, reader = read(tmp_path / name)
         [damage] = reader.problems.first
         assert damage.kind == "damaged file"
-        assert damage.detail.endswith("the lines before may be wrong, too")
+        assert damage.detail.endswith("earlier lines may be wrong, too")
 
 
 def test_a_repeated_field_is_reported(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Token streams in one file or in shards are read by position; errors name bad sets and headers."""
+"""Token streams in one file or in shards are read by position; bad sets of shards and bad headers are refused."""
 
 import errno
 import itertools

@@ -45,7 +45,10 @@ def check(directory: Path) -> dict[str, Content]:
 
 
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
-    """Flip each bit in turn. Check that the file is refused in one line that names it, or still reads the same."""
+    """Flip each of the given bits in turn, and check what `read` does with the damaged file.
+
+    It must return the same as before, or raise a one-line error that begins with `named` (`path` by default).
+    """
     good, intact = path.read_bytes(), read()
     for bit in bits:
         damaged = bytearray(good)

@@ -58,7 +58,7 @@ def test_a_download_never_mixes_two_preparations(
     monkeypatch.setattr(bucket_module, "PIECES_AT_ONCE", 1)
     url, here = put("mixed", token_files), tmp_path / "tokens"
     bucket = Bucket(url)
-    second_preparation = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # the sizes are the same
+    second_preparation = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # in the same sizes
 
     def replace(number: int) -> None:
         if "train" in bucket_server.requests[number - 1] and not bucket_server.requests[number - 1].startswith("PUT"):
@@ -71,7 +71,7 @@ def test_a_download_never_mixes_two_preparations(
         BadInput, match=r"train.safetensors: was replaced while it was being read; rerun the same command"
     ):
         download_dataset(url, here)
-    os.utime(here / "manifest.json", (0, 0))  # an old file of the first preparation
+    os.utime(here / "manifest.json", (0, 0))  # the local file is older than the new object
     download_dataset(url, here)
     assert {name: (here / name).read_bytes() for name in NAMES} == second_preparation
     (here / RECEIPT).unlink()

@@ -1,4 +1,4 @@
-"""Conversations are packed into rows with weights and never divided, and every bad record is reported."""
+"""Conversations are packed into rows with weights. None is divided, and every bad record is reported."""
 
 import gzip
 import json
@@ -244,7 +244,7 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, expected_problems)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
-    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # rows without a value are counted, too
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # also counted in rows where they are empty
     expected_problems = {f"with a field {name} that is not read": 5 for name in columns} | {
         list(expected_problems)[2]: 3
     }
@@ -263,7 +263,7 @@ def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
     manifest = write(tmp_path / "some", source, template=str(tmp_path / "a.jinja"), context_length=T)
-    assert manifest.problems == {"cannot be encoded": 19}  # the questions with a 7 change the prompt
+    assert manifest.problems == {"cannot be encoded": 19}  # a 7 in a question changes its prompt
 
 
 def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_refused_and_unanswered_messages_are_counted(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out") == [("<|user|>a<|end|><|assistant|>b<|end|>", "b<|end|>")]
     assert (manifest.problems, manifest.lost_documents) == ({"unanswered message": 1, "cannot be encoded": 1}, 1)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text.replace("<|end|>", "\n\n"))
-    with pytest.raises(BadInput, match="no special token follows each answer, so a model would not learn"):
+    with pytest.raises(BadInput, match="not every answer ends with a special token, so a model would not learn"):
         write(tmp_path / "endless", source, template=str(tmp_path / "a.jinja"), context_length=T)
 
 
@@ -335,7 +335,7 @@ def test_workers_kills_and_shards_do_not_change_rows(tmp_path: Path) -> None:
 
 
 def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
-    roles = ("system", "user", "assistant")  # all conversations have the same system message, so it must not matter
+    roles = ("system", "user", "assistant")  # the system message, the same everywhere, must not decide
     talks = [talk("Be short.", f"Question {number % 50}?", f"{number}", roles=roles) for number in range(100)]
     source = lines(tmp_path / "a.jsonl", talks)
     write(tmp_path / "out", source, split="hash", validation_fraction=0.3, **TURNS)

@@ -95,7 +95,7 @@ def test_a_silent_unlocked_preparation_counts_as_abandoned(
 
     def after(seconds: int) -> str | None:
         message = None
-        for _ in range(seconds):  # one check per second, like a waiting run
+        for _ in range(seconds):  # a run that waits also checks once per second
             clock[0] += 1
             message = growing.abandoned()
         return message

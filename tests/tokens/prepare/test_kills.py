@@ -48,7 +48,7 @@ def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 def in_bucket(server: BucketServer, prefix: str) -> dict[str, str]:
-    """Return the sha256 of each object, except plan and ledger, whose lines depend on the commits."""
+    """Return the sha256 of each object except plan and ledger. The ledger's lines depend on the commits."""
     objects = server.contents(prefix)
     assert {"plan.json", "ledger.jsonl"} < set(objects)
     hashed = objects.keys() - {"plan.json", "ledger.jsonl"}

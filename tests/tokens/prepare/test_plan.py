@@ -68,7 +68,7 @@ def records_of(directory: Path) -> str:
 def test_a_preparation_resumes_with_a_newly_signed_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_version: bool
 ) -> None:
-    """Every command has a newly signed URL; an earlier version's plan contains the URL with its secrets."""
+    """The URL is signed anew for each command. Plans that an earlier version wrote contain the URL with its secrets."""
     (tmp_path / "web").mkdir()
     jsonl(tmp_path / "web" / "a.jsonl", ["one", "two"])
     with (tmp_path / "web" / "a.jsonl").open("a") as file:

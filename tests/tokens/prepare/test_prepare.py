@@ -172,7 +172,7 @@ def test_a_command_that_cannot_resume_is_one_error_line(
         (
             ["x"] * 9,
             {"validation_fraction": 0.01},
-            "fraction 0.01: one token of 18 tokens is 5.6%; pass .* at least 0.056",
+            "fraction 0.01: a single token is already 5.6% of the 18 tokens; pass .* at least 0.056",
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_users_hidden_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFix
     assert sorted(path.name for path in (out / ".units").iterdir()) == ["metric.txt", "si"]
     note = f"NOTE: {out / '.partial-train-00003.safetensors'}: deleted 24 bytes of an unfinished preparation"
     assert note in capsys.readouterr().err
-    write(out, source)  # it is already complete, and nothing else is deleted
+    write(out, source)  # the tokens are already complete, so nothing else is deleted
     assert {name: (out / name).read_text() for name in theirs} == theirs
     new_output = tmp_path / "new_output"
     write(new_output, source)

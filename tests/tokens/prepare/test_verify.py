@@ -1,4 +1,4 @@
-"""The progress of a preparation is shown, and reports of damage name the files."""
+"""The progress of a preparation is shown, and reports of damage name the damaged files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokens.prepare.verify import verify
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """Five units in shards; each has a hundred documents, except the last one."""
+    """Tokens from five units of about ninety documents, in shards of 2,000 tokens."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
     size = source.stat().st_size // 5
     options = ("--tokenizer", "bytes", "--unit-bytes", str(size), "--shard-tokens", "2000")

@@ -34,7 +34,7 @@ def test_every_text_of_an_item_is_searched_for(
         tmp_path / "items.jsonl",
         {"question": "not there", "choices": ["nowhere, and long enough", {"deep": "document 7: hhhh"}], "label": 3},
         {"text": "neither is this one of them"},
-        {"text": "ument 33:"},  # fewer than 13 tokens, but all of them occur together
+        {"text": "ument 33:"},  # fewer than 13 tokens, but the whole text occurs in train
         {"text": "ument 333"},
         {"text": "ument 7"},  # 7 tokens, but 8 with a space in front, which is enough
         {"text": "ument"},

@@ -107,7 +107,7 @@ def test_bytes_per_token_are_compared_with_gpt2(tmp_path: Path, monkeypatch: pyt
 def test_stats_need_tokens_and_the_right_end_of_text(tmp_path: Path) -> None:
     save(tmp_path / "out", end=99, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint16, train=[[1, 2], [3]])
-    save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # with another type of ids
+    save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # ids of another type
     assert any("CONTAMINATION        1 documents" in line for line in stats.stats(tmp_path / "two"))
     with pytest.raises(BadInput, match=r"the end-of-text id 50256 does not occur; pass the right one"):
         stats.stats(tmp_path / "out")

@@ -114,7 +114,7 @@ def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
     path.write_text(json.dumps(values | {"post_processor": TEMPLATE | {"pair": []}}))
     assert read_tokenizer_files(tmp_path) is not None
     path.unlink()
-    with pytest.raises(BadInput, match=r"vocab\.json: got 257 ids of an unknown tokenizer, without tokenizer\.json"):
+    with pytest.raises(BadInput, match=r"vocab\.json: got 257 ids of an unknown tokenizer, and no tokenizer\.json"):
         read_tokenizer_files(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Other people's templates run within limits, and prompts equal the text before the answers in training."""
+"""Other people's templates run within limits, and each prompt equals the text before its answer in training."""
 
 import os
 import signal
@@ -147,7 +147,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("template", DIFFERENT.values(), ids=DIFFERENT)
 def test_a_prompt_must_equal_the_training_text(template: str) -> None:
     messages = [["user", " Q2"], ["assistant", "A"], ["user", " R2"], ["assistant", "B"]]
-    assert text(template, messages).text  # without the comparison, it can be rendered
+    assert text(template, messages).text  # the text is rendered if no prompt is compared with it
     with pytest.raises(BadInput, match=r"differs from the prompt|differently than in the prompt|no prompt asks for it"):
         text(template, messages, asks=True)
 

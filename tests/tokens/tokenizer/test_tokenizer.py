@@ -58,7 +58,8 @@ def test_unknown_ranks_need_a_recorded_fingerprint(tmp_path: Path, monkeypatch: 
     recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path)))
     assert load_tokenizer(str(path), recorded).vocabulary_size == 301
     published = attrs.evolve(KNOWN_TOKENIZERS["cl100k"], ranks_sha256=sha256(path))
-    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", published)  # as if it became known after these tokens were made
+    # From here on, these ranks are known, as if they had been published after the tokens were made.
+    monkeypatch.setitem(KNOWN_TOKENIZERS, "cl100k", published)
     assert [
         load_tokenizer(str(path), recorded_fingerprint).vocabulary_size for recorded_fingerprint in (recorded, None)
     ] == [301, 100_277]
