@@ -268,7 +268,7 @@ class TrainCommand:
             (
                 self.plan and options.resume != "auto",
                 options.init_from is not None,
-                "--resume with --plan needs --init-from: a plan always covers the whole run, even if it would resume",
+                "--resume with --plan needs --init-from: a plan always covers all steps, even if the run would resume",
             ),
             (
                 self.preflight or self.find_max_microbatch,
