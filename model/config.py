@@ -67,7 +67,7 @@ class ArchitectureOption:
     # (config, stock class) -> value of these keys, or attrs.NOTHING to leave them out. None means the field's value.
     stock_value: Callable[[Any, str], Any] | None = None
     card: Callable[[Any, str], tuple[str, str] | None] | None = None  # (config, stock class) -> row of the model card
-    divided: str | None = None  # the attribute of ModelConfig whose value tensor shards divide into equal parts
+    divided: str | None = None  # attribute of ModelConfig; its value is divided equally among tensor shards
 
     @property
     def file_keys(self) -> tuple[str, ...]:

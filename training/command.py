@@ -165,7 +165,7 @@ class TrainCommand:
         uses=TRAINING_OPTIONS,
         modes={
             "--keys": "",
-            "--dry-run": f"{TRAINING_OPTIONS} --world-size",  # it shows what the other options would do
+            "--dry-run": f"{TRAINING_OPTIONS} --world-size",  # --dry-run shows what these options would do
             "--plan": "--like --set --token-files --resume --init-from --price-per-hour --machines --machine --nodes "
             "--node-link --preemptions",
             "--preflight": "--like --set --token-files --init-from --resume --device",

@@ -1,8 +1,8 @@
 """The reference of a run directory, `reference.json`: losses of finished runs, and the band for a new run.
 
-A run of the same recipe is compared with the band at 40 marks, by its mean training loss over the tenth of the run that
-ends at the mark. The band has a lower and an upper bound for each mark; 95 of 100 new runs stay within the bounds at
-all marks. `report.py RUN... --reference DIR` writes the file.
+A run of the same recipe is compared with the band at 40 marks. At each mark, the compared number is its mean training
+loss over the preceding tenth of the run. The band has a lower and an upper bound for each mark; 95 of 100 new runs stay
+within the bounds at all marks. `report.py RUN... --reference DIR` writes the file.
 """
 
 import hashlib

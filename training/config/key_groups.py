@@ -16,10 +16,10 @@ from common.text import either, quoted
 from training.config.dataset_config import DATASET_VALUES, DatasetPart, normalize_dataset, read_parts
 from training.schedule import DECAYS
 
-# In gpjt's run directories, these schedules are booleans, and a run's records keep the boolean.
+# Schedules that gpjt's run directories write as booleans. The records of a run contain these booleans, too.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
-LARGEST_RATE = 1e30  # such a learning rate still fits into fp32 after the division by Adam's bias correction
+LARGEST_RATE = 1e30  # divided by Adam's bias correction, this learning rate still fits into fp32
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
     "adamw": "AdamW",

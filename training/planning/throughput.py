@@ -26,12 +26,12 @@ LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
 # Options of the network that change its speed little or not at all
 SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 
-# Bytes that our compiled kernels move per token. For a block, network_sizes.py counts the bytes if everything is fused,
-# and the bytes if every operator is a separate kernel; the estimate is the fused bytes plus UNFUSED_SHARE of the
-# unfused bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and channel,
-# excluding costs that shrink with larger micro-batches (weight casts, the optimizer). LAYER_BYTES is the sum of the 116
-# fused bytes and 20 of the 172 unfused bytes. The share is fitted to GPT-2. For the shapes of NanoChat and Qwen3, the
-# estimate is within 3% of that script's count.
+# Bytes that our compiled kernels move per token. For a block, network_sizes.py counts the bytes if everything is fused
+# ("fused bytes"), and the bytes if every operator is a separate kernel ("unfused bytes"); the estimate is the fused
+# bytes plus UNFUSED_SHARE of the unfused bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to
+# 145 bytes per layer and channel, excluding costs that shrink with larger micro-batches (weight casts, the optimizer).
+# LAYER_BYTES is the sum of the 116 fused bytes and 20 of the 172 unfused bytes. The share is fitted to GPT-2. For the
+# shapes of NanoChat and Qwen3, the estimate is within 3% of that script's count.
 LAYER_BYTES = 136
 UNFUSED_SHARE = 20 / 172
 # Bytes of the loss per token and per row of the vocabulary, counted the same way
