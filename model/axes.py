@@ -1,9 +1,9 @@
 """Named axes of the network's parameters: the names state what the rows and columns of each parameter stand for.
 
 The rows of a linear layer's weight are its outputs, and the columns are its inputs; in an embedding, the rows are the
-inputs and the columns are the outputs. The names of the axes determine which rows are padding, initial weights, weight
-decay, learning rates by group, and which matrices Muon trains. Tensor shards divide some axes (TENSOR_AXES,
-docs/parallel.md). FSDP shards the rows of every parameter, regardless of their axes.
+inputs and the columns are the outputs. The names of the axes determine the initial weights, the weight decay, the
+group that sets the learning rate, which rows are padding, and which matrices Muon trains. Tensor shards divide some
+axes (TENSOR_AXES, docs/parallel.md). FSDP shards the rows of every parameter, regardless of their axes.
 """
 
 import functools

@@ -55,7 +55,10 @@ BIASES = {
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """The part of an option's row that keys of train.json do not have. In the comments, `config` is a ModelConfig."""
+    """The part of a row that only options of the network have, not the keys of train.json.
+
+    In the comments, `config` is a ModelConfig.
+    """
 
     # Stock class -> values that it supports; None means all values. A class that is missing supports only the default.
     stock: Mapping[str, tuple[Any, ...] | None] = attrs.field(factory=dict)
@@ -64,7 +67,7 @@ class ArchitectureOption:
     # (config, stock class) -> value of these keys, or attrs.NOTHING to leave them out. None means the field's value.
     stock_value: Callable[[Any, str], Any] | None = None
     card: Callable[[Any, str], tuple[str, str] | None] | None = None  # (config, stock class) -> row of the model card
-    divided: str | None = None  # the attribute of ModelConfig whose value tensor shards divide into equal parts
+    divided: str | None = None  # attribute of ModelConfig; its value is divided equally among tensor shards
 
     @property
     def file_keys(self) -> tuple[str, ...]:
@@ -83,9 +86,9 @@ def option(
 ) -> Any:
     """Return a field of ModelConfig with its two rows: a KeyRow, and an ArchitectureOption with the arguments `row`.
 
-    If a user writes a key that another program uses for this option, the error names this option. It recognizes the
-    option's keys in other programs' model files, and `names`, which are names that are used only on command lines. If
-    the values in those model files differ from ours, `keys_note` explains the difference.
+    If a user writes the name that another program uses for this option, the error message suggests this option. The
+    recognized names are the option's keys in other programs' model files, and `names`, which other programs use only
+    on command lines. If the values in those model files differ from ours, `keys_note` explains the difference.
     """
     architecture = ArchitectureOption(**row)
     file_keys = " ".join(architecture.file_keys)
@@ -288,7 +291,7 @@ class ModelConfig:
             and ("attention scores", "divided by the layer's number, counted from 1")
         ),
     )
-    embedding_norm: bool = option(  # the export folds it into the embedding table for classes without it
+    embedding_norm: bool = option(  # if a class has no such norm, the export normalizes the embedding table
         checks.boolean(),
         False,
         meaning="true: normalize the token embedding before positions are added",

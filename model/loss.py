@@ -37,8 +37,8 @@ class NextTokenLoss(nn.Module):
     def compile_head(self, **options: Any) -> None:
         """Compile the output head and the loss as one graph. Like nn.Module.compile, this changes the object in place.
 
-        The compiled graph never stores fp32 logits. It stores the gradient of the logits only once, instead of twice,
-        with and without the vocabulary's padding.
+        The compiled graph never stores fp32 logits, and stores the gradient of the logits once. Without compilation,
+        there would be two copies of this gradient, one with and one without the vocabulary's padding.
         """
         self._head_loss = torch.compile(self._head_loss, **options)
         self._sequence_losses = torch.compile(self._sequence_losses, **options)

@@ -21,7 +21,7 @@ PARAMETER = re.compile(
     r"(?:(?:h|trf_blocks|blocks)\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<leaf>weight|bias|scale|shift|[gbw]))?"
 )
 LEAVES = {"scale": "weight", "g": "weight", "w": "weight", "shift": "bias", "b": "bias", None: "weight"}
-# Our module -> its name in Hugging Face, nanoGPT and, with slashes instead of dots, OpenAI
+# Our module -> its name in Hugging Face and nanoGPT. OpenAI's names have slashes instead of dots.
 HUGGING_FACE = {
     **{"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.output": "attn.c_proj"},
     **{"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},

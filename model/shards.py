@@ -269,7 +269,7 @@ class ShardedGPT(GPT):
 
 
 class ShardedParts:
-    """The same unsharded module from every shard of this process.
+    """A module of the plain network, in a version for each shard of this process.
 
     The caller takes the layers one by one, and `finish` checks that all of them were taken.
     """

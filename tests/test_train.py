@@ -30,7 +30,11 @@ LONG_NAME = "n" * 5000
         (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
         (1, ["--resume", "step-1"], "no such checkpoint; existing ones: none"),
         (1, ["--resume", LONG_NAME], "no such checkpoint; existing ones: none"),
-        (2, ["--set", "global_batch_size=6", "--set", "determinism=run"], "world size 2 does not divide"),
+        (
+            2,
+            ["--set", "global_batch_size=6", "--set", "determinism=run"],
+            "world size 2 cannot share equally",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_status_1(make_run: MakeRun, ranks: int, options: list[str], message: str) -> None:
@@ -45,7 +49,7 @@ def test_all_input_problems_are_reported(make_run: MakeRun) -> None:
     run = make_run(min_train_tokens=10**7, validation_sequences=10**5, global_batch_size=2, model={"emb_dim": 1 << 18})
     done = train(run, "--set", "vocab_size=256", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-    expected = ("world size 2 exceeds", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
+    expected = ("too few for world size 2", "TB for 5 checkpoints", "vocab_size: got 256", "hold out more")
     for line, message in zip(lines, expected, strict=True):
         assert message in line
     assert json.loads((run / "exit.json").read_text())["status"] == 1

@@ -129,7 +129,7 @@ def make_state(model: ModelConfig, train: TrainConfig, plan: Plan, numerics: Num
     """
     # Matrix products that autocast leaves in fp32 may use TF32, unless the run's precision is fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    # There is no choice on a CPU: torch has a single fused kernel, which is not used for attention with dropout.
+    # On a CPU, there is no kernel to choose: torch has a single fused one, which it does not use with dropout.
     if ranks.device.type == "cuda":
         from training.exactness.attention_kernel import Shape, use_attention
 

@@ -165,7 +165,7 @@ class TrainCommand:
         uses=TRAINING_OPTIONS,
         modes={
             "--keys": "",
-            "--dry-run": f"{TRAINING_OPTIONS} --world-size",  # it shows what the other options would do
+            "--dry-run": f"{TRAINING_OPTIONS} --world-size",  # --dry-run shows what these options would do
             "--plan": "--like --set --token-files --resume --init-from --price-per-hour --machines --machine --nodes "
             "--node-link --preemptions",
             "--preflight": "--like --set --token-files --init-from --resume --device",
@@ -268,7 +268,7 @@ class TrainCommand:
             (
                 self.plan and options.resume != "auto",
                 options.init_from is not None,
-                "--resume with --plan needs --init-from: a plan always covers the whole run, even if it would resume",
+                "--resume with --plan needs --init-from: a plan always covers all steps, even if the run would resume",
             ),
             (
                 self.preflight or self.find_max_microbatch,

@@ -86,7 +86,7 @@ def norm_of_shards(shards: "TensorShards", parameters: Mapping[str, nn.Parameter
 
 @cache
 def _active_positions(layout: Layout, device: torch.device) -> Tensor:
-    """Return the positions, among the gathered micro-steps of all ranks, of those that are not idle."""
+    """Return the positions of the micro-steps that are not idle, in the list gathered from all ranks."""
     idle_counts = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
     steps = layout.accumulation
     positions = [rank * steps + step for rank, idle in enumerate(idle_counts) for step in range(idle, steps)]

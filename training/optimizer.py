@@ -15,9 +15,9 @@ from training.parallel.mesh import ON_ONE_RANK, Spread, local_parameter, local_t
 class Optimizer:
     """Updates all parameters of a network. An optimizer has one or more rules, and each rule updates some parameters.
 
-    `state_tensors` contains the tensors that checkpoints store: torch's name for a kind of state, such as "exp_avg" ->
-    name of a parameter -> tensor. The tensors are sharded like the parameters; torch's optimizers see only this rank's
-    part of both.
+    `state_tensors` contains the tensors that checkpoints store, by kind of state and then by the name of the parameter.
+    Kinds have torch's names, such as "exp_avg". The tensors are sharded like the parameters; torch's optimizers see
+    only this rank's part of both.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The reference of a run directory, `reference.json`: losses of finished runs, and the band for a new run.
 
-A run of the same recipe is compared with the band at 40 marks, by its mean training loss over the tenth of the run that
-ends at the mark. The band has a lower and an upper bound for each mark; 95 of 100 new runs stay within the bounds at
-all marks. `report.py RUN... --reference DIR` writes the file.
+A run of the same recipe is compared with the band at 40 marks. At each mark, the compared number is its mean training
+loss over the preceding tenth of the run. The band has a lower and an upper bound for each mark; 95 of 100 new runs stay
+within the bounds at all marks. `report.py RUN... --reference DIR` writes the file.
 """
 
 import hashlib
@@ -41,7 +41,8 @@ class Reference:
     """Losses of R runs of the same recipe, and the band for a new run: means over tenths, in nats per token."""
 
     recipe: dict[str, Any]
-    # Sources and tokenizer. Runs on any tokens that were prepared from them can be compared; None: only on `tokens`
+    # Sources and tokenizer; runs on any tokens that were prepared from these can be compared. None: only runs on
+    # `tokens` can be compared.
     prepared: str | None
     devices: list[str]
     band: list[list[float]]  # lowest and highest loss, (2, M); the lowest may be below zero
@@ -118,7 +119,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
             more = [f"and {len(problems) - SHOWN_DIFFERENCES} more"] if len(problems) > SHOWN_DIFFERENCES else []
             raise ValueError("; ".join(problems[:SHOWN_DIFFERENCES] + more))
     except (BadInput, ValueError) as error:
-        # The problem of a BadInput names the file, which the line below names as well.
+        # A BadInput names the file in its problem. The line below names the file, too, so it is removed here.
         problem = replace(error.problems[0], where="") if isinstance(error, BadInput) else error
         return BandComparison(note(f"{path}: the loss is not compared: {problem}"))
     steps = record.steps or 1
@@ -147,7 +148,7 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
 def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
     """Return the identity of a run's tokens, and their sources and tokenizer. Each is None if unknown.
 
-    Sources are returned without the prefix hf:, because manifests of earlier versions lack it if the user left it out.
+    Sources are returned without the prefix hf:, which manifests of earlier versions have only if the user wrote it.
     Raises BadInput for a damaged manifest.
     """
     files = [stream.sha256 for stream in record.train_streams]

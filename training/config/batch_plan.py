@@ -121,19 +121,20 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
         context_length=context_length, microbatch_size=size, microbatches=microbatches, data_parallel_size=ranks
     )
     keys: dict[str, Any] = {"key": "global_batch_size", "other_keys": ("microbatch_size",)}
-    division = f"global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
+    division = f"global_batch_size {batch} is {microbatches} micro-batches of {size}"
     if microbatches < ranks:
         smaller = microbatch_sizes(layout.global_batch_size, ranks)
         advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
         advice = f"start at most {microbatches * tensor_size} ranks{advice}"
-        problem = f"{division}{world_size} exceeds"
+        problem = f"{division}, too few for world size {world_size}"
         raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
     if train.execution.determinism == "run" and microbatches % ranks:
         divisors = [tensor_size * divisor for divisor in microbatch_sizes(microbatches, 1)]
         nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-        problem = f'{division}{world_size} does not divide, although determinism "run" requires it'
+        shared = f"which world size {world_size} cannot share equally"
+        problem = f'{division}, {shared}, although determinism "run" requires it'
         examples = ", ".join(map(str, nearest))
-        advice = f'set determinism to "elastic", or use a world size that divides it, such as {examples}'
+        advice = f'set determinism to "elastic", or use another world size, such as {examples}'
         keys["other_keys"] += ("determinism",)
         raise BadInput(train.located(Problem(text=problem, advice=advice, **keys)))
     if batch is not None and accumulation not in (None, layout.accumulation):

@@ -1,8 +1,8 @@
 """The keys of `train.json`, in groups: the type, default, check, meaning and other names of each key.
 
 `train.py --keys` prints the texts in this file, and tests compare the tables in docs/ with them. Keys have the same
-names as in the file. A key that gpjt/ddp-base-model-from-scratch also has keeps its name and default here, so that
-project's run directories mean the same.
+names as in the file. If gpjt/ddp-base-model-from-scratch has the same key, its name and default are kept here, so that
+the run directories of that project have the same meaning in Lockstep.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from common.text import either, quoted
 from training.config.dataset_config import DATASET_VALUES, DatasetPart, normalize_dataset, read_parts
 from training.schedule import DECAYS
 
-# In gpjt's run directories, these schedules are booleans, and a run's records keep the boolean.
+# Schedules that gpjt's run directories write as booleans. The records of a run contain these booleans, too.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
-LARGEST_RATE = 1e30  # such a learning rate still fits into fp32 after the division by Adam's bias correction
+LARGEST_RATE = 1e30  # divided by Adam's bias correction, this learning rate still fits into fp32
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
     "adamw": "AdamW",

@@ -135,7 +135,7 @@ KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for sec
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
 # Values that train better than the defaults, which come from gpjt. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# The key of each older name, which gpjt/ddp-base-model-from-scratch used. The second mapping works in both directions.
+# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> present name. The second mapping has both directions.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
@@ -231,9 +231,9 @@ def is_run(directory: Path) -> bool:
 
 
 def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], overridden: Sequence[str]) -> Run:
-    """Return the run that these values describe. Older spellings are translated in `values`.
+    """Return the run that these values describe. Older spellings in `values` are replaced in place.
 
-    `source` is the folder that errors name. Raises BadInput with all problems at once, one line for each.
+    Error messages refer to files in the folder `source`. Raises BadInput with all problems at once, one line for each.
     """
     if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
         raise BadInput(f"{directory}: the name is not UTF-8, so its checkpoints could not be read; rename the folder")
@@ -273,8 +273,8 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
 def located(problem: Problem, file: Path, explicit_keys: Collection[str], overridden: Sequence[str]) -> Problem:
     """Return a problem with the place where the user set its keys.
 
-    If several keys contradict each other, this is the place where the last of these keys was set, because the file was
-    valid before --set changed it. `explicit_keys` are the keys of the file and of --set.
+    If several keys contradict each other, this is the place where the last of these keys was set, because the file is
+    assumed to be valid without --set. `explicit_keys` are the keys of the file and of --set.
     """
     last = next((key for key in reversed(overridden) if key == problem.key or key in problem.other_keys), None)
     if last is None:

@@ -24,7 +24,7 @@ TOKEN_FOLDERS = (Path("token_files"), DOWNLOADS)  # where token directories usua
 class TokenLocation:
     dataset: str  # the name in train.json, or the directory given with --token-files
     directory: Path
-    remote: bool = False  # whether the dataset is downloaded to the directory, if it is not there yet
+    remote: bool = False  # whether the dataset can be downloaded to the directory
 
 
 def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override: bool = True) -> list[TokenLocation]:
@@ -127,7 +127,7 @@ def _locate(dataset: str, train: TrainConfig, can_override: bool) -> TokenLocati
 
     if dataset.startswith(DOWNLOADS.name + "/") or not re.fullmatch(rf"({HUB})?[\w-][\w.-]*/[\w.-]+", dataset):
         near = nearest_folder(dataset, TOKEN_FOLDERS, has_split)
-        suggestion = "" if near is None else f"did you mean {near}?; "
+        suggestion = "" if near is None else f"did you mean {near}? If not, "
         option = ", or pass --token-files DIR" if can_override and isinstance(train.data.dataset, str) else ""
         prepare = f"prepare it with prepare_data.py SOURCE... --output {dataset:.200}"
         problem = f"dataset: {dataset:.200} is not a directory here"

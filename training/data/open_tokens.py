@@ -299,5 +299,5 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
 
 
 def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
-    """Return the content of a tokenizer's ranks file. If it has none, return its name, which determines the ranks."""
+    """Return the content of the ranks file or, if the tokenizer has no such file, its name, which implies the ranks."""
     return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name

@@ -170,7 +170,7 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
 
 
 def _note_missing_shards(directory: TokenDirectory) -> None:
-    """Print a note if the first shards of another program's token files are missing.
+    """Print a note if token files were written by another program and the first of them are missing.
 
     Our own files do not need this, because their names include the number of shards.
     """

@@ -36,10 +36,10 @@ KERNELS = {  # in the order of preference
 }
 REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
-TIMED_SEQUENCES = 8  # maximum for a timed run; enough to fill a GPU, and cheap compared with the run itself
+TIMED_SEQUENCES = 8  # at most this many in a timed run; enough to fill a GPU, and cheap compared with training
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
-# Largest accepted error, as a share of the largest reference output or gradient; bf16 rounds to 0.004. The largest
-# value counts as at least 1 or, for gradients of queries and keys, as at least the deviation of the scores: smaller
+# Largest accepted error, relative to the largest reference output or gradient; bf16 rounds to 0.004. This largest
+# value is raised to a minimum, which is 1 or, for the gradients of queries and keys, `ScoreCase.deviation`. Smaller
 # values occur only in a few saturated rows, which consist mostly of rounding errors.
 TOLERANCE = 0.05
 COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
@@ -124,7 +124,7 @@ def _enable(name: str) -> None:
     backends.enable_flash_sdp(name == "flash")
     backends.enable_mem_efficient_sdp(name == "efficient")
     backends.enable_math_sdp(False)
-    # torch.compile's disk caches ignore these switches, and would otherwise return a graph with another kernel.
+    # torch.compile's disk caches ignore these switches. Without the tag, they could return a graph with another kernel.
     torch.compiler.config.cache_key_tag = f"attention {name}"
     torch.cuda.empty_cache()  # the memory of the tests would fragment the memory of the run
 
@@ -227,9 +227,10 @@ def _problem(name: str, shape: Shape, sequences: int) -> str | None:
 
 
 def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, scores: ScoreCase) -> float:
-    """Return the largest difference of outputs and gradients in some heads, as a share of the largest value.
+    """Compare a kernel's outputs and gradients with unfused attention in a sample of heads.
 
-    Return NaN if any output or gradient is not finite.
+    Return the largest deviation, relative to the largest reference value; NaN if any output or
+    gradient is not finite.
     """
     tensors = _run(backend, inputs, gradient)
     with torch.no_grad():

@@ -21,9 +21,9 @@ NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES tha
 # If torch's RuntimeError contains one of these phrases, memory is exhausted. Only torch's CUDA allocator has a separate
 # error type.
 CPU_WORDS = ("can't allocate memory",)
-# These come, in this order, from CUDA and NCCL; from cuBLAS; from cuBLAS and cuDNN without memory for a handle; from
-# cuDNN 9; and from torch on a slice of a GPU (MIG), for which NVML does not report the memory of each process (pytorch
-# issue 112377).
+# The sources of these phrases, in order: CUDA and NCCL; cuBLAS; cuBLAS and cuDNN, if no memory is left for a handle;
+# cuDNN 9; and torch on a slice of a GPU (MIG), where NVML does not report the memory of each process (pytorch issue
+# 112377).
 GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "NVML_SUCCESS == ")
 
 

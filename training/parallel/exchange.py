@@ -35,7 +35,7 @@ class Exchange:
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
         """Return the exchange of the partial sums `parts`, which are listed by rank.
 
-        `most` is the number of partial sums on the rank of the job that has the most.
+        `most` is the largest number of partial sums that any rank of the job has.
         """
         rounds, results = tree.additions([part for rank_parts in parts for part in rank_parts])
         counts, piece = [len(rank_parts) for rank_parts in parts], max(1, PIECE // most)

@@ -98,7 +98,7 @@ class TimedReduction(_fsdp_api.ReduceScatter):
 
 
 def sum_over_ranks(levels: Levels, output: Tensor, gradients: Tensor) -> None:
-    """Reduce as FSDP does: with a reduce-scatter that sums and, on two levels, an all-reduce across nodes."""
+    """Reduce as FSDP does: with a summing reduce-scatter and, if there are two levels, an all-reduce across nodes."""
     reduce_scatter_single(output, gradients, group=levels.inside.group)
     if levels.across.size > 1:
         dist.all_reduce(output, group=levels.across.group)

@@ -36,7 +36,7 @@ class Matrix:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def assembled(self, elements: Tensor, pieces: Sequence[HeldPiece]) -> Tensor:
-        """Assemble the matrix, (rows, columns), from `elements`, which has one piece after another."""
+        """Assemble the (rows, columns) matrix from `elements`, which contains the pieces one after another."""
         if self.are_rows(pieces):
             return _part(elements, self)
         matrix = elements.new_empty(self.rows, self.columns)

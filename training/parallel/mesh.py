@@ -31,7 +31,7 @@ class Levels:
     """The ranks that add up gradients.
 
     First, the ranks `inside` add up their gradients, and each of them gets a part of the sum. Then each rank adds its
-    part to the same part of the ranks `across`.
+    part to the corresponding parts from the ranks `across`.
     """
 
     inside: RankGroup
@@ -145,10 +145,10 @@ def levels_of(mesh: DeviceMesh) -> Levels:
 def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tuple[str, int | None]:
     """Return the wrapper, "ddp" or "fsdp", and the number of data-parallel ranks per node if there are two levels.
 
-    Call it on every rank. `parallel` is the key in train.json. "hsdp" is FSDP on two levels; it is the same as FSDP on
-    a single node, and the same as DDP with one rank per node. DDP has two levels if sums are `ordered` and all nodes
-    have the same number of ranks, which must be more than one. If sums are not ordered, NCCL takes the nodes into
-    account by itself. Raises BadInput for "hsdp" on nodes of different sizes.
+    Call it on every rank. `parallel` is the key in train.json. "hsdp" is FSDP on two levels. On a single node, it is
+    the same as "fsdp"; with one rank per node, it is the same as "ddp". DDP has two levels if sums are `ordered` and
+    all nodes have the same number of ranks, which must be more than one. If sums are not ordered, NCCL takes the nodes
+    into account by itself. Raises BadInput for "hsdp" on nodes of different sizes.
     """
     node_size, tensor_size = ranks.node.size, ranks.world_size // ranks.data_parallel.size  # neighbors share batches
     # If this condition is true on one rank, it is true on all of them.

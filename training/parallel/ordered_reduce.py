@@ -54,7 +54,7 @@ class LeafSum:
 
 
 class OrderedGradients:
-    """The gradient sums of a step. Collects each micro-batch's gradients, and reduces over ranks only in the last one.
+    """The gradient sums of a step. Adds up the gradients of all micro-batches; reduces over ranks in the last one.
 
     Under DDP and on a single rank, the gradients of every micro-batch except the last are taken from `parameter.grad`,
     which is then set to None. The sums are completed in place, in the last micro-batch's gradients: under DDP in DDP's

@@ -28,7 +28,7 @@ SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
 # gloo is also used in every step, gloo then times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 
-# The first name exists since torch 2.13; earlier versions have only the second name.
+# The first name was added in torch 2.13; earlier versions have only the second.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -59,7 +59,7 @@ ALONE = RankGroup(rank=0, size=1)
 class Ranks:
     rank: int
     world_size: int
-    node: RankGroup = attrs.field()  # ranks of this machine, without a process group; the local rank selects the GPU
+    node: RankGroup = attrs.field()  # the ranks of this machine; they have no process group; node.rank selects the GPU
     data_parallel: RankGroup = attrs.field()  # ranks that divide the global batch
     tensor: RankGroup = ALONE  # neighboring ranks that get the same batches and divide each layer
     device: torch.device
@@ -184,7 +184,7 @@ def rendezvous_error() -> BadInput:
 
 
 def collective_failed(error: BaseException | None) -> bool:
-    """Return whether a collective raised this error, because another rank has ended or failed.
+    """Return whether this error was raised by a collective, which means that another rank has ended or failed.
 
     Return False if any other code raised it. gloo raises plain RuntimeErrors, which can be recognized only by their
     text.
@@ -259,7 +259,7 @@ def once_per_disk(ranks: Ranks, disk: RankGroup, work: Callable[[], Value]) -> l
 
 
 def members(ranks: Ranks, group: RankGroup) -> range:
-    """Return the global ranks of a node or a disk. They are consecutive."""
+    """Return the global ranks of the members of `group`, which are the ranks of one node or one disk."""
     first = ranks.rank - group.rank
     return range(first, first + group.size)
 

@@ -61,9 +61,9 @@ def agree_on_generation(store: Any, rank: int, world_size: int, timeout: timedel
 def choose_interface(store: Any, rank: int, world_size: int) -> None:
     """Make gloo and NCCL use the interface that connects the nodes, unless the user has configured another one.
 
-    If the first node's name resolves to a loopback address on a node, as it may on the first node itself, that node
-    uses the route to another node. Call this on every rank, before the process group connects. `store` is the
-    dist.Store of the rendezvous.
+    The interface is normally the one on the route to the first node. Where the first node's name resolves to a loopback
+    address, which can happen on the first node itself, the interface on the route to another node is used instead. Call
+    this on every rank, before the process group connects. `store` is the dist.Store of the rendezvous.
     """
     address = address_towards(os.environ["MASTER_ADDR"])
     store.set(f"address {rank}", address or "")

@@ -22,7 +22,7 @@ class SumTree:
     run: int  # number of leaves that are added in order before the pairwise tree begins
 
     def push(self, sums: list[range], part: range) -> int:
-        """Append a partial sum to the `sums` of the leaves before it, and join it with as many of them as possible.
+        """Append a partial sum to `sums`, the partial sums of all leaves before it, and join it with these if possible.
 
         Return the number of joins. The joins begin with the last of the earlier sums.
         """
@@ -41,7 +41,7 @@ class SumTree:
         return sums
 
     def additions(self, parts: Sequence[range]) -> tuple[list[list[tuple[int, int]]], list[int]]:
-        """Return the additions that combine, in place, the partial sums of a range's parts into those of the range.
+        """Return the additions that combine the partial sums of a range's parts, in place, into those of the range.
 
         The first list has rounds of independent additions. Each addition is a pair (target, source) of indices of
         parts: the source is added to the target. The second list has the indices of the parts that contain the results.

@@ -205,8 +205,8 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
         return
     # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
     torch._dynamo.config.optimize_ddp = False
-    # The loss is compiled for each mode, for full chunks and the last chunk, and for each number of rows with ids that
-    # a shard can have.
+    # The loss is compiled for each mode, and separately for full chunks and for the last chunk. In tensor shards,
+    # it is also compiled for each possible number of rows that are not padding.
     torch._dynamo.config.recompile_limit = 32
     if how == "model":
         # All gradients of a single graph become available at the same time, so nothing overlaps their reduction.

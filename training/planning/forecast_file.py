@@ -42,7 +42,7 @@ class ForecastTarget:
 
 @attrs.frozen(kw_only=True)
 class ForecastMiss:
-    """The error of a forecast for the ladder's largest size, made by a fit that left this size out."""
+    """The error of a forecast for the ladder's largest size. This size was left out of the fit."""
 
     error: float = attrs.field(validator=number(0))  # relative error
 
@@ -86,8 +86,8 @@ def describe_forecast_file(run: Run) -> list[str]:
         return [
             f"forecast     loss {target.loss:.4f} [{target.low:.4f}, {target.high:.4f}], 90% interval for a single "
             f"run, at {target.extrapolation:.3g} x the compute of the ladder's largest run",
-            f"             ladder of {points} runs, {record.date}, commit {record.commit}: the error for its largest "
-            f"size, left out of the fit, was {error_percent:.1f}% on average",
+            f"             ladder of {points} runs, {record.date}, commit {record.commit}: a forecast of the "
+            f"largest size from the smaller sizes was off by {error_percent:.1f}% on average",
         ]
 
 

@@ -109,11 +109,10 @@ class _Value:
 class Kernels(TorchDispatchMode):
     """A model of torch.compile: all operators between two matrix products are fused into one kernel.
 
-    A fused kernel reads and writes each piece of memory only once. If another kernel, or the backward pass, needs a
-    value that is a function of values in memory, it recomputes the value, unless a matrix product reads the value or a
-    reduction is part of its computation. Copies with repeated elements are recomputed, too. A tensor is cast only once.
-    These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads are not
-    saved.
+    A fused kernel reads and writes each piece of memory only once. A value that another kernel or the backward pass
+    needs is computed again from values in memory, unless a matrix product reads it or a reduction is part of its
+    computation. Copies with repeated elements are computed again, too. A tensor is cast only once. These rules
+    determine which tensors are saved for the backward pass. The statistics of a norm over heads are not saved.
     """
 
     def __init__(self, network: nn.Module, compiled: bool):

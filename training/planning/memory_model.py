@@ -179,7 +179,7 @@ class MemoryModel:
     optimizer: str = "adamw"  # as in train.json
     determinism: str = "off"
     accumulation: int = 2  # micro-batches per step on a rank, unless global_batch_size is set
-    global_batch_size: int | None = None  # sequences; if it is set, the micro-batch determines the accumulation
+    global_batch_size: int | None = None  # in sequences; None: `accumulation` applies
 
     @classmethod
     def of(cls, model: ModelConfig, train: TrainConfig, world_size: int) -> "MemoryModel":

@@ -48,9 +48,8 @@ def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run
             hub_name(like, MODEL, [Path("runs")], is_run)
         model, template = True, RECIPE
         source = template if is_folder(template) else ROOT / template
-    lines: list[str | Notice] = [
-        f"{directory}: {'written' if writes else 'not written'}, like {like}{f' and {RECIPE}' if model else ''}"
-    ]
+    status = "written" if writes else "would be written"
+    lines: list[str | Notice] = [f"{directory}: {status}, based on {like}{f' and {RECIPE}' if model else ''}"]
     is_new, values = not (directory / "train.json").exists(), read_files(source)
     if model:
         local = like.removeprefix(HUB)  # hf:DIR means the network of the model in the folder DIR

@@ -153,8 +153,8 @@ def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated_tokens / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [
-        f"spot: expected values for {estimate.prices.preemptions_per_hour:g} preemptions per hour of each machine "
-        f"(--preemptions), without notice, and checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
+        f"spot: expected values if each machine is preempted {estimate.prices.preemptions_per_hour:g} times per hour, "
+        f"without notice (--preemptions), with checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
         f"{offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not included"
     ]
 

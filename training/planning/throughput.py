@@ -26,12 +26,12 @@ LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
 # Options of the network that change its speed little or not at all
 SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 
-# Bytes that our compiled kernels move per token. For a block, network_sizes.py counts the bytes if everything is fused,
-# and the bytes if every operator is a separate kernel; the estimate is the fused bytes plus UNFUSED_SHARE of the
-# unfused bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to 145 bytes per layer and channel,
-# excluding costs that shrink with larger micro-batches (weight casts, the optimizer). LAYER_BYTES is the sum of the 116
-# fused bytes and 20 of the 172 unfused bytes. The share is fitted to GPT-2. For the shapes of NanoChat and Qwen3, the
-# estimate is within 3% of that script's count.
+# Bytes that our compiled kernels move per token. For a block, network_sizes.py counts the bytes if everything is fused
+# ("fused bytes"), and the bytes if every operator is a separate kernel ("unfused bytes"); the estimate is the fused
+# bytes plus UNFUSED_SHARE of the unfused bytes. For GPT-2 in four sizes, benchmarks/kernel_bytes.py counts 136.6 to
+# 145 bytes per layer and channel, excluding costs that shrink with larger micro-batches (weight casts, the optimizer).
+# LAYER_BYTES is the sum of the 116 fused bytes and 20 of the 172 unfused bytes. The share is fitted to GPT-2. For the
+# shapes of NanoChat and Qwen3, the estimate is within 3% of that script's count.
 LAYER_BYTES = 136
 UNFUSED_SHARE = 20 / 172
 # Bytes of the loss per token and per row of the vocabulary, counted the same way
@@ -66,9 +66,10 @@ class Efficiency:
 
 
 # With these fractions for matrix products and attention, and the bytes of llm.c's kernels, the roofline reproduces
-# llm.c's published runs (they are in tests/training/planning/test_throughput.py). They apply to Lockstep, because both
-# trainers use cuBLAS and cuDNN for these operations. The fraction of the bandwidth is what elementwise kernels reached
-# on one H100. Every other GPU uses the fractions of the GPU that its `similar_to` names.
+# llm.c's published runs, which are listed in tests/training/planning/test_throughput.py. The fractions also apply to
+# Lockstep, because Lockstep and llm.c both use cuBLAS and cuDNN for these operations. The fraction of the bandwidth is
+# what elementwise kernels reached on one H100. Every other GPU uses the fractions of the GPU that its `similar_to`
+# names.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 # These are torch's names of the GPUs. Estimates for the H200 are 1 to 10% below its measured throughput.
 FITTED = ("A100", "H100", "H200")

@@ -95,8 +95,8 @@ class Detail:
 class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
-    These differ from `Reason` in common/errors.py, which exit.json uses to say why a command ended, even with an error.
-    In exit.json, both limits have the same reason, and patience has no reason, because it completes a run.
+    These differ from `Reason` in common/errors.py, which exit.json uses. A `Reason` says why a command ended, and can
+    be an error. In exit.json, both limits have the same reason, and patience has no reason, because it completes a run.
     """
 
     SIGNAL = "signal"  # in an event "stopped"
@@ -192,7 +192,7 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if event_of(record) == RunEvent.START:
             step = record["step"]
             drift = records.pop() if records and _is_drift(records[-1], step) else None
-            # At the step itself, the events that earlier jobs wrote when they began are left out.
+            # At the step where this job starts, the events that earlier jobs wrote when they began are left out.
             records = [
                 earlier for earlier in records if earlier.get("step", 0) < step + (event_of(earlier) not in BEGINNING)
             ]

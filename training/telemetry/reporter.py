@@ -96,7 +96,10 @@ class Reporter:
 
     @advisory("events")
     def event(self, step: int, event: str, **details: Any) -> None:
-        """Record an event. A checkpoint redraws the chart; a failed one is shown in the bar until the next success."""
+        """Record an event. After a checkpoint, the chart is drawn again.
+
+        A failure, such as a failed checkpoint, is shown in the bar until the next success.
+        """
         self._write(event_record(step, event, **details))
         for failure, (success, warning_text) in FAILURES.items():
             if self.bar is not None and event in (failure, success):

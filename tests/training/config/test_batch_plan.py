@@ -32,10 +32,10 @@ def test_world_size_may_equal_the_number_of_micro_batches(tmp_path: Path) -> Non
     for size in range(1, 13):
         layout = plan(tmp_path / str(size), size, global_batch_size=24).layout
         assert (layout.microbatches, layout.data_parallel_size) == (12, size)
-    advice = "which world size 13 exceeds; start at most 12 ranks, or set microbatch_size to 1$"
+    advice = "too few for world size 13; start at most 12 ranks, or set microbatch_size to 1$"
     with pytest.raises(BadInput, match=f"global_batch_size 24 is 12 micro-batches of 2, {advice}"):
         plan(tmp_path / "more", 13, global_batch_size=24)
-    with pytest.raises(BadInput, match=r"which world size 25 exceeds; start at most 12 ranks$"):
+    with pytest.raises(BadInput, match=r"too few for world size 25; start at most 12 ranks$"):
         plan(tmp_path / "most", 25, global_batch_size=24)
 
 
@@ -46,8 +46,8 @@ def test_tensor_parallel_ranks_share_batches(tmp_path: Path) -> None:
 
 
 def test_indivisible_batch_names_possible_world_sizes(tmp_path: Path) -> None:
-    advice = 'set determinism to "elastic", or use a world size that divides it, such as 1, 2, 3, 4, 6, 12$'
-    with pytest.raises(BadInput, match=f'5 does not divide, although determinism "run" requires it; {advice}'):
+    advice = 'set determinism to "elastic", or use another world size, such as 1, 2, 3, 4, 6, 12$'
+    with pytest.raises(BadInput, match=f'5 cannot share equally, although determinism "run" requires it; {advice}'):
         plan(tmp_path / "r", 5, global_batch_size=24, determinism="run")
 
 

@@ -126,11 +126,11 @@ def test_bad_input_is_reported_in_one_line(make_run: MakeRun) -> None:
     for directory, options, line in (
         (run, (), "this machine has no GPU; --predict a100-40gb predicts the size for that GPU, and --device cpu runs"),
         (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
-        (run, ("--device", "cpu", "--world-size", "9"), "8 micro-batches of 1, which world size 9 exceeds; start at"),
+        (run, ("--device", "cpu", "--world-size", "9"), "8 micro-batches of 1, too few for world size 9; start at"),
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            'which world size 3 does not divide, although determinism "run" requires it; set determinism to "el',
+            'which world size 3 cannot share equally, although determinism "run" requires it; set determinism to "el',
         ),
         (
             plain,

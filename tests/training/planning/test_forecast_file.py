@@ -40,8 +40,8 @@ def test_plan_ends_with_the_forecast(run: Path) -> None:
     lines = train(run, *options).stdout.splitlines()
     assert " ".join(line.strip() for line in lines[-4:]) == (
         "forecast     loss 3.2800 [3.2500, 3.3100], 90% interval for a single run, at 12.3 x the compute of the "
-        "ladder's largest run ladder of 12 runs, 2026-11-23, commit abc1234: the error for its largest size, left out "
-        "of the fit, was 0.4% on average"
+        "ladder's largest run ladder of 12 runs, 2026-11-23, commit abc1234: a forecast of the largest size from "
+        "the smaller sizes was off by 0.4% on average"
     )
     (run / FORECAST).unlink()
     assert train(run, *options).stdout.splitlines() == lines[:-4]

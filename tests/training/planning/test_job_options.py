@@ -34,7 +34,7 @@ def test_dry_run_describes_every_option(make_run: MakeRun, capsys: pytest.Captur
         if name == "--like":
             command = parse("train.py", TrainCommand, [f"{run}-new", "--dry-run", name, str(run)])
             new_run(command, lambda _: pytest.fail("the command names no model"))
-            assert f"{run}-new: not written, like {run}" in capsys.readouterr().out
+            assert f"{run}-new: would be written, based on {run}" in capsys.readouterr().out
             continue
         words = [name, *([value] if value else [])]
         if name == "--max-usd":

@@ -40,7 +40,7 @@ def test_new_run_copies_the_recipe_and_fits_the_tokens(
     few = tokens(tmp_path / "few", 32 * 32 * 10 + 1, 100)
     run = like(template, tmp_path / "new", f"dataset={few}", "learning_rate=0.5", "n_layers=1")
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}/new: written, like {template}",
+        f"{tmp_path}/new: written, based on {template}",
         "model.json: vocab_size 257 -> 65: the largest id is 64; the tokenizer is unknown",
         "train.json: validation_sequences 10 -> 1: half of 96 held-out tokens",
         "train.json: max_epochs 2 -> 10: 100,096 tokens take 10 epochs",
@@ -125,7 +125,7 @@ def test_network_of_a_model_is_not_changed(tmp_path: Path) -> None:
 def test_same_command_line_writes_then_resumes(make_run: MakeRun, tmp_path: Path) -> None:
     words = (tmp_path / "new", "--like", str(make_run()), "--set", "min_train_tokens=1024")
     first = train(*words, "--max-steps", "1", ranks=2)
-    assert first.returncode == 0 and first.stdout.count("written, like") == 1, first.stderr
+    assert first.returncode == 0 and first.stdout.count("written, based on") == 1, first.stderr
     second = train(*words, ranks=2)
     assert second.returncode == 0 and "resum" in second.stdout and "written" not in second.stdout, second.stderr
     problem = one_line(train(*words, "--set", "learning_rate=3", ranks=2))
