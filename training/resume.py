@@ -115,7 +115,7 @@ def load_checkpoint(
     setting_changes = compatibility.changed_settings(before, record, state.position.step)
     if not compatibility.validates_alike(before, record):
         if state.position.best_step is not None:
-            line = "the run now validates on other windows, so no earlier checkpoint can be the best one any more"
+            line = "the run now validates on other windows, so no earlier checkpoint can be the best one"
             show(note(line), once=True)
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
     changes = compatibility.all_changes(before.changes, setting_changes)

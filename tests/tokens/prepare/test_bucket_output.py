@@ -109,7 +109,7 @@ def test_a_preparation_without_documents_leaves_no_object(bucket_server: BucketS
     source = tmp_path / "a.jsonl"
     source.write_text('{"content": "text"}\n' * 50)
     command = (source, "--output", "s3://runs/nothing", "--scratch", tmp_path / "scratch", *OPTIONS)
-    assert "none of the 50 documents in the sources could be read" in run(PREPARE, *command).stderr
+    assert "all documents in the sources are unreadable (50)" in run(PREPARE, *command).stderr
     assert bucket_server.contents("nothing") == {}
     succeed(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
 
