@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from common.text import counted
 from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
 
 
@@ -45,7 +46,10 @@ def test_bad_documents_are_reported_and_limited(tmp_path: Path) -> None:
         source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
         done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
         assert done.returncode == status
-        assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
+        assert (
+            f"bad documents: {bad} null text; {counted(bad, 'document')} and 0 bytes of input are left out:"
+            in done.stderr
+        )
         assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
         assert ("  more examples are in ledger.jsonl" in done.stderr) == (bad > 5)
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()

@@ -71,7 +71,7 @@ def stats(
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, stream in streams.items():
         share = stream.length / tokens
-        lines.append(f"  {name:20} {stream.length:,} tokens ({share:.2%}), {len(hashes[name]):,} {noun}s")
+        lines.append(f"  {name:20} {stream.length:,} tokens ({share:.2%}), {counted(len(hashes[name]), noun)}")
     lines += _copies(hashes, noun)
     if against or near_duplicates:
         tokenizer = recorded_tokenizer(manifest.tokenizer, directory) if manifest else load_tokenizer("gpt2")
@@ -182,14 +182,14 @@ def _copies(hashes: dict[str, np.ndarray], noun: str) -> list[str]:
     for name, split_hashes in hashes.items():
         copies = int(np.count_nonzero(split_hashes[1:] == split_hashes[:-1]))
         share = copies / max(1, len(split_hashes))
-        lines.append(f"  duplicates           {copies:,} {noun}s of {name} ({share:.2%}) repeat an earlier one")
+        lines.append(f"  duplicates           {counted(copies, noun)} of {name} ({share:.2%}) already seen earlier")
     for (reference, first), (held_out, second) in itertools.combinations(hashes.items(), 2):
         places = np.minimum(np.searchsorted(first, second), len(first) - 1)
         shared = int(np.count_nonzero(first[places] == second))
         if shared:
             share = shared / len(second)
             lines.append(
-                f"  CONTAMINATION        {shared:,} {noun}s of {held_out} ({share:.2%}) are also in {reference}"
+                f"  CONTAMINATION        {counted(shared, noun)} of {held_out} ({share:.2%}) also in {reference}"
             )
         else:
             lines.append(f"  contamination        none: no {noun} of {held_out} is in {reference}")

@@ -80,7 +80,7 @@ def test_stats_use_the_manifest_of_a_prepared_directory(tmp_path: Path) -> None:
     done = succeed(PREPARE, "stats", tmp_path / "out")
     assert "40 documents, 100 tokens, 40 of them end-of-text 256" in done.stdout
     assert "bytes per token      1.00" in done.stdout
-    assert "CONTAMINATION        4 documents of validation (100.00%) are also in train" in done.stdout
+    assert "CONTAMINATION        4 documents of validation (100.00%) also in train" in done.stdout
     assert (tmp_path / "out" / CHART).read_bytes().startswith(b"\x89PNG")
     assert f"drawn in {tmp_path / 'out' / CHART}" in done.stdout
     succeed(PREPARE, "verify", tmp_path / "out")
@@ -108,7 +108,7 @@ def test_stats_need_tokens_and_the_right_end_of_text(tmp_path: Path) -> None:
     save(tmp_path / "out", end=99, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint16, train=[[1, 2], [3]])
     save(tmp_path / "two", np.uint32, validation=[[4], [1, 2]])  # ids of another type
-    assert any("CONTAMINATION        1 documents" in line for line in stats.stats(tmp_path / "two"))
+    assert any("CONTAMINATION        1 document" in line for line in stats.stats(tmp_path / "two"))
     with pytest.raises(BadInput, match=r"the end-of-text id 50256 does not occur; pass the right one"):
         stats.stats(tmp_path / "out")
     done = run(PREPARE, "stats", tmp_path / "out", "--end-of-text", "99")
@@ -162,7 +162,7 @@ def test_a_chart_handles_odd_names_and_links(tmp_path: Path, monkeypatch: pytest
 def test_splits_with_different_types_can_be_compared(tmp_path: Path) -> None:
     save(tmp_path / "out", np.uint16, train=[[1, 2], [3]])
     save(tmp_path / "out", np.uint32, validation=[[4], [1, 2]])
-    assert any(re.search("CONTAMINATION +1 documents of validation", line) for line in stats.stats(tmp_path / "out"))
+    assert any(re.search("CONTAMINATION +1 document of validation", line) for line in stats.stats(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("lengths", [[0], [0, 1], [1], [5], [1, 2, 3], [700_000]])
