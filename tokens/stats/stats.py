@@ -182,7 +182,7 @@ def _copies(hashes: dict[str, np.ndarray], noun: str) -> list[str]:
     for name, split_hashes in hashes.items():
         copies = int(np.count_nonzero(split_hashes[1:] == split_hashes[:-1]))
         share = copies / max(1, len(split_hashes))
-        lines.append(f"  duplicates           {counted(copies, noun)} of {name} ({share:.2%}) already seen earlier")
+        lines.append(f"  duplicates           {counted(copies, noun)} of {name} ({share:.2%}), copies of earlier ones")
     for (reference, first), (held_out, second) in itertools.combinations(hashes.items(), 2):
         places = np.minimum(np.searchsorted(first, second), len(first) - 1)
         shared = int(np.count_nonzero(first[places] == second))
