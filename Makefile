@@ -34,8 +34,11 @@ OWN := $(filter command,$(origin TEXT))
 AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k in ("TEXT", "RUN") if os.environ.get(k)); \
   print("make train", *words)'
 
-ifneq ($(filter command,$(origin text) $(origin run)),)
-$(error make distinguishes capitals from small letters; write: make train TEXT=... RUN=...)
+# A misspelled variable, such as text= or TXT=, would be ignored, and the command would train on the wrong text.
+KNOWN := TEXT RUN PYTHON QUICKSTART CUDA_VENV OLDEST_CUDA_VENV OMP_NUM_THREADS TORCH_ELASTIC_SHUTDOWN_TIMEOUT PIP_%
+VARIABLES := $(foreach word,$(MAKEOVERRIDES),$(if $(findstring =,$(word)),$(firstword $(subst =, ,$(word)))))
+ifneq ($(filter-out $(KNOWN),$(VARIABLES)),)
+$(error $(filter-out $(KNOWN),$(VARIABLES)) is no variable of this Makefile; for your own text, write: make train TEXT=... RUN=...)
 endif
 
 train: environment $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
@@ -68,6 +71,7 @@ no-run:
 	  { echo "make: RUN names the run directory of your own text; pass the text as well: make train TEXT=... RUN=mine" >&2; exit 1; }
 
 text:
+	[ -n "$$TEXT" ] || { echo "make: TEXT is empty; name a file or a folder: make train TEXT=book.txt" >&2; exit 1; }
 	[ -e "$$TEXT" ] || { echo "make: TEXT=$$TEXT: no such file or folder" >&2; exit 1; }
 	$(NAME); [ -e "token_files/$$name" ] || [ ! -e "runs/$$name" ] || \
 	  { echo "make: runs/$$name belongs to another run; choose a name: make train TEXT=... RUN=mine" >&2; exit 1; }
@@ -149,5 +153,5 @@ $(BIN)/python: | python-version
 
 python-version:
 	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
-	  { echo "Python 3.10 or newer is missing: $(PYTHON) is $$("$(PYTHON)" --version 2>&1 || echo absent); \
+	  { echo "Python 3.10 or newer is missing: $(PYTHON) is $$({ "$(PYTHON)" --version || echo absent; } 2>/dev/null); \
 	pass one with make PYTHON=..." >&2; exit 1; }

@@ -14,8 +14,8 @@ EPILOG = """examples:
   python experiment.py ladder ladders/laptop.json
 
 Exit status: 0 done, 1 error, 2 wrong command line, 75 stopped by the budget or
-by SIGTERM, 130 interrupted. For trial: 0 better, 10 same bits, 11 no difference found,
-12 worse, 13 cannot tell.
+by SIGTERM, 130 interrupted. For trial: 0 better, 10 same bits, 11 no difference
+found, 12 worse, 13 cannot tell.
 """
 
 

@@ -213,6 +213,9 @@ class CommandLine:
         names = [argument.name.strip("-") for argument in arguments_of(self.options) if _is_positional(argument)]
         from common.other_programs import argument_advice
 
+        before = self.words[self.words.index(word) - 1] if word in self.words[1:] else ""
+        if before in [key for rows in self.key_rows().values() for key in rows]:
+            return f"unexpected argument {quoted(word)}; to set a key, write --set {before}={word}"
         advice = argument_advice(self.script, self.command, word)
         expected = f"{' '.join(names) or 'no arguments'} and options"
         return f"unexpected argument {quoted(word)}, wanted {expected}{advice}"
@@ -242,7 +245,8 @@ def _wrong_value(error: CoercionError, argument: Argument) -> str:
     value = "" if error.token is None else error.token.value
     if argument.hint is bool:
         return f"got {quoted(value)}, wanted no value"
-    close = difflib.get_close_matches(value, argument.get_choices(force=True) or (), n=1, cutoff=0.6)
+    # With a lower cutoff, "gpu" would suggest "cpu".
+    close = difflib.get_close_matches(value, argument.get_choices(force=True) or (), n=1, cutoff=0.7)
     suggestion = f"; did you mean {close[0]}?" if close else ""
     return f"got {quoted(value)}, wanted {_accepted_values(argument)}{suggestion}"
 

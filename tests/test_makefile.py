@@ -91,6 +91,14 @@ def test_make_help_lists_the_targets(folder: Path) -> None:
     ]
 
 
-def test_small_letters_are_refused(folder: Path) -> None:
-    done = make(folder, "text=book.txt")
-    assert done.returncode == 2 and "write: make train TEXT=... RUN=..." in done.stderr and not done.stdout
+@pytest.mark.parametrize("variable", ["text", "TXT", "run", "DATA"])
+def test_an_unknown_variable_is_refused(folder: Path, variable: str) -> None:
+    done = make(folder, f"{variable}=book.txt")
+    assert done.returncode == 2 and not done.stdout
+    assert f"{variable} is no variable of this Makefile; for your own text, write: make train TEXT=" in done.stderr
+    assert make(folder, "TEXT=book.txt", "PIP_INDEX_URL=http://a/b?c=d").returncode == 0
+
+
+def test_an_empty_text_is_refused(folder: Path) -> None:
+    done = make(folder, "TEXT=")
+    assert done.returncode == 2 and "make: TEXT is empty; name a file or a folder" in done.stderr

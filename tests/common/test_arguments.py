@@ -17,7 +17,7 @@ from evaluation.command_line import COMMANDS as EVALUATE_COMMANDS
 from experiments.command import COMMANDS as EXPERIMENT_COMMANDS
 from reporting.command import COMMANDS as REPORT_COMMANDS
 from tokens.command import COMMANDS as PREPARE_COMMANDS
-from training.command import FIND_COMMANDS, TrainCommand
+from training.command import FIND_COMMANDS, TrainCommand, key_rows
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +70,7 @@ def test_a_command_line_becomes_its_class() -> None:
         (["a", "--no-fast"], "--no-fast: unknown option; did you mean --fast?"),
         (["a", "--version"], "--version: unknown option; see --help"),
         (["a", "--device", "tpu\x1b[2J"], "--device: got 'tpu\\x1b[2J', wanted cuda or cpu; see --help"),
-        (["a", "--device", "gpu"], "--device: got 'gpu', wanted cuda or cpu; did you mean cpu?"),
+        (["a", "--device", "gpu"], "--device: got 'gpu', wanted cuda or cpu; see --help"),
         (["a", "--set"], "--set: its value is missing, wanted KEY=VALUE; see --help"),
         (["a", "--set", "-x"], "--set: its value is missing, wanted KEY=VALUE; if -x is the value, write --set=-x;"),
         (["a", "--span", "1"], "--span: got 1 of 2 values, wanted FROM TO; see --help"),
@@ -363,3 +363,10 @@ def test_help_is_plain_text_of_80_columns(capsys: pytest.CaptureFixture[str]) ->
     assert output.startswith("Usage: example.py") and output.endswith("\nexamples:\n  python example.py\n")
     assert "Describe the command." in output
     assert all(len(line) <= 80 and line.isprintable() for line in output.splitlines())
+
+
+def test_a_key_after_set_needs_an_equals_sign() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse("train.py", TrainCommand, ["runs/a", "--set", "learning_rate", "0.01"], key_rows=key_rows)
+    expected = "train.py: unexpected argument '0.01'; to set a key, write --set learning_rate=0.01; see --help"
+    assert expected.endswith(str(raised.value))

@@ -218,7 +218,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
         suggestion = "" if near is None else f"did you mean {near}? "
         raise BadInput(
             f"{directory}: no such run directory, which is a folder with model.json and train.json; {suggestion}"
-            "--like RUN writes a new one"
+            "train.py --like RUN writes a new one"
         )
     files = [directory / f"{section}.json" for section in KEYS]
     contents = check_all(*(partial(read_json, file, advice=_EXPECTED_FILES) for file in files))

@@ -51,7 +51,7 @@ def too_few_gpus(available: int, ranks: int) -> str:
     """Return the error message for a machine with fewer GPUs than ranks, with advice on how to start the job."""
     problem = f"--device cuda: got {counted(available, 'GPU')} for {counted(ranks, 'rank')} on this machine"
     if available == 0:
-        return f"{problem}; pass --device cpu to train on the CPU, or leave --device out"
+        return f"{problem}; pass --device cpu to use the CPU, or leave --device out"
     return f"{problem}; start torchrun with --nproc_per_node={available}"
 
 

@@ -198,7 +198,9 @@ def test_missing_files_and_broken_json_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such run directory"):
         load_run(tmp_path / "absent", [])
     run = run_directory(tmp_path / "mistyped", TINY_MODEL, TINY_TRAIN)
-    with pytest.raises(BadInput, match=f"no such run directory, .*; did you mean {run}\\? --like RUN writes a new one"):
+    with pytest.raises(
+        BadInput, match=f"no such run directory, .*; did you mean {run}\\? train.py --like RUN writes a new one"
+    ):
         load_run(tmp_path / "misstyped", [])
     with pytest.raises(BadInput, match=r"train\.json: key 'dataset' is missing"):
         load_run(run, [])

@@ -59,7 +59,7 @@ def test_gpu_machine_makes_all_checks_in_order(gpu_machine: None, tmp_path: Path
 def test_a_requested_gpu_that_is_missing_is_a_problem() -> None:
     [gpus, *_] = preflight.machine_checks(PreflightRequirements(device="cuda"))
     assert gpus.level == "problem"
-    advice = "pass --device cpu to train on the CPU, or leave --device out"
+    advice = "pass --device cpu to use the CPU, or leave --device out"
     assert gpus.finding == f"--device cuda: got 0 GPUs for 1 rank on this machine; {advice}"
 
 

@@ -146,5 +146,5 @@ def test_memory_advice_names_only_settings_not_in_use(make_run: MakeRun) -> None
 
 
 def test_gpu_advice_fits_how_the_run_was_started() -> None:
-    assert too_few_gpus(0, 1).endswith("pass --device cpu to train on the CPU, or leave --device out")
+    assert too_few_gpus(0, 1).endswith("pass --device cpu to use the CPU, or leave --device out")
     assert too_few_gpus(2, 8).endswith("start torchrun with --nproc_per_node=2")
