@@ -124,7 +124,7 @@ def parse(
     The first word of the command line then selects the command; if it names no command, the command named "" is used,
     if there is one. The help shows the class's docstring. The class may have `help_groups`, which maps titles to names
     of options, and `option_rules`, which state which options can be combined. `key_rows` returns the rows of all keys
-    of run directories, because an error about an unknown option may suggest a key. Exits after --help. Raises
+    of run directories; an error about an unknown option may suggest one of these keys. Exits after --help. Raises
     UsageError for a wrong command line.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
@@ -226,7 +226,7 @@ class CommandLine:
         return max((position for position, name in enumerate(names, 1) if name in argument.names), default=None)
 
     def _missing(self, argument: Argument) -> str:
-        """Return a message that the argument is missing or, if the option was given, that its value is missing."""
+        """Return a message: the argument is missing or, if its option was given, only the value is missing."""
         position = self._last_position(argument)
         if position is None:
             return f" is missing: {_help_of(argument)[1]}"
@@ -295,7 +295,7 @@ def _accepted_values(argument: Argument) -> str:
 
 
 def _unknown_command(script: str, word: str, commands: Mapping[str, Any]) -> str:
-    choices = f"; known: {', '.join(commands)}"  # not shortened, because that could hide the intended command
+    choices = f"; known: {', '.join(commands)}"  # a shortened list could hide the intended command
     if not word.startswith("-"):
         close = difflib.get_close_matches(word.lower(), commands, n=1, cutoff=0.6)
         suggestion = f"; did you mean {quoted(close[0])}?" if close else ""

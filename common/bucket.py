@@ -83,7 +83,7 @@ class VersionConflict(BadInput):
 
 
 class Bucket:
-    """The objects under SCHEME://BUCKET/PREFIX. Its methods raise BadInput if a request fails.
+    """Access to the objects under SCHEME://BUCKET/PREFIX. The methods raise BadInput if a request fails.
 
     A file on the web is treated as a bucket with a single object, whose name is "".
     """
@@ -137,8 +137,8 @@ class Bucket:
     def replace(self, name: str, content: bytes, before: Version | None) -> Version:
         """Write a small object only if its current version is `before`, and return the new version.
 
-        If `before` is None, the object must not exist yet. Raises VersionConflict if the current version is another
-        one.
+        If `before` is None, the object must not exist yet. Raises VersionConflict if the current version is not
+        `before`.
         """
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 

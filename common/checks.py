@@ -1,4 +1,4 @@
-"""Configuration keys with their rows and validators, checks of option values, and JSON converted to attrs classes."""
+"""Rows and validators of configuration keys, checks of option values, and conversion of JSON to attrs classes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +51,7 @@ class ValueCheck:
         try:
             value = self.kind(text)
         except ValueError:
-            value = text  # no check of numbers accepts a string
+            value = text  # a string, which every check of numbers refuses
         if not self.holds(value):
             raise InvalidValue(self._problem(value, text))
         return value
@@ -78,24 +78,24 @@ class KeyRow:
     """The row of a key: everything that users are shown about it. It is stored in the metadata of the key's field.
 
     `train.py --keys`, errors about unknown keys and NOTEs are made from the rows, and tests compare the tables in docs/
-    with them. The texts are plain text for a terminal, without markup.
+    with them. A row's texts are shown in a terminal, so they contain no markup.
     """
 
     meaning: str  # a phrase that makes sense next to the name of the key
-    accepted_values: str  # in the words of the key's check
-    recommended: Any = None  # the value in the recommended recipe if it is not the default; None: use the default
+    accepted_values: str  # a description, usually the one that the key's check provides
+    recommended: Any = None  # the value in the recommended recipe; None: the recipe uses the default
     # True: the key does not change the trained weights, except by rounding. Runs that differ only in such keys and the
     # seed count as the same recipe, so `evaluate.py compare` treats the difference between them as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # Similar settings of other programs, grouped by how their values differ: the difference, such as "in steps" -> the
-    # names of the settings, separated by spaces.
+    # Similar settings of other programs, grouped by how their values differ from the key's. The difference, such as
+    # "in steps" -> the names of the settings, separated by spaces.
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 
     @property
     def foreign_names(self) -> dict[str, str]:
-        """Map each name in another program to a note on how its values differ; "" if they mean the same."""
+        """Map each name in another program to a note on how its values differ from ours; "" if they mean the same."""
         texts = {"": self.names} | dict(self.similar)
         return {name: note for note, names in texts.items() for name in names.split()}
 
@@ -131,7 +131,7 @@ def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
 
 
 def set_one_form(config: Any, **null_values: Any) -> None:
-    """Give values that mean the same a single form. `config` is changed in place, after its checks.
+    """Convert values that mean the same to a single form. `config` is changed in place, after its checks.
 
     In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` names, for some fields, the value that means
     the same as null; a field with that value becomes null.

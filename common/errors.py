@@ -129,7 +129,7 @@ def check_all(*checks: Callable[[], Any], earlier_error: BadInput | None = None)
 
 
 def joined(errors: Iterable[BadInput], *, alone: bool = False) -> BadInput:
-    """Return one error with the problems of several errors, and with their reason if all of them have the same one."""
+    """Return one error with the problems of several errors, and with their common reason if there is one."""
     errors = [*errors]
     reasons = {error.reason for error in errors}
     problems = (problem for error in errors for problem in error.problems)

@@ -283,7 +283,10 @@ def is_folder(path: Path) -> bool:
 
 
 def free_disk(directory: Path) -> tuple[Path, int]:
-    """Return a directory or, if it does not exist yet, its nearest existing parent, and the free bytes on its disk."""
+    """Return a path and the free bytes on its disk.
+
+    The path is the directory itself or, if it does not exist yet, its nearest parent that exists.
+    """
     existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
     return existing, shutil.disk_usage(existing).free
 
@@ -327,9 +330,9 @@ def system_error(error: OSError) -> str:
 
 @contextmanager
 def writing(path: Path | str, *, names_file: bool = False) -> Iterator[None]:
-    """Convert an OSError that is raised in the block, which writes `path`, to BadInput.
+    """Raise BadInput if an OSError occurs in the block, which writes `path`.
 
-    The message names `path`. With `names_file`, it names the file that the OSError names, if there is one.
+    The message names `path`. With `names_file`, it names the file of the OSError instead, if the OSError has one.
     """
     try:
         yield

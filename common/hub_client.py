@@ -79,7 +79,7 @@ def note_local(reference: str, kind: str, advice: str = "") -> None:
 
 
 def is_own_export(directory: Path) -> bool:
-    """Return whether a model directory was written by `evaluate.py export`, which the tags in its model card show."""
+    """Return whether `evaluate.py export` wrote a model directory. The tags in its model card show this."""
     try:
         with (directory / CARD).open("rb") as file:
             head = file.read(CARD_BYTES)
@@ -92,7 +92,7 @@ def is_own_export(directory: Path) -> bool:
 def nearest_folder(reference: str, folders: Iterable[Path], is_valid: Callable[[Path], bool]) -> Path | None:
     """Return the valid local folder whose name is most similar to a reference; None if no name is similar.
 
-    The folder may have the same name in another place, or the reference may be misspelled.
+    The user may mean this folder: the reference may have the wrong path, or may be misspelled.
     """
     expected = Path(reference)
     places = dict.fromkeys([Path(), *folders, expected.parent])
@@ -216,7 +216,7 @@ def explained(error: BaseException, permission: str = "write to", advice: str = 
     if configurations := re.search(r"(?i)available(?: configs)?: \[(.*?)\]", text, re.DOTALL):
         names = configurations[1].replace("'", "")[:DETAIL_CHARACTERS]
         return f"choose one of its configurations, as in {HUB}OWNER/NAME:CONFIG: {names}{advice}"
-    # The client itself raises ValueError for an impossible name, and for every answer of a server with status 400.
+    # The client itself raises ValueError for an impossible name, and whenever a server answers with status 400.
     if status == 404 or (status is None and isinstance(error, ValueError)):
         problem = "not found" if status == 404 else "the request was not accepted"
         return f"{problem}; check the name{advice}{original_message}"

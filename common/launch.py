@@ -161,7 +161,7 @@ def torchrun_process() -> int | None:
 
 
 class Failure(NamedTuple):
-    """Why this rank ended or, for another rank of this machine, the reason that it has reported to torchrun."""
+    """Why this rank ended, or why another rank of this machine ended according to its report to torchrun."""
 
     status: int
     reason: Reason
@@ -218,7 +218,7 @@ def boot_id() -> str:
 
 
 def machine_identity() -> str:
-    """Return a name that is unique to this machine. It changes at each boot, because the clock may jump then."""
+    """Return a name that is unique to this machine and changes at each boot, because the clock may jump at a boot."""
     return f"{socket.gethostname()} {boot_id()}".strip()
 
 

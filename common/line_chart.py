@@ -23,7 +23,7 @@ MARGIN = 0.04  # space above and below the values, as a share of their range
 SIDE_MARGIN = 0.01  # space on both sides, as a share of the x axis, so that no dot or mark is on the edge
 # A tick label beyond this share of the x axis is right-aligned to its tick, so that it stays inside the chart.
 LAST_SHARE = 0.96
-MOST_DOTS = 40  # a line with more points has no dots, because they would hide the lines below
+MOST_DOTS = 40  # a line with more points is drawn without dots, because they would hide other lines
 # Two neighboring dots of a line are not joined if their values differ by more than this share of the line's range,
 # because the join would look like values between them.
 LONGEST_JOIN = 0.7
@@ -106,7 +106,7 @@ class LineChart:
 
     @property
     def _shown_top(self) -> float:
-        """The largest value to show. It is at least the lowest value of each line, so that `top` hides no line."""
+        """The largest value to show: `top`, or more if `top` is so low that it would hide a whole line."""
         lowest = [float(line.y[np.isfinite(line.y)].min(initial=math.inf)) for line in self.lines]
         return max([self.top, *(value for value in lowest if math.isfinite(value))])
 
@@ -118,7 +118,7 @@ class LineChart:
         return attrs.evolve(scale, low=0.0) if any(line.filled for line in self.lines) else scale
 
     def _described_title(self) -> str:
-        """Return the title, which mentions a logarithmic axis and values that are too large to be shown."""
+        """Return the title, with a note if the axis is logarithmic or if some values are too large to be shown."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
         values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}
         highest, top = max(float(line.max(initial=-math.inf)) for line in values.values()), self._shown_top

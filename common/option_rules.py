@@ -61,7 +61,7 @@ class OptionRules:
         return problems
 
     def _missing(self, used: OptionValues, option_values: OptionValues) -> Iterable[str]:
-        """Yield a sentence for each option in `used` if the command line has none of the options that it needs."""
+        """Yield a sentence for each option in `used` that needs other options, if the command line has none of them."""
         for name, needs in self.needs.items():
             if name in used and not any(_is_met(need, option_values) for need in needs.split()):
                 reason = _after_colon(self.reasons_needed, name)

@@ -1,8 +1,8 @@
 """A table of other programs' options with their counterparts in Lockstep. Usage errors quote it.
 
 The programs are gpjt/ddp-base-model-from-scratch, nanoGPT, nanochat, Levanter, and Hugging Face's Trainer with its
-example scripts. The names that they use for our keys are in the rows of the keys. docs/other-programs.md shows both
-tables.
+example scripts. The names that they use for our keys are in the rows of the keys. docs/other-programs.md shows the
+table and these names.
 """
 
 import json
@@ -179,7 +179,7 @@ def option_advice(command: str, word: str, value: str, rows: KeyRows, *, sets_ke
 def argument_advice(script: str, command: str, argument: str) -> str:
     """Return the end of an error about an unexpected argument.
 
-    If another program accepts such an argument, this is the option to use here instead; otherwise it is "".
+    It names the option to use here if another program accepts such an argument; otherwise it is empty.
     """
     name, equals, value = argument.partition("=")
     if script in ("train.py", "find_batch_size.py") and equals and name.replace(".", "_").isidentifier():

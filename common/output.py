@@ -69,8 +69,8 @@ def show(*lines: str | Notice, once: bool = False) -> None:
     characters, which file names may contain, are escaped. A progress bar stays below the lines. Output that cannot be
     written raises no error.
 
-    With `once`, only rank 0 of a job prints, whether or not the other ranks call this too. Without it, this process
-    prints.
+    With `once`, only rank 0 of a job prints, whether or not the other ranks call this too. Without it, every process
+    that calls this prints.
     """
     if once and not is_rank_0():
         return
@@ -99,7 +99,7 @@ def _print(line: str, stream: TextIO) -> None:
 
 @contextmanager
 def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
-    """Run work whose failure must not end the run, as a context manager or a decorator.
+    """A context manager, or a decorator, for work whose failure must not end the run.
 
     The first exception is reported as a warning and the rest are ignored; exceptions of the `fatal` types are raised.
     """
@@ -177,7 +177,7 @@ class GuardedStream(io.TextIOWrapper):
 
     def __init__(self, output: Output, replaced: Any):
         self.output = output
-        self.replaced = replaced  # kept, because its garbage collection would close the descriptor
+        self.replaced = replaced  # kept: if it were garbage-collected, its descriptor would be closed
         super().__init__(
             io.BufferedWriter(output),
             getattr(replaced, "encoding", "utf-8"),

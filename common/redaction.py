@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HIDDEN = "[secret]"
-SHORTEST_KEY = 8  # in characters; a shorter value may be a placeholder, such as EMPTY, that is a common word
+SHORTEST_KEY = 8  # in characters; shorter keys are not searched for, because they may be words, such as EMPTY
 WORDS = frozenset(  # if a name ends with one of these words, its value is a secret
     (
         *("key", "token", "secret", "password", "passwd", "passphrase", "pwd", "pass", "credential", "credentials"),

@@ -36,7 +36,7 @@ class RemoteFile:
     e_tag: str | None = None
 
     def open(self) -> BinaryIO:
-        """Open the file for reading by ranges.
+        """Open the file for reading. Its bytes are requested from the server in ranges.
 
         Opening and reading raise BadInput if the file cannot be read, or if it is no longer this version.
         """

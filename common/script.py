@@ -18,7 +18,7 @@ from common.output import GuardedStream, Notice, Severity, guard_outputs, show
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Three names of the same setting. Torch 2.9 and newer use the first name, older versions the other two.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # write errors whose cause the user has to remove
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # write errors that only the user can fix
 
 
 class Script:
@@ -127,9 +127,10 @@ def use_expandable_segments() -> None:
 
 
 def checked_status(status: int) -> int:
-    """Return a command's exit status. It is an error if output was lost and the command has no other product.
+    """Return the exit status to use for a command that has returned `status`.
 
-    In that case, the loss is also reported on stderr, unless the reader has closed the pipe.
+    If the command's output is its only product, and output was lost, the status is never 0. The loss is then also
+    reported on stderr, unless the reader has closed the pipe.
     """
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None

@@ -59,7 +59,7 @@ follow() { # show the output of the first node and wait until no node runs
     case $states in
       *running*) if [[ ${states//running/} =~ [0-9]|killed ]]; then ((seconds += 5)); else seconds=0; fi ;;
       *[0-9]* | *killed*) return ;;
-      # If all nodes are unreachable, no case applies: this machine has lost its connection, and keeps waiting.
+      # If all nodes are unreachable, no case applies: this machine has lost its connection, and the loop goes on.
     esac
     if [ $seconds = 120 ]; then stop; fi # some nodes are still waiting for a node that has ended
   done

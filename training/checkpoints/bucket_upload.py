@@ -169,8 +169,8 @@ class BucketLease:
     def __init__(self, bucket: Bucket, run_directory: Path):
         """Take the lease, and print a line if this takes long. Raises BadInput if another job holds the lease."""
         self._bucket = bucket
-        # Host, run directory and boot identify the holder. The boot is included because another machine may have the
-        # same host name. Therefore a machine counts as a different one after a reboot.
+        # Host name, run directory and boot id identify the holder. The boot id is included because another machine may
+        # have the same host name. As a consequence, a machine counts as a different one after a reboot.
         self._holder = f"{socket.gethostname()}:{run_directory.resolve()} {boot_id()}".strip()
         self._lock = threading.Lock()
         self._ended = threading.Event()

@@ -134,7 +134,7 @@ def values_from(
 def first_network(
     record: RunRecord, initial: InitialWeights | None, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> GPT:
-    """Return the network of a run as it was before its first step, on the CPU, according to the run's record.
+    """Rebuild, on the CPU, the network of a run as it was before its first step, according to the run's record.
 
     Raises BadInput if `initial` is not the model from whose weights the run began.
     """

@@ -96,7 +96,7 @@ def linked_step(directory: Path, link: str) -> int | None:
 
 
 def checkpoint_titled(run_directory: Path, title: str) -> Path:
-    """Return the checkpoint on which a stored result was measured. It may no longer exist.
+    """Return the path of the checkpoint on which a stored result was measured. The checkpoint may no longer exist.
 
     `title`: the names of the run and the checkpoint, separated by a space.
     """
@@ -156,7 +156,7 @@ def find_to_evaluate(directory: Path, name: str | None) -> Path:
 
 
 def find_before(directory: Path, step: int) -> Path | None:
-    """Return the newest complete checkpoint before `step`, or None if there is none and the run must begin at 0."""
+    """Return the newest complete checkpoint before `step`; None if there is none and the run must begin at step 0."""
     checkpoints = checkpoints_by_step(directory)
     for checkpoint in [checkpoints[saved] for saved in reversed(checkpoints) if saved < step]:
         if (problem := verify(checkpoint)) is None:

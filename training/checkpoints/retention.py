@@ -121,7 +121,7 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         least = 0
     return DiskNeed(
         directory=directory,
-        contents=f"{count} checkpoints of {readable_bytes(size)}, less existing ones",
+        contents=f"{count} checkpoints of {readable_bytes(size)}, minus the existing ones",
         least_bytes=least,
         total_bytes=max(0, count * size - existing - leftovers),
         advice=f"free some, make {directory} a link to a larger disk, or keep fewer with {setting(keep_checkpoints=1)}",

@@ -204,7 +204,7 @@ def read_record(directory: Path) -> RunRecord | None:
 def read_job(directory: Path) -> JobRecord:
     """Return what a run has recorded about its last job, or an empty record if there is none.
 
-    Raises BadInput for a file that is not JSON. A wrong value in it is an error only for code that checks that key.
+    Raises BadInput for a file that is not JSON. A wrong value of a key is an error only for code that checks this key.
     """
     file = directory / RESOLVED
     return JobRecord.from_json(read_json(file)) if file.exists() else JobRecord()
@@ -256,7 +256,7 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
 def write_record(
     run_directory: Path, record: RunRecord, token_set: TokenSet, ranks: Ranks, price_per_hour: float | None
 ) -> None:
-    """Write `resolved.json` and the tokenizer's ranks, so that the run can be used without its tokens.
+    """Write `resolved.json` and the tokenizer's file, so that the run can be used without its tokens.
 
     Raises BadInput if a file cannot be written, or if it would replace a file that was not written by a run.
     """
@@ -274,7 +274,7 @@ def write_record(
     if origin is not None and tokenizer is not None and tokenizer.ranks_file:
         files[RANKS_FILE] = (origin / RANKS_FILE).read_text()
     check_replaceable(run_directory / RESOLVED, b'"numerics": ', "the record of a run")
-    # If resolved.json exists, an earlier job of the run has already copied the tokenizer's ranks.
+    # If resolved.json exists, an earlier job of the run has already copied the tokenizer's file.
     if RANKS_FILE in files and not (run_directory / RESOLVED).exists():
         ranks_content = files[RANKS_FILE].encode()
         check_replaceable(run_directory / RANKS_FILE, ranks_content.__eq__, "the tokenizer of the run's tokens")

@@ -101,7 +101,7 @@ def best_name(checkpoint: Path) -> str | None:
 
 
 def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
-    """Raise ValueError unless a state has the step in its folder's name and belongs to files with these digests."""
+    """Raise ValueError if a state contradicts the step in its folder's name, or belongs to files with other digests."""
     step, folder_step = state.position.step, step_named(name)
     if folder_step is not None and folder_step != step:
         raise ValueError(f"step: got {step:,}, wanted {folder_step:,}, as in the folder's name")

@@ -29,7 +29,9 @@ from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, 
 LOST_SECONDS = 60.0  # a healthy rank is never silent for this long, because its thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-STORE_POLLS = 20  # a process ends after at least this many unanswered polls of the store; `_run` never skips as many
+# Minimum number of polls in a row without an answer from the store, after which a process ends. If the store answers,
+# `_run` never skips that many polls.
+STORE_POLLS = 20
 TIMED_POLLS = 10  # rank 0 reads the step times of all ranks once in this many polls
 CONTINUE_ADVICE = "run the same command again to continue from the last checkpoint"
 SPEAKER_SECONDS = 2.0  # time for one rank to print, and for all ranks to read its news, before torchrun ends them
@@ -52,7 +54,7 @@ class Heartbeat:
     ):
         """Start the heartbeat. `lost`, `stopped` and `orphaned` are called in its thread.
 
-        `lost` is called before this process ends because another rank has died, and `orphaned` when torchrun has ended.
+        `lost` is called when another rank has died, before this process ends, and `orphaned` when torchrun has ended.
         `stopped` is called a few seconds after another rank was asked to stop, and ends this process.
         """
         self.ranks = ranks

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 TORCHRUN_SECONDS = 5.0  # time for torchrun to ask its ranks to stop after another node's torchrun has done so
 FAILURE_SECONDS = 2.0  # time for a failed rank of this machine to record why it ends
-FIRST_RANK_SECONDS = 120.0  # time for the first rank of a node to end; it draws the chart
+FIRST_RANK_SECONDS = 120.0  # time for the first rank of a node, which draws the chart, to end
 
 
 class Supervision:
@@ -192,7 +192,7 @@ class Supervision:
 
 
 def receive_signals(on_signal: Callable[[str], object]) -> None:
-    """From now on, call `on_signal` in a thread with the name of each signal. Call this once, in the main thread."""
+    """From now on, call `on_signal(NAME)` in a thread for each signal. Call this function once, in the main thread."""
     received, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     for number in NUMBERS:

@@ -77,8 +77,8 @@ def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup,
 
     The checkpoint is chosen as in `find_to_resume`. If the bucket has a newer one, each node downloads it. A node
     without the chosen checkpoint receives a copy; before that, it archives those of its own checkpoints that the sender
-    does not have. Call it on every rank. Raises BadInput if disks have checkpoints but none is intact, or if their
-    newest checkpoints differ.
+    does not have. Call it on every rank. Raises BadInput if checkpoints exist but none of them is intact,
+    or if disks have different checkpoints of the newest step.
     """
     search = Search(checkpoints_of(run_directory), name, ranks, disk)
     directory, contents = search.directory, search.contents()
