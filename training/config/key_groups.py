@@ -359,8 +359,8 @@ class ExecutionOptions:
     tensor_shards: int | None = key_field(
         optional(integer(1, 1024)),
         None,
-        meaning="number of parts per layer, computed on at most that many ranks; this number changes the bits; null: "
-        "tensor_parallel",
+        meaning="number of parts into which each layer is split; at most that many ranks can share the layer; this "
+        "number changes the bits; null: the value of tensor_parallel",
         plumbing=True,
     )
     determinism: str | None = key_field(
