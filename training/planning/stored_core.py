@@ -9,7 +9,7 @@ from training.checkpoints.saved_state import weights_digest
 from training.config.train_config import Run
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER, WEIGHTS_FILE
 
-_CORE = number(-100, 1)  # centered on chance: 1 means all answers are right, and below 0 is worse than chance
+_CORE = number(-100, 1)  # a centered score: 1 if all answers are right, 0 at chance, negative below chance
 
 
 def describe_core(run: Run) -> list[str]:
