@@ -49,7 +49,7 @@ class StockClass:
 
 
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
-    """Return the class that computes the same network.
+    """Return the stock class that computes the network of this configuration.
 
     Raises BadInput if there is none; the error begins with `where`.
     """

@@ -261,7 +261,7 @@ class MemoryModel:
     def _gathered(self, saved: NetworkSizes) -> int:
         """Return the bytes of the weights that FSDP gathers.
 
-        Without recompute_blocks, the gathered weights of blocks are part of `Moment.copies`, so they are not counted here.
+        Without recompute_blocks, the gathered weights of blocks belong to `Moment.copies`, and are not counted here.
         """
         # With recompute_blocks, one group of blocks is in use and the next is fetched in advance, both in bf16.
         blocks = 2 * HALF_BYTES * self._group_parameters(saved) if self.options.recompute_blocks else 0
