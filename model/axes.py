@@ -30,7 +30,8 @@ LAYERS = {
     **dict.fromkeys(("embedding_norm", "attention_norm", "mlp_norm", "final_norm"), ("embed",)),
 }
 EMBEDDINGS = ("token_embedding", "position_embedding")
-SHARDS = "shards."  # a shard's parameter is named by this prefix, the shard's index in the process, and the plain name
+# The name of a shard's parameter begins with this; the shard's index in the process and the plain name follow.
+SHARDS = "shards."
 # Tensor shards divide these axes. A parameter without any of these axes is copied to every shard.
 TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")
 
@@ -40,14 +41,15 @@ class Axis(NamedTuple):
 
     name: str
     size: int
-    parts: int | None = None  # number of units, such as heads, that tensor shards never split; None: any row may be cut
+    # Number of units, such as heads, none of which is split by shards; None: each row is a unit
+    parts: int | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Axes:
     """The axes of a complete parameter, including the padding of the vocabulary."""
 
-    rows: tuple[Axis, ...]  # the rows of a fused matrix have several axes, one below the other
+    rows: tuple[Axis, ...]  # one axis, or one for each part of a fused matrix, from top to bottom
     columns: Axis | None  # None for a vector
     embedding: bool  # rows are looked up by their index
 

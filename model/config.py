@@ -388,7 +388,7 @@ def shard_counts(config: ModelConfig) -> list[int]:
 
 
 def indivisible_sizes(config: ModelConfig, shards: int) -> dict[str, int]:
-    """Return the sizes that are not divisible by this number of tensor shards, by their names in ModelConfig."""
+    """Return the sizes that this number of tensor shards does not divide. The keys are their names in ModelConfig."""
     names = [row.divided for row in rows(type(config)).values() if row.divided]
     # If there are fewer key-value heads than shards, each head is copied to several shards.
     copied = "kv_heads" if shards % config.kv_heads == 0 else None

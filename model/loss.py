@@ -51,7 +51,7 @@ class NextTokenLoss(nn.Module):
         *,
         by_sequence: bool = False,
     ) -> Float[Tensor, "*B"]:
-        """Return the mean loss over B * T targets, each multiplied by its weight.
+        """Return the mean loss over B * T targets. The loss of each target is multiplied by the target's weight.
 
         With `by_sequence`, return the mean loss of each sequence, (B,); this is not meant for training.
         """

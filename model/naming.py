@@ -41,7 +41,7 @@ PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 
 
 def is_nanogpt(state: dict[str, Tensor]) -> bool:
-    """Return whether weights are from nanoGPT. They have Hugging Face's names, but the layout of nn.Linear."""
+    """Return whether weights are from nanoGPT, which uses Hugging Face's names, but the layout of nn.Linear."""
     return any(
         name.endswith("attn.c_attn.weight") and value.shape[0] > value.shape[-1] for name, value in state.items()
     )

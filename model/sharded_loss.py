@@ -94,7 +94,10 @@ def shard_losses(
 
 
 class JoinLosses(torch.autograd.Function):
-    """Compute the losses (N,) from the outputs of `shard_losses` for the shards of this process, (L, 2, N)."""
+    """Compute the loss of each of N tokens.
+
+    `local_sums`, (L, 2, N), has the result of `shard_losses` for each of the L shards of this process.
+    """
 
     @staticmethod
     def forward(ctx: Any, exchange: ShardExchange, local_sums: Float[Tensor, "L 2 N"]) -> Float[Tensor, "N"]:

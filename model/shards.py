@@ -121,8 +121,8 @@ class SummedLayer(LayerOfShards):
     """A layer whose heads or columns are divided over the shards.
 
     It takes complete sequences and returns pieces of the sum over shards. The last matrix of each shard is a
-    PartialLinear; its bias is added only once, to the sum. `place` is the number of the dropout inside the layer, such
-    as the dropout of attention (ShardedBlock).
+    PartialLinear; its bias is added only once, to the sum. `place` is the number that ShardedBlock gives to the dropout
+    inside the layer, such as the dropout of attention.
     """
 
     def __init__(self, layers: Iterable[nn.Module], exchange: ShardExchange, rate: float, place: int):
@@ -204,7 +204,7 @@ class ShardDropout(nn.Module):
 
 
 class ShardedBlock(Block):
-    """A transformer block in shards: `Block.forward` with layers that exchange their results."""
+    """A transformer block in shards. It runs `Block.forward` with layers that exchange their results."""
 
     attention: Any  # these layers take and return Pieces
     attention_dropout: Any
@@ -232,10 +232,10 @@ class ShardedBlock(Block):
 
 
 class ShardedGPT(GPT):
-    """The shards of a network that belong to one process: `GPT.hidden` with layers that exchange their results.
+    """The shards of a network that belong to one process. `hidden` is GPT's, but the layers exchange their results.
 
-    A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The weight of the
-    output head exists only in `shards`; each of these modules has some rows of the weight (ShardedLoss).
+    A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The output head's
+    weight exists only in the modules of `shards`, each of which holds some of its rows (see ShardedLoss).
     """
 
     token_embedding: Any
@@ -269,7 +269,7 @@ class ShardedGPT(GPT):
 
 
 class ShardedParts:
-    """A module of the plain network, in a version for each shard of this process.
+    """The layers of a plain module, such as a block: every layer has one version for each shard of this process.
 
     The caller takes the layers one by one, and `finish` checks that all of them were taken.
     """

@@ -49,7 +49,7 @@ class StockClass:
 
 
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
-    """Return the class that computes the same network.
+    """Return the stock class that computes the network of this configuration.
 
     Raises BadInput if there is none; the error begins with `where`.
     """
@@ -66,7 +66,7 @@ def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
 
 
 def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
-    """Return the `model_type` of the class. Raises BadInput with the options that no class supports together."""
+    """Return the `model_type` of the class. If no class computes the network, raises BadInput, which says why."""
     table, values = rows(type(config)), attrs.asdict(config)
     for field in values.keys() - table.keys():
         raise BadInput(

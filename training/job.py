@@ -46,7 +46,7 @@ def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> 
             status = replay_job(job, *options.replay)
         else:
             status = EXIT_DONE if loop is None else run_loop(loop, job)
-    stop()  # not called after an exception: leaving NCCL's group could then wait for ranks in a collective
+    stop()  # not called after an exception: leaving NCCL's group could then wait for ranks that are in a collective
     if options.then is not None:
         # This has an effect only if there was nothing left to train. Otherwise, the record has already been written.
         supervision.exit_record.write(status, "finished")

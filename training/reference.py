@@ -1,8 +1,8 @@
 """The reference of a run directory, `reference.json`: losses of finished runs, and the band for a new run.
 
-A run of the same recipe is compared with the band at 40 marks. At each mark, the compared number is its mean training
-loss over the preceding tenth of the run. The band has a lower and an upper bound for each mark; 95 of 100 new runs stay
-within the bounds at all marks. `report.py RUN... --reference DIR` writes the file.
+A run of the same recipe is compared with the band at 40 marks. At each mark, the compared number is the mean of the
+run's training loss over the preceding tenth of the run. The band has a lower and an upper bound for each mark; 95 of
+100 new runs stay within the bounds at all marks. `report.py RUN... --reference DIR` writes the file.
 """
 
 import hashlib
@@ -38,7 +38,10 @@ _EACH_LOSS = ValueCheck(lambda rows: all(number(0).holds(loss) for row in rows f
 
 @attrs.frozen(kw_only=True)
 class Reference:
-    """Losses of R runs of the same recipe, and the band for a new run: means over tenths, in nats per token."""
+    """Losses of R runs of the same recipe, and the band for a new run.
+
+    All losses are means over a tenth of a run, in nats per token.
+    """
 
     recipe: dict[str, Any]
     # Sources and tokenizer; runs on any tokens that were prepared from these can be compared. None: only runs on
@@ -119,7 +122,7 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
             more = [f"and {len(problems) - SHOWN_DIFFERENCES} more"] if len(problems) > SHOWN_DIFFERENCES else []
             raise ValueError("; ".join(problems[:SHOWN_DIFFERENCES] + more))
     except (BadInput, ValueError) as error:
-        # A BadInput names the file in its problem. The line below names the file, too, so it is removed here.
+        # `where` of a BadInput's problem is the file. The line below also names the file, so `where` is removed here.
         problem = replace(error.problems[0], where="") if isinstance(error, BadInput) else error
         return BandComparison(note(f"{path}: the loss is not compared: {problem}"))
     steps = record.steps or 1

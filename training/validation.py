@@ -36,11 +36,11 @@ class Validation:
     def measure(
         self, state: TrainState, settings: StepSettings, ranks: Ranks, stopping: Callable[[], bool]
     ) -> float | None:
-        """Return the mean loss without dropout, in nats per token that has a weight; None if a stop interrupts it.
+        """Return the mean loss without dropout, in nats per token; None if a stop interrupts the measurement.
 
-        Call it on every rank; every rank gets the same number. The loss of each sequence is computed on one of the
-        ranks, and the losses are added without rounding errors (math.fsum). The number therefore does not depend on
-        which rank computes which sequence.
+        If targets have weights, the mean is weighted with them. Call it on every rank; every rank gets the same number.
+        The loss of each sequence is computed on one of the ranks, and the losses are added without rounding errors
+        (math.fsum). The number therefore does not depend on which rank computes which sequence.
         """
         layout, model, part = settings.layout, state.parallel.model, state.parallel.data_parallel
         per_round = layout.microbatch_size * part.size

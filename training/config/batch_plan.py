@@ -17,7 +17,7 @@ from training.config.train_config import TrainConfig
 from training.schedule import Schedule
 
 MOST_SEQUENCES = 1 << 30  # largest number of sequences in a global batch
-NEARLY_BEST = 0.9  # micro-batches with at least this fraction of the best balance are acceptable
+NEARLY_BEST = 0.9  # a micro-batch size is acceptable if its balance is at least this fraction of the best balance
 DIVISORS_SHOWN = 24
 MOST_STEPS = 99_999_999  # the step in a checkpoint's name has eight digits
 # Time to validate a token, relative to the time to train on a token. Validation has only a forward pass.
@@ -179,7 +179,7 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
 
 
 def factors(layout: Layout, tensor_size: int) -> str:
-    """Return a text that shows the factors of a global batch. Groups of `tensor_size` ranks read the same sequences."""
+    """Return the factors of a global batch as a string. Groups of `tensor_size` ranks read the same sequences."""
     size, ranks = layout.microbatch_size, f"world size {tensor_size * layout.data_parallel_size}"
     ranks += f" / tensor_parallel {tensor_size}" if tensor_size > 1 else ""
     if layout.even:
@@ -188,7 +188,7 @@ def factors(layout: Layout, tensor_size: int) -> str:
 
 
 def describe_balance(layout: Layout) -> list[str]:
-    """If the ranks have unequal work, return a line about their load and a better micro-batch size.
+    """Return a list with one line about the load of the ranks, and about a better micro-batch size if there is one.
 
     The list is empty if all ranks have the same amount of work.
     """

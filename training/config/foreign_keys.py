@@ -20,8 +20,8 @@ _REMOVED_KEYS = dict.fromkeys(
 def hint(section: str, key: str, value: Any, rows: KeyRows, *, overridden: bool) -> str:
     """Return advice for an unknown key.
 
-    If the name belongs to the other file or to another program, the advice names the key that was probably meant.
-    Otherwise, it names the known key with the most similar name.
+    If the key belongs to the other file (model.json or train.json) or to another program, the advice names the key that
+    was probably meant. Otherwise, it names the known key with the most similar name.
     """
     misplaced = next((ForeignKey(f"{name}.{key}", "") for name, keys in rows.items() if key in keys), None)
     counterpart = misplaced or foreign_keys(rows).get(key)

@@ -13,7 +13,7 @@ from training.config.train_config import KEYS
 
 
 def key_table() -> str:
-    """Return a text with all keys of both files and of an entry of `dataset`: meaning, accepted values and default."""
+    """Return a table of all keys of both files and of an entry of `dataset`: meaning, accepted values and default."""
     lines: list[str] = []
     for section, keys in KEYS.items():
         lines += [f"{section}.json:", *_table_rows(keys.values())]

@@ -110,7 +110,7 @@ class TrainConfig:
         return train
 
     def located(self, problem: Problem) -> Problem:
-        """Return a problem with the place where the user set its keys."""
+        """Return a copy of the problem that states where the user set the problem's keys."""
         return located(problem, self.file, self.explicit_keys, self.overridden)
 
     def flat(self) -> dict[str, Any]:
@@ -271,10 +271,10 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
 
 
 def located(problem: Problem, file: Path, explicit_keys: Collection[str], overridden: Sequence[str]) -> Problem:
-    """Return a problem with the place where the user set its keys.
+    """Return a copy of the problem that states where the user set the problem's keys.
 
-    If several keys contradict each other, this is the place where the last of these keys was set, because the file is
-    assumed to be valid without --set. `explicit_keys` are the keys of the file and of --set.
+    If several keys contradict each other, it states where the last of these keys was set, because the file is assumed
+    to be valid without --set. `explicit_keys` are the keys of the file and of --set.
     """
     last = next((key for key in reversed(overridden) if key == problem.key or key in problem.other_keys), None)
     if last is None:

@@ -299,5 +299,5 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
 
 
 def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
-    """Return the content of the ranks file or, if the tokenizer has no such file, its name, which implies the ranks."""
+    """Return what identifies the ranks of a tokenizer: the content of its ranks file or, if it has none, its name."""
     return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name

@@ -38,9 +38,10 @@ REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most this many in a timed run; enough to fill a GPU, and cheap compared with training
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
-# Largest accepted error, relative to the largest reference output or gradient; bf16 rounds to 0.004. This largest
-# value is raised to a minimum, which is 1 or, for the gradients of queries and keys, `ScoreCase.deviation`. Smaller
-# values occur only in a few saturated rows, which consist mostly of rounding errors.
+# Largest accepted error, relative to the largest reference output or gradient; bf16 rounds to 0.004. If this
+# largest value is below a minimum, the minimum replaces it. The minimum is `ScoreCase.deviation` for the gradients of
+# queries and keys, and 1 for all other tensors. Only a few saturated rows, which consist mostly of rounding errors,
+# have smaller values.
 TOLERANCE = 0.05
 COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
@@ -240,7 +241,8 @@ def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, sco
     batch, heads, length, width = inputs[0].shape
     gradients = gradient.unflatten(2, (heads, width)).transpose(1, 2)
     smallest_scales = (1.0, scores.deviation, scores.deviation, 1.0, 1.0)
-    # A shift is in the first channel of queries and keys. The gradients of that channel are then rounding errors.
+    # If scores are shifted, the first channel of queries and keys holds the shift, and the gradients of this channel
+    # are only rounding errors.
     channels = slice(1 if scores.shift else 0, None)
     pairs = torch.linspace(0, batch * heads - 1, min(batch * heads, max(2, COMPARED_SCORES // length**2))).long()
     for some_pairs in pairs.split(max(1, SCORES_AT_ONCE // length**2)):
@@ -255,7 +257,7 @@ def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, sco
 def _random_gradient(inputs: list[Tensor]) -> Tensor:
     """Return a random gradient of the concatenated outputs of the heads, (B, T, C).
 
-    It has the shape and layout of the gradient that the output matrix would return.
+    It has the shape and layout of the gradient that the backward pass of the output matrix would compute.
     """
     batch, heads, length, width = inputs[0].shape
     generator = torch.Generator(inputs[0].device).manual_seed(0)

@@ -141,7 +141,7 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """If the C library is glibc, make it keep freed memory for the next step (docs/NOTES.md, new pages)."""
+    """If the C library is glibc, make it keep freed memory for the next step (see "New pages" in docs/NOTES.md)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         for threshold in MAPPED_BYTES:  # blocks that are smaller than this come from the heap

@@ -74,7 +74,8 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
 def named_gpus(device: str) -> list[Gpu]:
     """Return the GPUs whose name matches a torch device name.
 
-    The list is empty for a laptop's GPU and for a slice of a GPU (MIG), because these are slower than the GPU itself.
+    The list is empty for a laptop's GPU and for a slice of a GPU (MIG), because both are slower than the table's
+    GPU with a similar name.
     """
     if re.search(r"\b(Laptop|MIG)\b", device):
         return []

@@ -113,7 +113,7 @@ def check_each_gpu() -> Check:
 
 
 def report(needs: PreflightRequirements) -> int:
-    """Print one line for each check. Return the exit status, which is an error if there is a problem."""
+    """Print one line for each check. Return EXIT_ERROR if there is a problem, and otherwise EXIT_DONE."""
     checks = machine_checks(needs)
     if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
         checks.insert(1, check_each_gpu())

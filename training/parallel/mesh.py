@@ -89,7 +89,7 @@ class Spread:
 
     @functools.cache  # noqa: B019  # the cached objects are small and refer to nothing else
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """Return the pieces of some rows of a parameter that each rank holds.
+        """For each rank, return the pieces that it holds of some rows of a parameter.
 
         A rank that holds none of the rows gets a single empty piece.
         """

@@ -102,7 +102,7 @@ class OrderedGradients:
                 parameter.grad = None
 
     def ddp_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket, in place of DDP's all-reduce.
+        """Reduce a bucket. This replaces DDP's all-reduce.
 
         On a GPU, this runs on a separate stream and overlaps the backward pass.
         """

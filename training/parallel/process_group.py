@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 @attrs.frozen(kw_only=True)
 class RankGroup:
-    """Ranks that divide the global batch, or the rows of a tensor, and this process's position among them."""
+    """Ranks that share the global batch or the rows of a tensor, and this process's position among them."""
 
     rank: int  # 0 .. size - 1
     size: int
@@ -60,8 +60,8 @@ class Ranks:
     rank: int
     world_size: int
     node: RankGroup = attrs.field()  # the ranks of this machine; they have no process group; node.rank selects the GPU
-    data_parallel: RankGroup = attrs.field()  # ranks that divide the global batch
-    tensor: RankGroup = ALONE  # neighboring ranks that get the same batches and divide each layer
+    data_parallel: RankGroup = attrs.field()  # ranks that get different parts of the global batch
+    tensor: RankGroup = ALONE  # neighboring ranks that get the same batches and share each layer
     device: torch.device
     control: Any  # dist.ProcessGroup
     download: Any  # dist.ProcessGroup

@@ -4,7 +4,7 @@ The micro-batches of a step are the leaves, whatever the number of ranks. Each s
 added in order; then the results are added pairwise, neighbors first. If a level has an odd number of results, its last
 result is added at the next level. A contiguous range of leaves has one partial sum for each of its largest complete
 subtrees. If the range contains only a part of a run, leaves at the beginning of the run form one partial sum. Any other
-leaves of the run are separate partial sums, because they have to be added in order to the sum before them.
+leaves of the run are separate partial sums, because they have to be added, one after another, to the sum before them.
 """
 
 import functools
@@ -22,9 +22,9 @@ class SumTree:
     run: int  # number of leaves that are added in order before the pairwise tree begins
 
     def push(self, sums: list[range], part: range) -> int:
-        """Append a partial sum to `sums`, the partial sums of all leaves before it, and join it with these if possible.
+        """Append a partial sum to `sums`, which covers all earlier leaves. If possible, join it with sums in this list.
 
-        Return the number of joins. The joins begin with the last of the earlier sums.
+        Return the number of joins. The first join is with the last sum in the list.
         """
         joins = 0
         while sums and self._can_join(sums[-1], part):

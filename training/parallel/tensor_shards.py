@@ -1,10 +1,10 @@
 """This rank's tensor shards of a network: exchange of activations, parameters by plain names, shared gradients.
 
 Ranks that share layers are neighbors (`Ranks.tensor`), and each has the same number of consecutive shards. They
-exchange activations with all-gathers and all-to-alls, after which each rank adds them up in the order of the shards
-(model/shards.py). This moves as many bytes as all-gathers and reduce-scatters would. If several shards have the same
-element, such as a norm's gain, each shard computes a part of the element's gradient. These parts are added in order
-after the reduction over data-parallel ranks, so that the copies of the element stay equal.
+exchange activations with all-gathers and all-to-alls. Each rank adds up the received partial sums in the order of the
+shards (model/shards.py). The exchange moves as many bytes as all-gathers and reduce-scatters would. If several shards
+have the same element, such as a norm's gain, each shard computes a part of the element's gradient. These parts are
+added in order after the reduction over data-parallel ranks, so that the copies of the element stay equal.
 """
 
 import functools
@@ -83,7 +83,7 @@ class TensorShards:
                 [part for _, cut, value in shard_values for part in _held_by(holders, cut, value)]
                 for shard_values in shards
             ]
-            if not copies[0]:  # possible under FSDP; the ranks that share layers with this rank then have none either
+            if not copies[0]:  # under FSDP, a rank and those that share its layers may have no copies
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
             gathered = self.exchange.all_gather(flat)

@@ -29,7 +29,7 @@ from training.precision import Numerics
 if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
-NEVER = (1 << 31) - 1  # steps; the largest number that DDP accepts
+NEVER = (1 << 31) - 1  # a number of steps, the largest that DDP accepts
 # Gradients per bucket on GPUs. This is the size of two blocks of the 124M model. DDP's default is 25 MiB; with larger
 # buckets, the host starts fewer reductions.
 BUCKET_MIB = 50

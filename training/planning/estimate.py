@@ -1,4 +1,4 @@
-"""Estimate the memory, hours and dollars of a run on machines for rent, with its own and other layouts of ranks."""
+"""Estimate the memory, hours and dollars of a run on machines for rent, with its layout of ranks and with others."""
 
 import math
 import re
@@ -86,7 +86,9 @@ class RunEstimate:
     # run has too few micro-batches for these ranks.
     named_plan: Plan | None
     last_job: tuple[float, float, float | None] | None  # logged tokens/s, hours of the run, USD per hour
-    offers: tuple[Offer, ...]  # first machines with the requested GPUs, then the others, the cheapest first
+    # First machines with the requested GPUs, then machines with the same number of other GPUs, then all others. Each
+    # group starts with the cheapest.
+    offers: tuple[Offer, ...]
     # For each machine with 8 GPUs, the offers of the layouts that fit, the cheapest first. The keys have the form
     # "parallel/tensor_parallel".
     layouts: list[dict[str, Offer]]

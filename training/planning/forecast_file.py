@@ -1,4 +1,4 @@
-"""Read the forecast of a run's final loss from forecast.json in its directory, a file of `experiment.py ladder`."""
+"""Read the forecast of a run's final loss: forecast.json in the run directory, written by `experiment.py ladder`."""
 
 import json
 from typing import Any

@@ -259,7 +259,10 @@ class MemoryModel:
         return Prediction(parts | {"fragmentation": fragmentation, "outside": outside_bytes(self.world_size)})
 
     def _gathered(self, saved: NetworkSizes) -> int:
-        """Return the bytes of the weights that FSDP gathers, except the weights of blocks that are part of `copies`."""
+        """Return the bytes of the weights that FSDP gathers.
+
+        Without recompute_blocks, the gathered weights of blocks belong to `Moment.copies`, and are not counted here.
+        """
         # With recompute_blocks, one group of blocks is in use and the next is fetched in advance, both in bf16.
         blocks = 2 * HALF_BYTES * self._group_parameters(saved) if self.options.recompute_blocks else 0
         return STATE_BYTES * saved.outer_parameters + blocks

@@ -1,6 +1,7 @@
 """The table of --plan: the memory, hours and dollars of a run on machines for rent, and the assumptions behind it.
 
-Machines whose GPUs match the run directory's name come first. The other machines follow, the cheapest first.
+Machines whose GPUs match the run directory's name come first, then machines with the same number of other GPUs, and
+then all others. In each of these groups, the cheapest come first.
 """
 
 import re
@@ -143,7 +144,7 @@ def _basis(priced: list[Offer]) -> list[str]:
 
 
 def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
-    """Return a note on the assumptions about spot machines and the best checkpoint interval on the cheapest of them."""
+    """Return a note: the assumptions about spot machines, and the best checkpoint interval on the cheapest of them."""
     offer = min((offer for offer in priced if offer.preemptions), key=Offer.usd, default=None)
     if offer is None or offer.plan is None or offer.preemptions is None:
         return []
@@ -205,6 +206,6 @@ def _changes(estimate: RunEstimate) -> list[str]:
             gpus = f"some of the {offer.machine.gpus} GPUs"
             idle = f"a batch of {batch} in micro-batches of {run_size} leaves {gpus} idle"
             change = f"{idle if offer.fits else f'{run_size} does not fit'}; start with --set microbatch_size={size}"
-        if change is not None and offer.preemptions is None:  # a spot offer has the same change as its machine
+        if change is not None and offer.preemptions is None:  # the machine's own line also covers its spot offer
             changes.setdefault(change, []).append(offer.machine.name)
     return [f"{', '.join(names)}: {change}" for change, names in changes.items()]

@@ -9,11 +9,11 @@ from training.checkpoints.saved_state import weights_digest
 from training.config.train_config import Run
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER, WEIGHTS_FILE
 
-_CORE = number(-100, 1)  # centered on chance: 1 means all answers are right, and below 0 is worse than chance
+_CORE = number(-100, 1)  # a centered score: 1 if all answers are right, 0 at chance, negative below chance
 
 
 def describe_core(run: Run) -> list[str]:
-    """Return a line with the newest CORE score that evaluate.py has stored for a run.
+    """Return a list with one line, which shows the newest CORE score that evaluate.py has stored for a run.
 
     The score may cover only some of the tasks. The list is empty if there is no score. A score is skipped if the
     checkpoint with the recorded name has different weights now. If the record has no hash of the weights, the line says

@@ -103,7 +103,7 @@ def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBa
 def _sha256(gradient: Tensor) -> str:
     """Return the hash of this rank's shard.
 
-    Shards are copied to the CPU one at a time, because its memory may not hold all of them.
+    Shards are copied to the CPU one at a time, because the CPU's memory may not hold all of them.
     """
     part = local_tensor(gradient).detach().cpu().flatten()
     return hashlib.sha256(part.view(torch.uint8).numpy().data).hexdigest()

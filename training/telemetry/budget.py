@@ -70,7 +70,7 @@ class Budget:
     def check_start(self, ledger: TimeLedger, save_seconds: float) -> None:
         """Raise BadInput if the budget leaves no time for training.
 
-        Otherwise a job that is restarted repeatedly would cost money without any progress.
+        Without this check, a job that is restarted repeatedly would cost money without any progress.
         """
         nearest = self.seconds_left(ledger)
         if nearest is None or not self.reached(ledger, save_seconds):

@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @attrs.frozen(kw_only=True)
 class CurvePanel:
-    """A chart below the losses, in the report of a run and, if `in_image`, in its training-run-chart.png."""
+    """A chart below the chart of losses, in the report of a run and, if `in_image`, in training-run-chart.png."""
 
     metric: str
     title: str

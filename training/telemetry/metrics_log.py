@@ -85,7 +85,7 @@ class Detail:
     DEVICES = "devices"  # number of ranks by the name of their GPU or CPU
     SOFTWARE = "software"
     COMMIT = "commit"
-    CHANGES = "changes"  # changes in the numerics, one text per change
+    CHANGES = "changes"  # changes in the numerics, one string per change
     KEY = "key"  # key of a setting that changed
     OLD = "old"
     NEW = "new"
@@ -117,7 +117,7 @@ _NEEDED = {  # keys that a record must also have if it has a certain key
     Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }
-_DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # texts that an event must have
+_DETAILS = {RunEvent.DIVERGED: (Detail.PROBLEM,), RunEvent.STOPPED: (Detail.REASON,)}  # strings that an event must have
 
 
 def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:

@@ -144,7 +144,7 @@ class Reporter:
             self.bar.show(step, "  ".join(numbers + self._outlook(seconds)))
 
     def finish(self) -> str:
-        """Draw the chart of the final state; return a text that names its file."""
+        """Draw the chart of the final state. Return `chart FILE` or, if nothing was drawn, `no chart`."""
         with advisory("chart"):
             if self.chart is not None and self.chart.finish():
                 return f"chart {self.chart.file}"
@@ -246,7 +246,7 @@ def summarize(directory: Path, reporter: Reporter, position: Position, stopped_b
 
 
 def describe_slowest(rank_seconds: list[float]) -> str | None:
-    """Return a text that names the slowest rank if its time exceeds the median by SLOW_SHARE; otherwise None."""
+    """Describe the slowest rank if its time exceeds the median by SLOW_SHARE; otherwise return None."""
     slowest, median = max(rank_seconds), statistics.median_low(rank_seconds)
     if slowest <= (1 + SLOW_SHARE) * median:
         return None
