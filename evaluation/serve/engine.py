@@ -129,7 +129,7 @@ class Engine:
         try:
             with refusing(self.trained.location.path):  # for example, logits that are not finite
                 yield
-        except Exception as error:  # noqa: BLE001  # any error, such as too little memory, must only end these answers
+        except Exception as error:  # noqa: BLE001  # any error, such as too little memory, must end only these answers
             for answer in answers:
                 self._release(answer, error)
 

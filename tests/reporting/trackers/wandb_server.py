@@ -23,7 +23,7 @@ NO_LOGS = {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "wandbCo
 
 @attrs.define
 class WandbServer:
-    """The runs on the server, by id."""
+    """What the server has stored and answered. `histories` and `configs` are by the id of the run."""
 
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
