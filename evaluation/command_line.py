@@ -72,7 +72,7 @@ class GenerationOptions(ModelOptions):
     """Options of a command that generates text with a single model."""
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
-    tokens: Annotated[int, option("tokens per text; for an answer, the largest number", "N", check=COUNT)] = 500
+    tokens: Annotated[int, option("tokens per text; an answer may have fewer", "N", check=COUNT)] = 500
     temperature: Annotated[
         float, option("sampling temperature; 0: always the likeliest token", "T", check=TEMPERATURE)
     ] = 0.8

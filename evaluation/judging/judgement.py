@@ -23,7 +23,7 @@ from evaluation.judging.store import (
 )
 
 TRIES = 2  # number of times that a prompt is sent if its replies are invalid
-# After this many requests in a row without a valid reply, the fault is assumed to affect all requests.
+# The session ends after this many requests in a row without a valid reply, because all others would probably fail, too.
 MOST_FAILURES = 8
 MOST_DOUBLINGS = 4  # number of times that the token limit of a reply may be doubled
 MOST_CHARACTERS = 300  # longer messages from a server are cut to this length

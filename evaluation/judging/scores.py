@@ -159,7 +159,7 @@ class JudgedCandidate:
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
     """Return the session's simultaneous interval of the difference between two models, or None if there is none.
 
-    If a side has several candidates, return the means of the values and of the bounds.
+    If `a` or `b` has several candidates, return the means of the values and of the bounds.
     """
     differences = [
         first.differences[pair]

@@ -191,8 +191,8 @@ class JudgeCost:
 def read_price(path: Path, model: str) -> Price:
     """Return the price of a model. Raises BadInput if it is not in the file.
 
-    A dated version of a model, such as gpt-5-mini-2025-08-07, has the same price as the model if it has no row of its
-    own.
+    If a dated version of a model, such as gpt-5-mini-2025-08-07, has no row of its own, it has the price of the
+    undated model.
     """
     table = read_json(path)
     try:

@@ -28,7 +28,7 @@ class WandbServer:
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
-    answered: int = 0  # requests with history that were answered
+    answered: int = 0  # number of answered requests with history
     answers: int | None = None  # number of requests with history that succeed before all others fail; None: no limit
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:
