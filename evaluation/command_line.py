@@ -72,7 +72,7 @@ class GenerationOptions(ModelOptions):
     """Options of a command that generates text with a single model."""
 
     prompt: Annotated[str | None, option("text to continue or answer; default: stdin", "TEXT|FILE:PATH")] = None
-    tokens: Annotated[int, option("tokens per text; for an answer, the largest number", "N", check=COUNT)] = 500
+    tokens: Annotated[int, option("tokens per text; an answer may have fewer", "N", check=COUNT)] = 500
     temperature: Annotated[
         float, option("sampling temperature; 0: always the likeliest token", "T", check=TEMPERATURE)
     ] = 0.8
@@ -228,7 +228,9 @@ class JudgeCommand:
         str | None, option("an API compatible with OpenAI's; default: $OPENAI_BASE_URL, else OpenAI", "URL")
     ] = None
     effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
-    orders: Annotated[int, option("prompts per question, each with the answers in another order", "K", check=COUNT)] = 3
+    orders: Annotated[
+        int, option("prompts per question, each with the answers in a different order", "K", check=COUNT)
+    ] = 3
     seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("largest number of simultaneous requests", "N", check=COUNT)] = 8

@@ -45,7 +45,7 @@ class ReportCommand:
     )
     output: Annotated[
         Path | None,
-        option("the page; default: report.html in the run directory, or here for several runs", "FILE"),
+        option("the page; default: report.html in the run directory; for several runs, in the current folder", "FILE"),
     ] = None
     no_samples: Annotated[
         bool, option("do not load checkpoints to sample from them; show only samples recorded earlier")

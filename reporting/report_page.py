@@ -180,7 +180,7 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in record["points"]:
         series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
-    if isinstance(target := record["target"], dict):  # without a forecast, it is None or, in older files, a name
+    if isinstance(target := record["target"], dict):  # without a forecast, target is None or, in older files, a name
         losses = (target[key] for key in ("loss", "low", "high"))
         series["forecast, 90 %"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
     law, lines = record["law"], []
@@ -217,7 +217,7 @@ def _evaluations(runs: Sequence[Path], histories: Sequence[RunHistory]) -> tuple
         return None, f"No evaluations yet. {advice}"
     rows: list[Row] = []
     problems: list[str] = []
-    for run in measured:  # a run whose results cannot be read is named, and the other runs are compared
+    for run in measured:  # if a run's results cannot be read, the other runs are still compared
         try:
             rows += read_rows([str(run)])
         except BadInput as error:

@@ -1,4 +1,4 @@
-"""Charts of the curves of one or several runs, along each axis that all of the runs have recorded."""
+"""Charts of the curves of one or several runs, for each x-axis that all of the runs have recorded."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,17 +22,18 @@ PANEL_COLOUR = 2  # color of the curves of a single run, except for its losses
 NOISY = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU)  # drawn as moving averages
 
 # Which values a linear chart shows: see `common_top`.
-EARLY_SHARE = 0.05  # losses in this first part of a run may be cut off
-ORDINARY_SHARE = 0.98  # this share of the values is ordinary; a value far above them is a spike
+EARLY_SHARE = 0.05  # the chart may omit high losses in this first part of a run
+ORDINARY_SHARE = 0.98  # this share of the values is ordinary; a value far above the ordinary ones is a spike
 FEWEST_VALUES = 10  # with fewer values, all are shown
 BEARABLE_RANGES = 1.5  # values up to this multiple of the ordinary range are shown as well
 BEARABLE_FACTOR = 2.0  # values up to this multiple of the largest ordinary value are shown as well, except losses
 SHOWN_SHARE = 0.25  # at least this share of the values of each run is shown
-OUTLYING_FACTOR = 5.0  # a run whose largest values exceed those of an ordinary run by this factor may be cut off
+# If a run's largest values exceed those of an ordinary run by this factor, the chart may omit them.
+OUTLYING_FACTOR = 5.0
 
 
 def charted_axes(histories: Sequence[RunHistory]) -> "list[ChartedAxis]":
-    """Return the charts along each axis that all runs have recorded."""
+    """Return the charts for each x-axis that all runs have recorded."""
     colours = {at: colour for colour, (_, members) in enumerate(grouped(histories)) for at in members}
     axes = []
     for axis in (axis for axis in AXES if all(axis in history.axes for history in histories)):
@@ -111,7 +112,7 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
 
 @attrs.frozen(kw_only=True)
 class ChartedAxis:
-    """An axis, and the charts of all runs along it. Runs are numbered in the order of `histories`."""
+    """An x-axis, and the charts that plot all runs against it. Runs are numbered in the order of `histories`."""
 
     histories: Sequence[RunHistory]
     name: str  # one of AXES
@@ -121,7 +122,7 @@ class ChartedAxis:
 
     @property
     def charts(self) -> list[str]:
-        """The charts along the axis, as SVG for the page."""
+        """The charts that plot the runs against the axis, as SVG for the page."""
         return [chart.svg() for chart in self._charts() if chart.lines]
 
     def _charts(self) -> Iterator[LineChart]:

@@ -203,8 +203,8 @@ def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult |
     """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
     This is the model's newest result on the data that most models were measured on. If several data sets are equally
-    common, the result that leaves out the fewest items is chosen. If several are left, the one whose data was used
-    last (for any model) is chosen.
+    common, the result that leaves out the fewest items is chosen. If several results leave out equally few items, the
+    result on the data that was used last, for any model, is chosen.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(
@@ -219,10 +219,10 @@ def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult |
 
 
 def _footnotes(shown: Shown) -> tuple[dict[str, str], list[str]]:
-    """Return footnote marks by subject, and a note for every subject.
+    """Return footnote marks by subject (the data of a result), and a note for every subject.
 
-    In each evaluation, the subject that most models share has no mark. Marked results are not comparable with results
-    on this subject.
+    In each evaluation, the subject that most models share has no mark. Results on a marked subject are not comparable
+    with results on the subject without a mark.
     """
     marks: dict[str, str] = {}
     notes = []

@@ -274,10 +274,10 @@ def _position(home: Path, state: SavedState) -> int | str:
 def _recipe(config: RunRecord, position: int | str, changes: Sequence[SettingChange]) -> str:
     """Return JSON with all settings that change a result by more than rounding, except the seed."""
     keys = recipe(config.model, config.train)
-    for key in (*RESOLVED_KEYS, "precision"):  # the resolved values of these keys are added below instead
+    for key in (*RESOLVED_KEYS, "precision"):  # the resolved values of these keys are added below
         del keys["train"][key]
     precision = config.numerics.get("precision", config.train.execution.precision)
-    tokens = [  # tokens that are still being written are identified by their plan
+    tokens = [  # unfinished token files are identified by the plan for preparing them
         stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]
         for stream in config.train_streams
     ]

@@ -143,7 +143,7 @@ def answer_questions(
         nats, likeliest = (values[-gold_size:] for values in losses[gold])
         bits = float(nats.sum()) / math.log(2) / int(lengths[choices[gold].tokens[-len(nats) :]].sum())
         # If a choice is a prefix of the others, it has no tokens to compare, and its mean is NaN. As in nanochat, `min`
-        # selects such a choice only if it comes first. Among choices with equal means, it selects the first one.
+        # selects such a choice only if it comes first. Among choices with equal means, `min` selects the first one.
         ends = [
             choice_nats[-count:] if count else choice_nats[:0]
             for (choice_nats, _), count in zip(losses, compared, strict=True)

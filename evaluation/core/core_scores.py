@@ -84,10 +84,11 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
 
 
 def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
-    """Return the parts of the mean centered score over tasks, and the parts of the mean gold bits per byte.
+    """Return independent parts of two means over tasks: of the centered score, and of the gold bits per byte.
 
-    Tasks that share a file have the same items in the same order. They form one part, because their errors are
-    correlated. Raises ValueError if a task does not have a value for each of its items.
+    A mean is the sum of the means of its parts. Tasks that share a file have the same items in the same order. They
+    form one part, because their errors are correlated. Raises ValueError if a task does not have a value for each of
+    its items.
     """
     parts: tuple[dict[str, ItemValues], dict[str, ItemValues]] = {}, {}
     for task in tasks.values():

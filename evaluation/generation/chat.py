@@ -58,7 +58,7 @@ class Conversation:
         self._prompt(Message(USER, " "))
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer to a message in parts of complete characters. Raises BadInput.
+        """Yield the answer to a message, in parts that consist of complete characters. Raises BadInput.
 
         At the end, the message and the answer are added to the turns, even if the answer was interrupted.
         """

@@ -17,7 +17,7 @@ from tokens.search.excerpt import excerpt
 from tokens.search.overlap import GRAM, open_comparable
 from tokens.search.verbatim import verbatim_runs
 
-SHOWN_RUNS = 10  # largest number of runs that a trace prints
+SHOWN_RUNS = 10  # largest number of runs of tokens that a trace prints
 
 
 def run(command: SampleCommand) -> None:

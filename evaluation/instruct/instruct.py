@@ -53,7 +53,8 @@ from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
-OUTCOME_KEYS = {"losses", "best_epoch"}  # keys of outcomes, which a file of answers stores under "settings" as well
+# Keys under "settings" in a file of answers that are not settings, but outcomes of the fine-tuning run.
+OUTCOME_KEYS = {"losses", "best_epoch"}
 IDENTITY = "instruct.json"  # file in the directory of a fine-tuning run that states its model, data and settings
 
 

@@ -31,12 +31,15 @@ from tokens.documents.messages import read_content
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
-REJECTED = (400, 413, 422)  # if other prompts are answered, these concern a single prompt, which may be too long
+# These statuses concern a single prompt (it may be too long), provided that other prompts are answered.
+REJECTED = (400, 413, 422)
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
 GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
 RETRIED = (*GAVE_UP, 429)  # statuses of 500 and more are retried, too
-FAILED = (500, 503, 529)  # not billed if the API itself reports them; other statuses may come from a gateway
+# A request with one of these statuses is not billed if the API itself reports the status. Other statuses from 500 on
+# may come from a gateway, so their requests count as billed.
+FAILED = (500, 503, 529)
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
 MOST_REPLY_BYTES = 1 << 24  # limit of a reply with its headers; the longest verdict has about 100 kB
@@ -124,7 +127,7 @@ class RequestSlots:
         self.allowed = remaining
 
     def _release(self) -> None:
-        """Release a slot, or drop it if it is no longer allowed."""
+        """Make a slot available again, or remove it if fewer slots are allowed now."""
         if self._excess > 0:
             self._excess -= 1
         else:
@@ -245,7 +248,7 @@ class Asker:
         return failure
 
     def _record_no_response(self, request: JudgeRequest, cause: BaseException | None) -> None:
-        """Record that a request got no response. It counts as billed unless it certainly was not sent."""
+        """Record that a request got no response. The request counts as billed unless it was certainly not sent."""
         judgement = self._judgement
         judgement.unanswered_in_a_row += 1
         if isinstance(cause, UNSENT) or not self._was_sent(request):
@@ -279,7 +282,7 @@ class Asker:
 
 
 def _limit_transports(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
-    """Limit all transports of a client, including those of proxies, and return the new transports."""
+    """Replace each transport of a client, also those for proxies, with a BoundedTransport, and return the new ones."""
     bounded: dict[int, BoundedTransport] = {}
 
     def wrap(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:

@@ -46,7 +46,8 @@ def run(command: JudgeCommand) -> int:
         price = UNKNOWN_PRICE
     with closing(VerdictStore(command.verdicts or VERDICTS)) as store:
         judgement = Judgement(panel, judge, store, price, command)
-        key = find_key(url) if judgement.outstanding() else ""  # raises its errors before anything that takes time
+        # A missing or unusable key is reported here, before anything that takes time.
+        key = find_key(url) if judgement.outstanding() else ""
         without_judge = _print_without_judge(panel)
         if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
             show(f"judging the first {panel.slots} seeds of each model, because not every model has more")

@@ -23,7 +23,7 @@ from evaluation.judging.store import (
 )
 
 TRIES = 2  # number of times that a prompt is sent if its replies are invalid
-# After this many requests in a row without a valid reply, the fault is assumed to affect all requests.
+# The session ends after this many requests in a row without a valid reply, because all others would probably fail, too.
 MOST_FAILURES = 8
 MOST_DOUBLINGS = 4  # number of times that the token limit of a reply may be doubled
 MOST_CHARACTERS = 300  # longer messages from a server are cut to this length
@@ -53,7 +53,7 @@ class Judgement:
         self._first_reply = len(store.replies) if options.retry_wrong else 0
         self.interrupted = False
         self.over_budget: float | None = None  # largest cost of the next request in dollars, if it exceeds --max-usd
-        self.fatal: Exception | None = None  # the first error that ended the session
+        self.fatal: Exception | None = None  # the error that ended the session; if there were several, the first one
         self.failed: dict[str, PromptVerdict] = {}  # failures of prompts whose last request got no reply, by key
         self.unanswered_in_a_row = 0
 
@@ -78,7 +78,7 @@ class Judgement:
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
 
     def is_settled(self, prompt: Prompt) -> bool:
-        """Return whether a prompt has a verdict, a refusal, or too many invalid replies, and is not sent again."""
+        """Return whether a prompt is not sent again: it has a verdict, a refusal, or too many invalid replies."""
         return self.verdict(prompt).state in ("judged", "refused", "invalid")
 
     def plan(self) -> str:

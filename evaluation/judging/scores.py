@@ -35,8 +35,8 @@ TWO_SEEDS_NOTE = (
 )
 ONE_SEED_NOTE = (
     "Intervals cover other questions of the same kind, but only one fine-tuning run.\n"
-    "Another seed can change a difference by more, so there are no ranks, and no model\n"
-    "is called better. To rank models, use instruct --seeds 2 or more."
+    "Another seed can change a difference by more than its interval, so there are no\n"
+    "ranks, and no model is called better. For ranks, use instruct --seeds 2 or more."
 )
 COMMENTS_TITLE = "# Comments of "  # the beginning of every file of comments, followed by the judge's name
 SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # keys that are equal in comparable results
@@ -159,7 +159,7 @@ class JudgedCandidate:
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
     """Return the session's simultaneous interval of the difference between two models, or None if there is none.
 
-    If a side has several candidates, return the means of the values and of the bounds.
+    If `a` or `b` has several candidates, return the means of the values and of the bounds.
     """
     differences = [
         first.differences[pair]

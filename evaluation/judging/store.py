@@ -32,9 +32,9 @@ MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for co
 # charged for requests without an answer.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
 MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends starting with this limit
-REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except the following ones
+REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except SILENT_BY_DEFAULT
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
-NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about models that are in none of these lists
+NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about models in none of these three lists
 _USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
 
 
@@ -42,7 +42,7 @@ _USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
 class Usage:
     """The server's counts of tokens."""
 
-    input: int = attrs.field(validator=_COUNT)  # including the two counts below
+    input: int = attrs.field(validator=_COUNT)  # including cached_input and cache_write
     cached_input: int = attrs.field(default=0, validator=_COUNT)
     cache_write: int = attrs.field(default=0, validator=_COUNT)
     output: int = attrs.field(validator=_COUNT)
@@ -106,7 +106,7 @@ class VerdictStore:
         """Open the file. Raises BadInput if it cannot be used or is in use."""
         self.path = path
         self.replies: list[Reply] = []  # oldest first
-        self.by_prompt: defaultdict[str, list[Reply]] = defaultdict(list)  # the same replies, by the prompt's key
+        self.by_prompt: defaultdict[str, list[Reply]] = defaultdict(list)  # all replies, by the prompt's key
         self.open: dict[str, JudgeRequest] = {}  # requests without an outcome or without token counts, by id
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class VerdictStore:
         self._lock.close()
 
     def _take(self, line: StoreLine) -> None:
-        """Update the replies and the open requests."""
+        """Update the replies and the open requests with a line of the file."""
         if (request := line.asked) is not None:
             self.open[request.id] = request
         for id in line.unbilled:
@@ -191,8 +191,8 @@ class JudgeCost:
 def read_price(path: Path, model: str) -> Price:
     """Return the price of a model. Raises BadInput if it is not in the file.
 
-    A dated version of a model, such as gpt-5-mini-2025-08-07, has the same price as the model if it has no row of its
-    own.
+    If a dated version of a model, such as gpt-5-mini-2025-08-07, has no row of its own, it has the price of the
+    undated model.
     """
     table = read_json(path)
     try:

@@ -193,7 +193,7 @@ def _ranges_read(location: ModelLocation, directory: Path, split: str) -> list[t
     config = read_state(location.path).config
     train = config.train
     split_stream, ranges = open_split(directory, split), []
-    # In a stream of conversations, the target after a row is the first token of the next row, which has no weight.
+    # In a stream of conversations, a row's last target is the first token of the next row. This token has weight 0.
     last = 0 if split_stream.weighted else 1
     for stream, source in zip(config.train_streams, config.sources or [], strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):

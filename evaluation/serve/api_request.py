@@ -133,7 +133,7 @@ class ChatBody(AnswerOptions):
 class AnswerRequest:
     """The request for a single answer.
 
-    A client's request with several prompts, or with n above 1, consists of several.
+    A client's request with several prompts, or with n above 1, is divided into several such requests.
     """
 
     prompt: list[int]

@@ -96,7 +96,7 @@ class Engine:
             return not (self._end and not self._active)
 
     def _begin(self, answer: ServedAnswer) -> None:
-        """Give an answer the slot whose cache has most of its prompt, or a new slot if no cache has any of it."""
+        """Give an answer the slot whose cache has most of the prompt, or a new slot if no cache has any part of it."""
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))
         is_full = len(self._idle) + len(self._active) >= self.slots
@@ -113,7 +113,7 @@ class Engine:
             logits = advance(drawings, most=CHUNK, all_positions=scores_prompt)
             if scores_prompt:
                 group[0].score_prompt(logits)
-            if drawings[0].new:  # a part of a long prompt has not been computed; its answer is alone in the group
+            if drawings[0].new:  # a part of a long prompt is not computed yet; the answer to it is alone in the group
                 return
             for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):
@@ -129,7 +129,7 @@ class Engine:
         try:
             with refusing(self.trained.location.path):  # for example, logits that are not finite
                 yield
-        except Exception as error:  # noqa: BLE001  # any error, such as too little memory, must only end these answers
+        except Exception as error:  # noqa: BLE001  # any error, such as too little memory, must end only these answers
             for answer in answers:
                 self._release(answer, error)
 

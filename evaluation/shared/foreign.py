@@ -41,7 +41,8 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
 KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
-# Our keys that may have any supported value. Weights with GPT-2's names do not show which other options a network has.
+# Our keys that may have any supported value. All others must have their defaults (see ONLY_VALUES), because weights
+# with GPT-2's names do not show the values of these other keys.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),

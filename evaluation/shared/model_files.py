@@ -1,6 +1,6 @@
 """Check the files in a model's directory.
 
-The files that describe the network must not contradict each other. Weight files that are not read are named in a note.
+The files that describe the network must not contradict each other. A note lists the weight files that are not read.
 If it is unclear which weights are the model's, the directory is refused.
 """
 
@@ -21,7 +21,7 @@ NANOGPT = "ckpt.pt"
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 ORIGINAL_CONFIG = "params.json"  # Meta's; the network is not built from it, but it must not contradict the other files
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_config.json")
-# Patterns for files in a model's directory that may contain weights. Those that are not read are named in a note.
+# Patterns for files in a model's directory that may contain weights. A note lists those that are not read.
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "model.ckpt*")
 OPTIONS = rows(ModelConfig)
 FACT_KEYS = (

@@ -20,7 +20,7 @@ from tokens.documents.parquet import REFUSED_FIELDS
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, GIVEN_TOKENIZER
 
 MOST_BYTES = 1 << 30  # size limit of a file
-NAMED_FIELDS = 20  # largest number of fields that are named in a note on unread fields
+NAMED_FIELDS = 20  # largest number of fields that a note on unread fields lists
 WANTED = "wanted a JSON array of records, or JSON Lines"
 WANTED_ANSWERS = "wanted a file of answers that evaluate.py instruct wrote"
 

@@ -25,7 +25,7 @@ from scipy import fft, optimize, special
 ERROR = 0.05  # probability that at least one false difference is reported when there is no real one
 CONFIDENCE = 1 - ERROR
 PAIRWISE_EXPONENT = 2 / 3
-BAND_ERROR = 0.04  # error rate for a run's mean over the whole band; the rest of ERROR is for single places
+BAND_ERROR = 0.04  # level for a run's mean in `prediction_band`; for the single places together, the level is ERROR
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
@@ -33,7 +33,7 @@ BAND_ERROR = 0.04  # error rate for a run's mean over the whole band; the rest o
 # from a test of whether one of the two models varies more than all other models; it is close to 0 if one clearly does.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
-SOUGHT_DEVIATIONS = 3.0  # the default number of seeds must detect this difference, in standard deviations over seeds
+SOUGHT_DEVIATIONS = 3.0  # difference, in standard deviations over seeds, that the default number of seeds must detect
 _NODES, _CELLS, _REACH = 96, 200, 8.5  # quadrature nodes; grid cells; bound of the integral in standard deviations
 # Parameters of the candidate spectra of a stream of units. Each spectrum is a first-order autoregression plus a share
 # of noise that is independent between units.
@@ -470,12 +470,13 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     `scores`: float64 (M models, S fine-tuning seeds, Q questions); NaN marks a question that was not judged. Raises
     ValueError unless the same questions were judged for all models.
 
-    Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, no interval
-    is narrower than a t-interval that is computed only from the seeds of its one or two models, with a level that
-    depends on whether these models vary more than the others (`_pairwise_error`). With two seeds, the safeguard is
-    weak: the intervals assume that the seeds of all models vary alike. The noise of single answers is part of both
-    errors, so the intervals are conservative. With one seed, they cover only the choice of questions and do not show
-    which model is better. The intervals of the differences are simultaneous (Bonferroni).
+    Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, each
+    interval is at least as wide as a t-interval that is computed only from the seeds of the one or two models that it
+    concerns. The level of this t-interval depends on whether these models vary more than the others
+    (`_pairwise_error`). With two seeds, the safeguard is weak: the intervals assume that the seeds of all models vary
+    alike. The error over questions and the error over seeds both include the noise of single answers, so the intervals
+    are conservative. With one seed, they cover only the choice of questions and do not show which model is better. The
+    intervals of the differences are simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():

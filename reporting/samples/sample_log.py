@@ -71,7 +71,8 @@ class CheckpointSample:
     starts: int  # number of the run's jobs when this line was recorded: a later job may replace the checkpoint
     said: list[Said]
     held_out: HeldOutText | None  # None if the run's tokens could not be read
-    log_probabilities: list[float | None] | None  # nats, of ids 1, 2, ... (id 0 is not predicted); None if not finite
+    # nats, of the text's tokens from the second on (the first is not predicted); an entry is None if it is not finite
+    log_probabilities: list[float | None] | None
     problem: str | None = None  # why there is nothing to show
 
     @property

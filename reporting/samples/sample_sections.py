@@ -17,7 +17,7 @@ from training.supervision.run_lock import is_locked
 
 MOST_SHOWN = 12  # largest number of checkpoints in the gallery; samples.jsonl has all of them
 MOST_LISTED = 40  # largest number of checkpoints whose means are listed, for all runs together
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # the smallest difference of each color, for better and for worse alike
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # smallest difference that gets each color, whether better or worse
 # Reasons for leaving out a run.
 NOT_RECORDED = "no log-probabilities are recorded for it"
 OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context length"
@@ -65,7 +65,7 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> Markup |
 
     It has two views: the last checkpoint of the first run that has a text, and a difference. With a second run on the
     same text, the difference is between the last checkpoints of both runs. Otherwise, it is between the last and the
-    first checkpoint of the first run. Runs that are left out are named, with the reason.
+    first checkpoint of the first run. A text next to the map says which runs are left out, and why.
     """
     usable = {name: [sample for sample in samples if sample.log_probabilities] for name, samples in runs}
     text = next((samples[-1].held_out for samples in usable.values() if samples), None)

@@ -72,7 +72,7 @@ def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str,
         if unix_time is None and started is not None and elapsed is not None:
             unix_time = started + elapsed
         step = record.get("step", 0)
-        if event_of(record) == RunEvent.START and rows:  # the last events of the previous job belong to its last row
+        if event_of(record) == RunEvent.START and rows:  # events after a job's last row belong to that row
             rows[max(rows)].events.extend(events)
             events = []
         if event_of(record):

@@ -30,7 +30,7 @@ def prompt(template: Template, *messages: Any, **options: Any) -> str:
 
 
 def test_hostile_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendering._process_of(os.getpid())._end()  # end a process that may be running with the usual limits
+    rendering._process_of(os.getpid())._end()  # a process from an earlier test would have the usual limits
     monkeypatch.setattr(rendering, "SECONDS", 0.2)
     for text, problem in ((LOOP, "seconds of processor time"), ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters")):
         with pytest.raises(ApiError, match=problem) as raised:

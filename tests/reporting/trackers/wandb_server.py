@@ -23,12 +23,12 @@ NO_LOGS = {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "wandbCo
 
 @attrs.define
 class WandbServer:
-    """The runs on the server, by id."""
+    """What the server has stored and answered. `histories` and `configs` are by the id of the run."""
 
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
-    answered: int = 0  # requests with history that were answered
+    answered: int = 0  # number of answered requests with history
     answers: int | None = None  # number of requests with history that succeed before all others fail; None: no limit
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:
