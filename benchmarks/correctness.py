@@ -97,7 +97,7 @@ class SmallRun:
     def kill(self, name: str, ranks: int, after: int, **keys: Any) -> int | None:
         """Kill all processes of a run after its first checkpoint, and return the last step in its metrics.
 
-        `after` is the interval of checkpoints. Return None if the run ended first.
+        `after` is the number of steps between checkpoints. Return None if the run ended first.
         """
         run = self._write(name, checkpoint_interval=after, **keys)
         process = self._start(run, ranks, self.device)
