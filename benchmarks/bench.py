@@ -21,7 +21,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.script import use_expandable_segments  # noqa: E402  # after ROOT was added to the path
+from common.script import use_expandable_segments  # noqa: E402  # because this import needs the path above
 
 use_expandable_segments()  # as the scripts do, before torch is imported
 
@@ -51,7 +51,7 @@ SIZES = {
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 WARM_UP = 3  # number of first steps that are not measured, because they compile the network and build DDP's buckets
 GROUP_SECONDS = 600  # timeout of a collective
-LOOK_SECONDS = 0.005  # pause before metrics, or processes that should end, are checked again
+LOOK_SECONDS = 0.005  # pause between two checks of the metrics, or of processes that should end
 GRACE_SECONDS = 10.0  # time from SIGTERM to SIGKILL
 GONE_SECONDS = 60.0  # time for a killed process to disappear: the driver frees its memory first
 BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "log_interval": 1}

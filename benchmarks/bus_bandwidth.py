@@ -20,7 +20,7 @@ from common.errors import BadInput
 from training.parallel.process_group import Ranks, all_gather_single, reduce_scatter_single, start, stop
 
 ROUNDS, CALLS = 5, 10
-TRANSFERS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # in units of (n - 1) / n x the buffer
+TRANSFERS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # bytes sent, as multiples of (n - 1) / n x S
 
 
 def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:

@@ -25,7 +25,7 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-LOG_STEPS = 5  # log interval (only a logged step waits for the GPU); the first five steps are not measured
+LOG_STEPS = 5  # log interval, because only a logged step waits for the GPU; the first interval is not measured
 SHORT_CONTEXT = 64  # tokens
 
 Part = Literal["exposed", "host"]

@@ -67,7 +67,7 @@ def main(*, bundle: Path, tokenizer: str, tasks: str | None = None, items: int =
 
 
 def _requests(task: CoreTask) -> list[Instance]:
-    """Return the prompts in the form of the harness's tasks, in which the space before a choice is part of it."""
+    """Return the prompts in the form of the harness's tasks: the space before a choice belongs to the choice."""
     parts = [prompt for number in range(len(task.questions)) for prompt in task.prompts(number)]
     split = [(context.rstrip(), context[len(context.rstrip()) :] + choice) for context, choice in parts]
     return [Instance("loglikelihood", doc={}, arguments=request, idx=0) for request in split]

@@ -32,8 +32,8 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
-# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003 in these steps, and
-# DDP with two ranks differs from one process by 0.0002 in bf16.
+# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 and fp32 differ by 0.0003; DDP with two ranks
+# and one process, both in bf16, differ by 0.0002.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
 MODEL = ModelConfig(
     vocab_size=256, context_length=128, emb_dim=256, n_heads=4, n_layers=4, qkv_bias=True, tie_weights=True
@@ -97,7 +97,7 @@ class SmallRun:
     def kill(self, name: str, ranks: int, after: int, **keys: Any) -> int | None:
         """Kill all processes of a run after its first checkpoint, and return the last step in its metrics.
 
-        `after` is the interval of checkpoints. Return None if the run ended first.
+        `after` is the number of steps between checkpoints. Return None if the run ended first.
         """
         run = self._write(name, checkpoint_interval=after, **keys)
         process = self._start(run, ranks, self.device)
@@ -180,7 +180,11 @@ def main(
 
 
 def compare_losses(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare the losses of each step: on GPU and CPU in fp32 and bf16, and of DDP and FSDP with one process."""
+    """Compare the loss of each step with the loss in a reference run.
+
+    The reference for one process on the device, in fp32 or bf16, is one process on the CPU in fp32. The reference for
+    DDP and FSDP is one process in bf16.
+    """
     reference = small.train("cpu-fp32", 1, precision="fp32", device="cpu")
     fp32 = small.train("fp32", 1, precision="fp32", determinism="off")
     bf16 = small.train("bf16", 1, precision="bf16", determinism="off")

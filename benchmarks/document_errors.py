@@ -1,4 +1,4 @@
-"""Error rates of the intervals of `loss` and of the winners of `compare` if neighboring documents are similar.
+"""How often intervals of `loss` and winners of `compare` are wrong if neighboring documents are similar.
 
     python benchmarks/document_errors.py [--families 2400]
 

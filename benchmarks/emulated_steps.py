@@ -146,7 +146,7 @@ def main(  # noqa: PLR0913  # each is an option
 
 
 def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
-    """Train some steps in this process, and return the cost of a step. This works only once in a process."""
+    """Train some steps in this process, and return their measurements. This works only once in a process."""
     with TemporaryDirectory() as folder:
         run = load_run(bench.write_run(Path(folder), SIZES[layout.size], layout.train_keys()), layout.settings)
     sharing = run.train.execution.tensor_parallel

@@ -18,7 +18,7 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, re
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
-CENTER = (3e7, 3e8)  # the N and D at which the size part and the token part of a true law are given
+CENTER = (3e7, 3e8)  # N and D; `_exact` gets the values of a law's size part and token part at this point
 
 
 @attrs.frozen

@@ -33,7 +33,7 @@ from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
 CARD_SECONDS = 20.0  # time limit for one size on one card; if it is reached, the result is only a lower bound
 OVERRIDE = "global_batch_size=null"  # so that any micro-batch is possible
-CARD_VARIABLE = "CARD_BYTES"  # environment variable that tells a probe the memory of the imitated card
+CARD_VARIABLE = "CARD_BYTES"  # environment variable that tells a probe how much memory the imitated card has
 SHARES = (0.25, 0.5, 0.75)  # micro-batches to measure, as shares of the predicted largest micro-batch
 
 
@@ -92,7 +92,7 @@ def _run(folder: Path, size: str) -> Run:
 
 
 def probe_on_card(card_bytes: int) -> NoReturn:
-    """Run a probe's steps as find_batch_size.py does, as if this GPU had less memory."""
+    """Run one probe of find_batch_size.py as if this GPU had only `card_bytes` of memory."""
     usable_bytes_here = probe.usable_bytes
 
     def usable_bytes(device: torch.device) -> int:
@@ -112,7 +112,7 @@ def _prober(run: Run, card_bytes: int | None) -> Prober:
 
 
 def _gpu() -> tuple[str, int]:
-    """Return the name and the memory of the GPU in bytes.
+    """Return the name of the GPU, and the size of its memory in bytes.
 
     A separate process reads both values, because a process that does so keeps some of the GPU's memory until it ends.
     """

@@ -64,13 +64,16 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
 
 
 def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -> int:
-    """Resample `runs` normal runs, and return how many of them leave the band of the other runs at any mark."""
+    """Compose `runs` normal runs, and return how many of them leave the band at one or more marks.
+
+    Each normal run is composed of LEFT_OUT runs of the reference, and its band is computed from the rest.
+    """
     losses, alarms = np.array(reference.losses), 0
     for _ in range(runs):
         order = random.permutation(len(losses))
         reference_losses, left_out = losses[order[LEFT_OUT:]], losses[order[:LEFT_OUT]]
         low, high = prediction_band(reference_losses, TENTH)
-        length = random.integers(TENTH, MARKS + 1)  # of a piece, in marks
+        length = random.integers(TENTH, MARKS + 1)  # number of marks in a piece
         pieces = random.integers(0, LEFT_OUT, MARKS)[(np.arange(MARKS) + random.integers(length)) // length]
         normal = left_out[pieces, np.arange(MARKS)]
         alarms += bool(((normal < low) | (normal > high)).any())
@@ -78,7 +81,7 @@ def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -
 
 
 def planted(run: Path, reference: Reference, tokens: Path, factors: dict[str, float], change: str) -> list[str]:
-    """Train a run with a fault through its warm-up and the next tenth of the run.
+    """Train a faulty run until the end of its warm-up, and then for another tenth of the run.
 
     Return the verdict at the end, and when the run left the band.
     """

@@ -5,7 +5,7 @@ python benchmarks/outside_memory.py [RUN] [--ranks 8]
 The benchmark trains RUN, without reading its tokens, for a few steps on one rank and on all ranks. It prints the memory
 that the driver reports minus the memory that torch's allocator reserves, for the GPU with the largest difference. This
 includes the memory of other processes. In training/planning/memory_model.py, CONTEXT_BYTES is the value for one rank,
-and NCCL_BYTES is the largest other value minus the value for one rank.
+and NCCL_BYTES is the largest of the other values minus the value for one rank.
 """
 
 import json

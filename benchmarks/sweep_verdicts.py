@@ -31,7 +31,7 @@ def main(*, sweeps: int = 100_000) -> None:
 
 
 def nulls() -> list[tuple[str, int, int, str]]:
-    """Return the cases: a name, levers, seeds, and the kind of losses."""
+    """Return the cases. Each has a name, a number of levers, a number of seeds, and a kind of losses."""
     kinds = {
         "normal": "equal variances",
         "heavy": "Student's t, 3 degrees of freedom",
@@ -78,7 +78,7 @@ def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.rand
 
 
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the losses of the base and of the better half of the levers, ranked by their losses at the rung."""
+    """Return the final losses of the base, and of the half of the levers with the lower losses at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
     losers = Halving(factor=2, rungs=(0.5,)).losers(means)
     return sweep[[index for index in range(len(sweep)) if str(index) not in losers]]

@@ -1,11 +1,12 @@
-"""Tensor parallelism on this machine's CPUs: bits on all layouts, exchanged bytes, and a comparison with torch's layer.
+"""Tensor parallelism on this machine's CPUs: whether all layouts give the same bits, and what the shards cost.
 
 python benchmarks/tensor_parallel.py [--networks GPT-2 Llama NanoChat] [--tensor 1 2 4] [--namespaces]
 python benchmarks/tensor_parallel.py --bytes | --cost | --dtensor
 
-The benchmark trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py. Each
-number of tensor ranks is combined with one data-parallel rank; with 2 and 3 under DDP and under FSDP; and with 2 and 4
-under HSDP, on two simulated nodes. The exit status is 1 if a state hash differs.
+The benchmark trains each network in 4 tensor shards on all layouts, with torchrun's agent and train.py. Each number of
+tensor ranks is combined with the following data-parallel ranks: one rank without a wrapper, two and three ranks with
+DDP, two and three ranks with FSDP, and two and four ranks with HSDP on two simulated nodes. The exit status is 1 if a
+state hash differs.
 """
 
 import os
@@ -61,9 +62,11 @@ def main(  # noqa: PLR0913  # each is an option
     """Print a table.
 
     Args:
-        bytes: print the bytes that a rank receives from other tensor ranks in a micro-batch: count and formula.
+        bytes: print the bytes that a rank receives from other tensor ranks in a micro-batch, as counted here and as
+            predicted by the formula of train.py --plan.
         cost: print the time of a micro-batch with all shards in one process, compared with the plain network.
-        dtensor: compare an MLP layer on two ranks with torch's DTensor, forward and backward: bits and minimum time.
+        dtensor: compare our MLP layer on two ranks with torch's DTensor: the minimum time of a forward and backward
+            pass, and whether the bits are the same as in one process.
         namespaces: train only HSDP layouts, in two network namespaces; needs root.
         tensor: numbers of tensor-parallel ranks.
     """
@@ -159,7 +162,7 @@ def compare_cost() -> list[list[str]]:
 
 
 def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
-    """Return the shards of a rank with random weights, which differ from shard to shard."""
+    """Return the shards that a rank holds. Their weights are random, and differ from shard to shard."""
     with torch.device("meta"):
         model: Any = tensor_shards.in_shards(NextTokenLoss(GPT(config)), shards, tensor)
     model.to_empty(device="cpu")
@@ -171,9 +174,9 @@ def filled(config: ModelConfig, shards: int, tensor: RankGroup) -> Any:
 
 
 def compare_layers() -> str:
-    """Return a table of norm and MLP on two ranks, for DTensor and for our layer.
+    """Return a table that compares torch's DTensor with our layer, for a norm and an MLP on two ranks.
 
-    The table has milliseconds, and says whether a single process gives the same bits as this rank.
+    The table has the milliseconds of a step, and says whether a single process gives the same bits as this rank.
     """
     ranks, rows, mesh = start("cpu", bench.GROUP_SECONDS, 2), [], init_device_mesh("cpu", (2,))
     for sequences, tokens, width in SHAPES:

@@ -126,7 +126,7 @@ def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
 
 
 def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> float:
-    """Measure one wrapper, print its rows, each as soon as it is known, and return tokens/s."""
+    """Measure one wrapper and return its tokens/s. Each row is printed as soon as it is known."""
     model, ranks = SIZES[size], layout.data_parallel_size
     settings = [f"parallel={kind}", f"cpu_threads={options.threads}", *options.set]
     with TemporaryDirectory() as name:

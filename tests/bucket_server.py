@@ -35,7 +35,8 @@ class BucketServer:
     s3_port: int  # port of SeaweedFS
     address: str = ""  # address of the proxy
     requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
-    refusal: Callable[[str], int | None] = lambda _: None  # the status of a refused request; None passes it on
+    # gets the line of a request; returns the status with which the request is refused, or None to pass it on
+    refusal: Callable[[str], int | None] = lambda _: None
     before: Callable[[int], object] = lambda _: None  # called before each request, with its number, counted from 1
     after: Callable[[int], object] = lambda _: None  # called with the number before the client gets a response
     drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never

@@ -97,7 +97,7 @@ def packed_zeros() -> bytes:
 def serve(misbehaviour: Misbehaviour) -> Iterator[str]:
     """Run a server with this misbehavior while the context lasts, and yield its URL."""
     released = threading.Event()
-    packed_zeros()  # computed now, so that it does not count toward a client's timeout
+    packed_zeros()  # computed now and cached, so that no client's timeout includes this time
     with serving(functools.partial(EndlessHandler, misbehaviour, released)) as server:
         try:
             yield server.url

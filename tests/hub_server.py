@@ -22,13 +22,14 @@ class Hub:
     def __init__(self, datasets: dict[str, Path]):
         self.datasets = datasets
         self.requests: list[str] = []
-        self.cut_after_bytes: int | None = None  # the next file transfer breaks off after these bytes; None means never
+        self.cut_after_bytes: int | None = None  # where the next file transfer breaks off; None means never
         self.url = ""
         self.new: Path | None = None  # the folder of datasets that clients create
         self.private: set[str] = set()
         self.objects: dict[str, bytes] = {}  # uploaded large files by sha256, committed or not
         self.commits: list[list[str]] = []  # names of the files in each commit
-        self.before_upload: Callable[[int], bool] = lambda size: True  # argument: size; result: whether it succeeds
+        # gets the size of an upload; returns whether the upload succeeds
+        self.before_upload: Callable[[int], bool] = lambda size: True
 
 
 class Handler(QuietHandler):

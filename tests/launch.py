@@ -104,7 +104,7 @@ class Fork:
     def __init__(self, address: str, request: dict[str, Any], streams: tuple[int, int]):
         # `request` has the keyword arguments of _become; `streams` has the file descriptors of its output and errors.
         self._command = request["command"]
-        # The fork gets the limit of this process, as a child would.
+        # The fork gets this process's limit on the size of files, as a child of this process would.
         request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(address)
@@ -242,7 +242,7 @@ def serve(address: str, owner: int) -> NoReturn:
 
 
 def _fill_caches() -> None:
-    """Fill the caches of matplotlib, of cattrs and for the git commit, so that each run finds them filled."""
+    """Fill the caches of matplotlib and cattrs, and cache the git commit, so that no run needs to do this."""
     from common.checks import structured
     from tokens.format.manifest import Manifest
     from training.hardware.environment import git_commit

@@ -24,8 +24,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # starts one rank by
 CLONE_NEWNET = 0x40000000  # a flag of setns
 # The names in /etc/hosts. "own name" means only the machine's own name, with the address 127.0.1.1, as on Debian.
 Hosts = Literal["good", "own name", "nothing"]
-# Turns its process into a machine, and then runs its arguments. The machine has its own mounts, and all its processes
-# die with it.
+# Turns the process that runs this script into a machine, and then runs the command in the script's arguments. The
+# machine has its own mounts, and all its processes die with it.
 SCRIPT = """
 mount --make-rprivate / && mount -t proc proc /proc && hostname "$1" && mount --bind "$2" /etc/hosts || exit 98
 if [ -n "$3" ]; then mount --bind "$3" "$4" || exit 98; fi
@@ -39,7 +39,7 @@ class Machine:
     """An emulated machine."""
 
     name: str
-    address: str  # in the network of both machines
+    address: str  # in the network that joins both machines
     namespace: str
     cable: str  # the network interface
     folder: Path  # for the files of the machine

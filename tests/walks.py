@@ -179,7 +179,7 @@ def kill(pid: int) -> None:
 
 
 def end(machine: subprocess.Popen[str]) -> None:
-    """Kill a machine's processes. All processes of its namespace die with the first process, unshare's child."""
+    """Kill all processes of a machine. They die with unshare's child, which is the first process of their namespace."""
     for pid in children(machine):
         kill(pid)
     machine.kill()

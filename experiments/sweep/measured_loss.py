@@ -118,9 +118,9 @@ def measure_run(
     """Return the losses of a run's last checkpoint on all ranges.
 
     If losses were measured on the same weights before, they are read from evaluations.jsonl; otherwise they are
-    measured on `device`. Older versions stored losses without a hash of the weights. If there is a device, such losses
-    are measured again. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the
-    checkpoint is invalid.
+    measured on `device`. Older versions stored losses without a hash of the weights; unless `device` is None, such
+    losses are measured again. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or
+    the checkpoint is invalid.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     weights = identity_on_disk(run, title)

@@ -157,7 +157,7 @@ def _targets(
 ) -> list[Target]:
     """Write the run directory of each side, with the `changes` of train.json, and return the targets.
 
-    `steps` has the target step of each side. If `ends_run` is false, the complete run has one more step.
+    `steps` has the step to which each side is trained. Unless `ends_run` is set, the run does not end at this step.
     """
     targets = []
     for side in SIDES:

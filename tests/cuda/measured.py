@@ -23,7 +23,7 @@ STEPS = 10
 class Layout:
     """A network on rank 0 of a job.
 
-    As text, it is SIZE, micro-batch x accumulation x world size, wrapper, determinism, settings, GPU.
+    As text, it has these parts: size, micro-batch x accumulation x world size, wrapper, determinism, settings and GPU.
     """
 
     size: str

@@ -115,7 +115,7 @@ def printed_usd(output: str) -> float:
 
 
 def check(server: Judge, file: Path) -> tuple[int, int, int]:
-    """Compare the file with the bill.
+    """Compare the replies that are stored in the file with the server's bill.
 
     Return the number of billed requests with a stored reply, the number of billed requests without one, and the number
     of verdicts.

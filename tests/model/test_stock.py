@@ -18,7 +18,7 @@ from training.config.train_config import load_run
 
 @attrs.frozen(kw_only=True)
 class MixtureConfig(ModelConfig):
-    """A configuration with an option that has no row."""
+    """A configuration with an option that has no row in model/config.py."""
 
     experts: int | None = None
 

@@ -126,7 +126,7 @@ def test_adamw_and_muon_take_steps_of_similar_size() -> None:
 
 
 class Shadowed(torch.optim.SGD):
-    """An optimizer that keeps a tensor that its rule does not declare, but only for its last parameter."""
+    """An optimizer that keeps a tensor for its last parameter, although its rule declares no such tensor."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()

@@ -14,8 +14,8 @@ from tokens.format.token_file import open_split
 
 KEYS: dict[str, Any] = {"min_train_tokens": 2 * 8 * 32, "shuffle": True}  # two steps
 CUTS = (100, 4_000, 4_001)  # the tokens at which new shards begin
-# For each format: the names of its files, the function that writes one, the type of the tokens, and whether to cut the
-# tokens into shards
+# For each format: the names of its files, the function that writes a file, the dtype of the tokens, and whether to cut
+# the tokens into shards
 FORMATS: dict[str, tuple[str, Callable[[Path, np.ndarray], Any], str, bool]] = {
     "llm.c version 1": ("tiny_{}.bin", write_llm_c, "<u2", False),
     "llm.c version 1 in shards": ("tiny_{}_{:06d}.bin", write_llm_c, "<u2", True),
@@ -28,7 +28,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path, np.ndarray], Any], str, bool]] = {
 
 
 def tokens(token_files: Path) -> dict[str, np.ndarray]:
-    """Return the tokens of each split. The keys are the words for the splits in other programs' file names."""
+    """Return the tokens of each split. The keys, "train" and "val", name the splits as other programs do."""
     streams = {word: open_split(token_files, split) for word, split in (("train", "train"), ("val", "validation"))}
     return {word: stream.read(0, stream.length) for word, stream in streams.items()}
 

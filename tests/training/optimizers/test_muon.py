@@ -1,4 +1,4 @@
-"""Muon matches the published formula and torch's bits, can split queries, keys and values, and divides work evenly."""
+"""Muon matches the published formula and torch's Muon, can split queries, keys and values, and divides work evenly."""
 
 import math
 from typing import Any

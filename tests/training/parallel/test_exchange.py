@@ -80,7 +80,7 @@ def test_equal_subtrees_need_one_partial_sum_per_rank() -> None:
 
 
 def partial_sums(leaf_values: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
-    """Return a rank's partial sums, each as a list of tensors of up to 9 elements, like those of several parameters."""
+    """Return a rank's partial sums. Each is a list of tensors of up to 9 elements, like gradients of parameters."""
     share = rank_shares(len(leaf_values), ranks)[rank]
     total = LeafSum(step_tree("elastic", len(leaf_values), ranks), share)
     *first, last = [[tensor.clone() for tensor in leaf_values[number].split(9)] for number in share]

@@ -97,7 +97,7 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# Nodes x ranks per node, the value of "parallel", and "tp" with the value of "tensor_parallel" if that is not 1
+# For each layout: nodes x ranks per node, "parallel" and, if "tensor_parallel" is not 1, "tp" and its value
 EVEN = (
     "1x2 ddp",
     "1x2 fsdp",
@@ -234,7 +234,7 @@ def test_killed_runs_give_the_results_of_one_process(
     *results, validated = numbers_of(run)
     *expected, losses = reference(variant)
     assert results == expected
-    assert losses.items() <= validated.items()  # there are more losses, because the end of each job is also validated
+    assert losses.items() <= validated.items()  # there are more losses, because each job also validates at its end
 
 
 # A script that prints the hash of the state that a resumed run has loaded, computed on its new layout.

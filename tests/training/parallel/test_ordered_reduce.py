@@ -21,7 +21,7 @@ def leaves(count: int, seed: int) -> torch.Tensor:
 
 
 def tree_sum(parts: list[Any], run: int, add: Callable[[Any, Any], Any] = torch.add) -> Any:
-    """Add in the documented order: first the leaves of each run in turn, then neighboring sums, level by level."""
+    """Add in the documented order: each group of `run` parts in turn, and then neighboring sums, level by level."""
     level = [functools.reduce(add, parts[begin : begin + run]) for begin in range(0, len(parts), run)]
     while len(level) > 1:
         pairs = [add(*level[index : index + 2]) for index in range(0, len(level) - 1, 2)]

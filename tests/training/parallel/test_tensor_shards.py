@@ -85,7 +85,7 @@ def test_copies_share_their_gradient_and_count_once() -> None:
 def test_only_shared_updates_make_a_process_group(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, group_count: int
 ) -> None:
-    """Under FSDP with tensor shards, AdamW's update exchanges nothing, so its ranks need no process group."""
+    """Under FSDP with tensor shards, AdamW's update exchanges nothing, so it needs no process group."""
     groups: list[Tensor] = []
 
     def make_subgroup(places: Tensor) -> RankGroup:

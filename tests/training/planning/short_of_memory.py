@@ -1,8 +1,8 @@
 """find_batch_size.py on a machine where rank 1 runs out of memory.
 
 Two environment variables determine when this happens. ABOVE is the largest micro-batch that fits. FAIL_IN is "forward",
-"backward", "step" or "later" (in a step after the third). If it is "killed", the process of rank 1 is killed instead;
-if it is "hang", that process hangs.
+"backward", "step" or "later" (in a step after the third). FAIL_IN can also be "killed" or "hang": rank 1 then does not
+run out of memory, but is killed or hangs.
 """
 
 import os

@@ -38,7 +38,8 @@ LLM_C = [
     ("h100-80gb", "350M", 188e3),
     ("h100-80gb", "1.5B", 47.6e3),
 ]
-# Per token per layer per C, for llm.c's hand-written kernels and its residual stream in bf16
+# Bytes that the elementwise kernels of llm.c move per token, layer and channel. These kernels are written by hand, and
+# the residual stream is in bf16.
 LLM_C_LAYER_BYTES = 47 * 2
 
 
@@ -73,7 +74,7 @@ def test_no_published_number_is_above_the_bound() -> None:
         assert row["tokens_per_second"] < row["gpus"] * bound(config, row["gpu"])
 
 
-# Bytes per token per layer per C, counted by benchmarks/kernel_bytes.py on emulated GPUs for networks of the size 124M
+# Bytes per token, layer and channel, counted by benchmarks/kernel_bytes.py on emulated GPUs for 124M networks
 ROTARY = {"positions": "rope", "qk_norm": True, "biases": False}
 
 

@@ -29,7 +29,7 @@ def beat(count: int, **fields: Any) -> Beat:
 def beats_after_polls(*counts: int, **fields: Any) -> Beats:
     """Return the beats of two ranks after several polls.
 
-    In each poll, rank 1 has the next of the `counts`, and rank 0 has a new beat.
+    In each poll, rank 0 has a new beat, and the beat of rank 1 has the next number in `counts`.
     """
     beats = Beats(2)
     for poll, count in enumerate(counts):
@@ -158,7 +158,7 @@ class Job:
             self.ranks[rank].poll()
 
     def operations(self, kind: str = "operations") -> list[int]:
-        """Return the count for each rank since the last call."""
+        """Return, for each rank, the number of its store operations (or of the keys in them) since the last call."""
         counts = [connection.counts[kind] for connection in self.connections]
         for connection in self.connections:
             connection.counts[kind] = 0
