@@ -56,7 +56,7 @@ class UnitPart:
     tokens: int
     documents: int  # documents that end in this unit
     empty_documents: int = 0  # how many of these documents have no text; version 1 of the rules did not count them
-    counted: int = 0  # tokens of conversations that add to the loss
+    counted: int = 0  # number of tokens that count in the loss; 0 for plain text
     padding: int = 0  # tokens after the last conversation of a row
     max_id: int
     digest: str  # xxh3_128 of the bytes, in hexadecimal

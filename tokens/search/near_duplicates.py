@@ -36,7 +36,8 @@ class NearDuplicates:
     starts: np.ndarray
     lengths: np.ndarray  # tokens, int64 (documents,); a document with fewer than SHINGLE tokens is in no group
     originals: np.ndarray  # number of the first document in the group, int64 (documents,)
-    pairs: list[tuple[float, int, int]]  # a few examples: Jaccard similarity below 1, and the numbers of two documents
+    # A few pairs of similar but not identical documents: their Jaccard similarity and the numbers of the two documents
+    pairs: list[tuple[float, int, int]]
 
 
 def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> NearDuplicates:
