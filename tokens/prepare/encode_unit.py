@@ -24,7 +24,7 @@ from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # characters of text that are encoded at a time
-# Names of the files that contain a unit's tokens (complete or not), a worker's task, or the fast encoder's recipe.
+# Matches names of the files with a unit's tokens (complete or not), a worker's task, or the fast encoder's recipe.
 _OWN_NAMES = re.compile(
     rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
 )
