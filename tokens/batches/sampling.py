@@ -79,7 +79,8 @@ def balance(microbatches: int, ranks: int) -> float:
 def odd_factor(count: int) -> int:
     """Return the largest odd divisor of `count`.
 
-    In a sum tree with `count` leaves, this many leaves at a time are added in order before the pairwise tree begins.
+    In a sum tree with `count` leaves, groups of this many leaves are first added in order; their sums are then added
+    pairwise.
     """
     return count // (count & -count)
 
@@ -144,9 +145,10 @@ class WindowOrder:
     source: int = 0  # index of the stream in a mixture; every stream has different permutations
 
     def windows(self, positions: np.ndarray) -> np.ndarray:
-        """Return the window (int64) that is read at each of the given positions of the order, which count from 0.
+        """Return the window (int64) that is read at each of the given positions.
 
-        Within each epoch, every window has exactly one position. The time per position is constant.
+        Positions are counted from 0, over all epochs. Within each epoch, every window has exactly one position. The
+        time per position is constant.
         """
         epochs, within = np.divmod(positions, self.count)
         if not self.shuffle:

@@ -159,20 +159,20 @@ def _from_list(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first
 def _alpaca(fields: dict[str, Any]) -> ReadConversation:
     question, question_input = fields["instruction"], fields.get("input")
     if not isinstance(question_input, str) and not is_absent(question_input):
-        raise ValueError("not a string", f"input: got {quoted(question_input)}, wanted a text")
+        raise ValueError("not a string", f"input: got {quoted(question_input)}, wanted a string")
     if isinstance(question, str) and isinstance(question_input, str) and not is_absent(question_input):
         question += f"\n\n### Input:\n{question_input}"
     return ReadConversation([Message(USER, question), Message(ASSISTANT, fields["output"])], frozenset())
 
 
 def _prompt_and_completion(fields: dict[str, Any]) -> ReadConversation:
-    """Return a prompt and its completion as messages. Both are texts, or both are lists of messages."""
+    """Return a prompt and its completion as messages. Both are strings, or both are lists of messages."""
     prompt, completion = fields["prompt"], fields["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return ReadConversation([Message(USER, prompt), Message(ASSISTANT, completion)], frozenset())
     if not isinstance(prompt, list) or not isinstance(completion, list):
         got = f"got {quoted(prompt)} and {quoted(completion)}"
-        raise ValueError("not a string", f"prompt and completion: {got}, wanted two texts, or two lists of messages")
+        raise ValueError("not a string", f"prompt and completion: {got}, wanted two strings, or two lists of messages")
     question, answer = _from_list(prompt), _from_list(completion, first=1 + len(prompt))
     if any(message.role == ASSISTANT for message in question.messages):
         raise ValueError(
@@ -218,7 +218,7 @@ def _check(messages: list[Message], special_tokens: Collection[str]) -> None:
             raise ValueError("roles out of order", f"{where}: got {role}, wanted {expected_role}")
         if not isinstance(text, str) or not text.strip():
             kind = "empty message" if isinstance(text, str) else "not a string"
-            raise ValueError(kind, f"{where}: got {quoted(text)}, wanted a text that is not blank")
+            raise ValueError(kind, f"{where}: got {quoted(text)}, wanted text that is not blank")
         special_token = next((token for token in special_tokens if token in text), None)
         if special_token is not None:
             detail = f"{where}: contains {special_token}, which only the template may insert"

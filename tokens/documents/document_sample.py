@@ -22,7 +22,7 @@ class DocumentSample:
     units: tuple[tuple[Extent, ...], ...]
     unit_bytes: tuple[int, ...]
     most_bytes: int
-    documents: int = 0  # the last document from a place may be cut
+    documents: int = 0  # the last document read from each place may be truncated
     text_bytes: int = 0
     is_whole: bool = True  # the sources were read to their ends
     # Losses. The fields have the same names and meanings as in a manifest.

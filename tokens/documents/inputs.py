@@ -100,7 +100,10 @@ class Problems:
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
-        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py), kinds with a loss first."""
+        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py).
+
+        Kinds of problems that lost input come first.
+        """
         kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
         losses = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}
         problems = {kind: self._counts[kind] for kind in kinds}

@@ -67,7 +67,7 @@ def read_content(content: Any, where: str) -> str:
     """
     if isinstance(content, str):
         return content
-    expected = f"wanted a text, or a list of parts {TEXT_PART}"
+    expected = f"wanted a string, or a list of parts of the form {TEXT_PART}"
     if not isinstance(content, list):
         raise ValueError("not a string", f"{where}: got {quoted(content)}, {expected}")
     texts = list[str]()

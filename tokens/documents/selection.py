@@ -27,7 +27,8 @@ SPLIT_WORDS = {
 HELD_OUT = re.compile(r"(held|hold)[-_. ]out")  # "held out" or "hold out", written as two words
 # Folders whose .md and .py files belong to a split. Other words, such as `training`, are often folders of code or docs.
 SPLIT_FOLDERS = ("train", "validation", "valid", "val", "dev", "test")
-# How the names of files about a dataset begin, in lower case. A text with such a name next to record files is a card.
+# How the names of files about a dataset begin, in lower case. A text file with such a name counts as a card if record
+# files are next to it.
 CARDS = ("readme", "license", "licence", "citation", "changelog", "notice", "contributing", "code_of_conduct")
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "croissant.json", "state.json")
 TOKEN_SUFFIXES = (".bin", ".npy", ".safetensors")  # files of token ids
@@ -49,7 +50,7 @@ class Selection:
         self.left_out.setdefault(kind, []).append(name)
 
     def notes(self, where: str, full_name: Callable[[str], str] = str) -> list[Notice]:
-        """Return a note for each kind of file that is left out, and for each doubtful mixture of files that are read.
+        """Return a note for each kind of file that is left out, and for each suspicious mixture of files that are read.
 
         `full_name` returns the name under which a file is shown.
         """

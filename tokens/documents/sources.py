@@ -113,7 +113,8 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
             for item in source.inputs
         ]
         inputs = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
-        if inputs == sorted(inputs, key=lambda item: item.path):  # any other order was chosen by the dataset's card
+        # If the files are not in alphabetical order, the card of the dataset lists them in this order, which is kept.
+        if inputs == sorted(inputs, key=lambda item: item.path):
             inputs.sort(key=lambda item: by_number(item.path))
         return inputs
     if name == STANDARD_LIBRARY:

@@ -40,7 +40,10 @@ class TokenStream:
 
     @property
     def weighted(self) -> bool:
-        """True if each token has a weight as a target, as in files of conversations."""
+        """True if the files store a loss weight for each token, as files of conversations do.
+
+        The weight of a token is used when that token is the target.
+        """
         return self.context_length is not None
 
     @property

@@ -66,7 +66,10 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
 
 
 def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
-    """Return whether the directory contains a download with at least `train_tokens`, or token files from elsewhere."""
+    """Return whether the directory contains token files from elsewhere, or a download that is large enough.
+
+    It is large enough if it has all train tokens of the dataset, or at least `train_tokens` of them.
+    """
     if (directory / RECEIPT).is_file():
         downloaded = tokens_downloaded(directory)
         enough = downloaded is None or (train_tokens is not None and train_tokens <= downloaded)

@@ -66,7 +66,7 @@ class Totals:
     tokens: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     documents: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     empty_documents: int = 0  # documents without text, which are included in `documents`
-    counted: int = 0  # tokens of conversations that add to the loss
+    counted: int = 0  # number of tokens that count in the loss; 0 for plain text
     padding: int = 0  # tokens after the last conversation of a row
     text_bytes: int = 0
     problems: Counter[str] = attrs.field(factory=Counter)

@@ -24,7 +24,7 @@ from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # characters of text that are encoded at a time
-# Names of the files that contain a unit's tokens (complete or not), a worker's task, or the fast encoder's recipe.
+# Matches names of the files with a unit's tokens (complete or not), a worker's task, or the fast encoder's recipe.
 _OWN_NAMES = re.compile(
     rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
 )
@@ -56,7 +56,7 @@ class UnitPart:
     tokens: int
     documents: int  # documents that end in this unit
     empty_documents: int = 0  # how many of these documents have no text; version 1 of the rules did not count them
-    counted: int = 0  # tokens of conversations that add to the loss
+    counted: int = 0  # number of tokens that count in the loss; 0 for plain text
     padding: int = 0  # tokens after the last conversation of a row
     max_id: int
     digest: str  # xxh3_128 of the bytes, in hexadecimal

@@ -65,7 +65,7 @@ class Processes(Executor):
         replace_file(path, json.dumps(attrs.asdict(task)))
         try:
             return self._pool.submit(_run_stored_task, job, path)
-        except BrokenExecutor as error:  # a worker was killed since the last result
+        except BrokenExecutor as error:  # a worker has been killed since the last result
             future: Future[Result] = Future()
             future.set_exception(error)
             return future

@@ -19,8 +19,10 @@ from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, is_steady, read_plan
 
-DEAD_SECONDS = 60.0  # the lock is checked after this time without a written byte; a preparation may be restarting
-STALLED_SECONDS = 1800.0  # the same limit if it is unknown whether the file is locked
+# The lock is checked if nothing was written for this time, in which a killed preparation can be restarted.
+DEAD_SECONDS = 60.0
+# If the lock cannot be checked, the preparation counts as abandoned if nothing was written for this time.
+STALLED_SECONDS = 1800.0
 NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # pause and number of tries to open a file that was just renamed
 
 
@@ -76,7 +78,7 @@ class GrowingTokens:
     def committed(self, split: str) -> int:
         """Return the number of tokens that a split will keep, or 0 if held-out splits may still need the tail of train.
 
-        A held-out split that has more than its share may be shortened to its share at the end.
+        When the preparation finishes, a held-out split that is larger than its share may be cut down to its share.
         """
         if self._totals.cut is not None:
             return self._totals.cut[split]
@@ -160,7 +162,10 @@ class FollowedStream(TokenStream):
         ]
 
     def _path(self, index: int) -> Path:
-        """Return the path of a file: hidden, or final if the preparation was killed before it wrote the manifest."""
+        """Return the path of a file: its hidden path, or its final path if the file has already been renamed.
+
+        The preparation renames its files before it writes the manifest, so it may have been killed in between.
+        """
         growing = self._growing
         hidden = partial_path(growing.directory, self._split, index, growing.settings)
         if hidden.exists():

@@ -45,7 +45,7 @@ class Packer:
     """Encodes the conversations of one split in a unit, and collects them to be packed."""
 
     def __init__(self, settings: PrepareSettings, tokenizer: Tokenizer, write: Callable[..., None], problems: Problems):
-        """`write` takes the words of complete rows, and their counts as fields of a `UnitPart`."""
+        """`write` is called with the words of complete rows and, as keyword arguments, counts for the `UnitPart`."""
         assert settings.template is not None and settings.context_length is not None
         self._template = Template(settings.template)
         self._context_length = settings.context_length

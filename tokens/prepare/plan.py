@@ -165,9 +165,9 @@ class UnitPlan:
 
 
 def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
-    """Return whether all splits have tokens, and the held-out splits have enough without the end of train.
+    """Return whether all splits have tokens, and the held-out splits need none from the end of train.
 
-    From then on, `train.py --follow` may read the train stream, so no tokens may be removed from that stream.
+    Once this is true, `train.py --follow` may read the train stream, so no tokens may be removed from that stream.
     """
     return all(tokens[split] for split in ("train", *settings.held_out)) and not settings.short_splits(tokens)
 

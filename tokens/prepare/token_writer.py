@@ -326,7 +326,10 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
 
 
 def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
-    """Append the tokens at `begin` to `end` - 1 of one stream to another, and return when they are on the disk."""
+    """Append the tokens from `begin` up to, but not including, `end` of `source` to `target`.
+
+    Returns when they are on the disk.
+    """
     for start in range(begin, end, COPY_TOKENS):
         target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))
     if end > begin:

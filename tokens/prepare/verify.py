@@ -162,7 +162,8 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
     if log.cut is None:
         return files
     written_bytes = {split: count * item_bytes for split, count in log.tokens.items()}
-    # `after` is the train stream before its end was cut off. `returned` are tokens that held-out splits lost to train.
+    # `after` contains the complete train stream, with the end that was cut off. `returned` contains the tokens that
+    # held-out splits lost to train.
     after, returned = [*files["train"]], dict[str, list[Slice]]()
     for split in SPLITS[1:]:
         after += _between(files[split], written_bytes[split], log.cut[split] * item_bytes)

@@ -36,7 +36,8 @@ class NearDuplicates:
     starts: np.ndarray
     lengths: np.ndarray  # tokens, int64 (documents,); a document with fewer than SHINGLE tokens is in no group
     originals: np.ndarray  # number of the first document in the group, int64 (documents,)
-    pairs: list[tuple[float, int, int]]  # a few examples: Jaccard similarity below 1, and the numbers of two documents
+    # A few pairs of similar but not identical documents: their Jaccard similarity and the numbers of the two documents
+    pairs: list[tuple[float, int, int]]
 
 
 def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> NearDuplicates:
@@ -88,7 +89,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
     def least_hashes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where documents end in a block, and the least hashes of the n-grams in each part between the ends."""
+        """Return where documents end in a block, and the least hashes of each part of the block between these ends."""
         words, ends = words_of_ngrams(block.astype(dtype, copy=False), SHINGLE), np.flatnonzero(block == end)
         is_inside = np.ones(len(block), bool)  # True if the n-gram at this token contains no end of text
         is_inside[np.maximum(ends[:, None] - np.arange(SHINGLE), 0)] = is_inside[len(words[0]) :] = False

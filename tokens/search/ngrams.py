@@ -15,7 +15,8 @@ import numpy as np
 
 STRIDED_TOKENS = 8  # maximum number of tokens that are hashed together; few texts share 8 tokens by chance
 WORD_BYTES = 8
-# Minimum number of bits per hash. Two of them are set, so a probe accepts a wrong hash in at most 1 of 8 cases.
+# Minimum number of bits in the filter for each hash. Each hash sets two bits, so at most 1/8 of the bits are set. A
+# probe reads one bit, so it accepts a wrong hash in at most 1 of 8 cases.
 BITS_PER_HASH = 16
 LEAST_BITS = 1 << 20  # a filter of this size stays in the cache of a core
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, 2^64 / golden ratio

@@ -41,10 +41,11 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
 
 
 def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[Item]]]:
-    """For a JSON Lines file or each held-out split of a directory, return a name, a noun for the items, and the items.
+    """Return the items of a JSON Lines file, or of each held-out split of a token directory.
 
-    If a token directory has no held-out split, the items are the documents of its train split. Raises BadInput if the
-    source cannot be read or has no items.
+    The entry of the file, or of a split, has a name, a noun for the items, and the items. If a token directory has no
+    held-out split, the items are the documents of its train split. Raises BadInput if the source cannot be read or has
+    no items.
     """
     if not source.is_dir():
         items: list[Item] = []

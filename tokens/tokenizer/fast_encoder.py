@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
 # An apostrophe and a long s after a letter or its mark. If case is ignored, these two characters are the contraction
-# "'s". fastokens' o200k does not support it.
+# "'s". fastokens does not recognize this contraction in o200k's pattern.
 LONG_S = re.compile(r"[^\s!-/:-@\[-`{-~]'\u017f")
 
 

@@ -19,7 +19,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _of_words(digits: str) -> str:
-    """Return a pattern for words in which `digits` matches the digits that belong together."""
+    """Return a splitting pattern in which digits are matched by the regular expression `digits`."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_WHITE_SPACE}"
 
 

@@ -180,7 +180,10 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process of the process with this id. A forked process must not use its parent's."""
+    """Return the rendering process of the process with this id.
+
+    A forked process must not use the rendering process of its parent.
+    """
     return TemplateProcess()
 
 

@@ -24,7 +24,7 @@ from tokens.format.token_file import open_split
 CONTEXT, START, ERA = 4, 3, 5
 STEPS = 12
 GLOBAL_BATCH = 8
-LENGTHS = {"a": 165, "b": 46, "c": 90_000}  # from token 3 on: 40, 10 and many windows
+LENGTHS = {"a": 165, "b": 46, "c": 90_000}  # from token 3 on, a has 40 windows, b 10, and c many
 STAGES = [Stage(0, (3, 1, 0)), Stage(5 * GLOBAL_BATCH, (1, 0, 1)), Stage(8 * GLOBAL_BATCH, (1, 2, 1))]
 
 
@@ -74,7 +74,8 @@ def test_block_size_does_not_change_batches(sources: tuple[TokenSource, ...], mo
 def test_each_epoch_reads_every_window_once(sources: tuple[TokenSource, ...]) -> None:
     read = read_steps(reading_of(sources, 1)).flatten(0, 1)[:, 0].tolist()
     of_b = [(first - 1000 - 3) // CONTEXT for first in read if 1000 <= first < 1000 + LENGTHS["b"]]
-    assert len(of_b) == 10 + 16  # b gets 1/4 of the first 5 steps and 1/2 of the last 4: 2.6 epochs of its 10 windows
+    # b gets 1/4 of the 40 samples of the first 5 steps, and 1/2 of the 32 samples of the last 4 steps.
+    assert len(of_b) == 10 + 16
     first, second, third = of_b[:10], of_b[10:20], of_b[20:]
     assert sorted(first) == sorted(second) == list(range(10))
     assert len(set(third)) == 6
@@ -91,9 +92,9 @@ STREAM: Any = None  # this stream is never read
 
 @attrs.define
 class Preparation:
-    """A growing directory. Each refresh finds the next of `commits` as its number of tokens.
+    """A growing directory. Each refresh sets its number of tokens to the next number in `commits`.
 
-    The refresh after the last of these numbers finds that the files are finished.
+    If no number is left, a refresh finds that the files are finished.
     """
 
     commits: list[int]

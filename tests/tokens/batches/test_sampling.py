@@ -61,7 +61,8 @@ def test_a_shuffle_is_a_permutation_in_every_epoch(count: int, seed: int, source
     windows = order.windows(epoch * count + np.arange(count))
     assert sorted(windows.tolist()) == list(range(count))
     place = seed % count
-    assert order.windows(np.array([epoch * count + place])) == windows[place]  # the same if no other position is passed
+    # A position has the same window if it is looked up alone.
+    assert order.windows(np.array([epoch * count + place])) == windows[place]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_a_shuffle_depends_on_seed_source_and_epoch() -> None:
     orders = [first, *other_orders]
     for number, order in enumerate(orders):
         assert all((order == earlier_order).mean() < 0.01 for earlier_order in orders[:number])
-        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # windows hardly correlate with positions
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # nor with the windows read next
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # windows and their positions hardly correlate
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # nor do consecutive windows
 
 
 def test_without_shuffle_the_streams_order_is_kept() -> None:

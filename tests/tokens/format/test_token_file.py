@@ -122,7 +122,7 @@ def test_incomplete_or_mixed_files_are_refused(
 def test_only_token_files_are_opened(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
     for name in ("meta.pkl", "prepare.py"):
-        os.mkfifo(tmp_path / name)  # opening one would wait forever
+        os.mkfifo(tmp_path / name)  # opening a named pipe would wait forever
     assert open_split(tmp_path, "train").length == 9
 
 

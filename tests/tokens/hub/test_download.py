@@ -82,7 +82,7 @@ def test_a_hub_download_replaces_no_user_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shards(token_files: Path, tmp_path: Path) -> Path:
-    """A hub dataset in llm.c's shards: 5 train shards of 400 tokens, and one validation shard of 2,000."""
+    """A hub dataset in llm.c's format: 5 train shards of 400 tokens each, and a validation shard of 2,000 tokens."""
     directory = tmp_path / "shards"
     directory.mkdir()
     for split, word, size, count in (("train", "train", 400, 5), ("validation", "val", 2000, 1)):

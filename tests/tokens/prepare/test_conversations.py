@@ -46,7 +46,7 @@ def lines(path: Path, records: list[Any]) -> Path:
 
 
 def rows_of(directory: Path, split: str = "train") -> list[tuple[str, str]]:
-    """Return each row as text without its padding, and the part of it that counts."""
+    """For each row, return its text without padding, and the text of its tokens that count in the loss."""
     manifest = read_manifest(directory)
     assert manifest is not None
     stream, tokenizer = open_listed(directory, split, manifest), recorded_tokenizer(manifest.tokenizer, directory)
@@ -101,7 +101,7 @@ BAD = [
     (talk("a", "b", "c", roles=("user", "user", "assistant")), "roles out of order: message 2: got user, wanted assis"),
     (talk("a", "b", "c", roles=("user", "assistant", "system")), "roles out of order: message 3: got system, wanted u"),
     (talk("a", "b", roles=("user", "tool")), "unknown role: message 2: got 'tool', wanted system, user, assistant"),
-    (talk("a", " \n"), r"empty message: message 2: got ' .n', wanted a text that is not blank"),
+    (talk("a", " \n"), r"empty message: message 2: got ' .n', wanted text that is not blank"),
     (talk([{"type": "text"}], "b"), "not a string: message 1: got .*text"),
     (talk("a"), "no answer: no message has the role assistant"),
     (talk(), "no answer"),
@@ -122,7 +122,7 @@ BAD = [
     ),
     (talk("a", "b") | {"train": False}, "no conversation: got 'train': False, but every answer counts in the loss"),
     ({"instruction": "a", "output": 7}, "not a string: message 2: got 7"),
-    ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a text"),
+    ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "not a string: input: got .*, wanted a string"),
     *[
         (talk("a", "b") | {name: value}, f"no conversation: got '{name}', which is not supported")
         for name, value in (("tools", [1]), ("images", ["a.png"]), ("rejected", [{}]), ("system", "S"))
@@ -153,15 +153,21 @@ BAD = [
     ),
     (
         {"messages": [QUESTION | {"content": None}, ANSWER]},
-        "not a string: message 1: got None, wanted a text, or a list",
+        "not a string: message 1: got None, wanted a string, or a list",
     ),
-    ({"messages": [QUESTION | {"content": 7}, ANSWER]}, "not a string: message 1: got 7, wanted a text, or a list of"),
+    (
+        {"messages": [QUESTION | {"content": 7}, ANSWER]},
+        "not a string: message 1: got 7, wanted a string, or a list of",
+    ),
     ({"messages": [QUESTION | {"role": ["user"]}, ANSWER]}, "unknown role: message 1: got .'user'., wanted system"),
     (
         talk([{"type": "image_url", "image_url": "x"}], "b"),
         "not a string: message 1: got a part .*image_url.*, wanted a",
     ),
-    (talk([{"type": "text", "text": None}], "b"), "not a string: message 1: got a part .*None.*, wanted a text, or a"),
+    (
+        talk([{"type": "text", "text": None}], "b"),
+        "not a string: message 1: got a part .*None.*, wanted a string, or a",
+    ),
     (talk([{"type": "text", "text": "a", "cache": 1}], "b"), "not a string: message 1: got a part with 'cache', want"),
     (talk([], "b"), "empty message: message 1: got ''"),
     (
@@ -170,7 +176,7 @@ BAD = [
     ),
     (
         {"prompt": "a", "completion": [ANSWER]},
-        "not a string: prompt and completion: got 'a' and .*, wanted two texts, or",
+        "not a string: prompt and completion: got 'a' and .*, wanted two strings, or",
     ),
     ({"prompt": "a", "completion": 7}, "not a string: prompt and completion"),
     (
@@ -244,7 +250,8 @@ def test_unread_fields_are_counted_by_name(tmp_path: Path) -> None:
     manifest = write(tmp_path / "out", lines(tmp_path / "a.jsonl", talks), **TURNS)
     assert (manifest.documents, manifest.lost_documents, manifest.problems) == (5, 0, expected_problems)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "a.parquet")
-    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}  # also counted in rows where they are empty
+    # An unread column is counted in every row, even where it is empty.
+    columns = {"'id'", "'input'", "'prompt'", "'tags'", "'text'"}
     expected_problems = {f"with a field {name} that is not read": 5 for name in columns} | {
         list(expected_problems)[2]: 3
     }
@@ -263,7 +270,7 @@ def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
     manifest = write(tmp_path / "some", source, template=str(tmp_path / "a.jinja"), context_length=T)
-    assert manifest.problems == {"cannot be encoded": 19}  # a 7 in a question changes its prompt
+    assert manifest.problems == {"cannot be encoded": 19}  # if a question contains a 7, only its prompt ends with "no"
 
 
 def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:
@@ -335,7 +342,8 @@ def test_workers_kills_and_shards_do_not_change_rows(tmp_path: Path) -> None:
 
 
 def test_the_first_user_message_decides_the_split(tmp_path: Path) -> None:
-    roles = ("system", "user", "assistant")  # the system message, the same everywhere, must not decide
+    # The system message is always the same, so it must not decide the split.
+    roles = ("system", "user", "assistant")
     talks = [talk("Be short.", f"Question {number % 50}?", f"{number}", roles=roles) for number in range(100)]
     source = lines(tmp_path / "a.jsonl", talks)
     write(tmp_path / "out", source, split="hash", validation_fraction=0.3, **TURNS)

@@ -95,7 +95,7 @@ def test_a_silent_unlocked_preparation_counts_as_abandoned(
 
     def after(seconds: int) -> str | None:
         message = None
-        for _ in range(seconds):  # a run that waits also checks once per second
+        for _ in range(seconds):  # a waiting run calls `abandoned` once per second, too
             clock[0] += 1
             message = growing.abandoned()
         return message

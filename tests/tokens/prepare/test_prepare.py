@@ -115,7 +115,8 @@ def begun_by_another_plan(out: Path) -> None:
     path.write_text(path.read_text().replace('"plan": "', '"plan": "0', 1))
 
 
-FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [  # damage to the output, options, message
+# Function that changes the output, options of the next command, expected error
+FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),
     (lambda out: jsonl(out.parent / "a.jsonl", ["a", "b", "d"]), {}, r"a\.jsonl: has changed since this preparation"),
