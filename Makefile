@@ -1,4 +1,4 @@
-# make train       install everything and train a small model for two minutes
+# make train       install everything and train a small model: ten minutes
 # make train TEXT=book.txt            the same with your text, in runs/book
 # make train TEXT=folder RUN=mine     the same with a folder, in runs/mine
 # make test        the tests that a contributor waits for: five minutes
