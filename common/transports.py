@@ -113,7 +113,8 @@ def _limited_backend(backend: Any, waiting: threading.local) -> Any:
             return data
 
         def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            for offset in range(0, len(buffer), WRITTEN_BYTES):  # the timeout of a complete write applies to each part
+            # Each part may take as long as the timeout, which the caller meant for the complete write.
+            for offset in range(0, len(buffer), WRITTEN_BYTES):
                 part = buffer[offset : offset + WRITTEN_BYTES]
                 self._timed("written", httpcore2.WriteTimeout, timeout, partial(self._stream.write, part))
                 self._bytes += len(part)

@@ -164,7 +164,8 @@ def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]
 
 
 def processes(run: Path) -> list[int]:
-    """Return the ids of a run's processes, found by their command lines. Forks by launch.py are not found."""
+    """Return the ids of a run's processes, found by their command lines; processes that launch.py forks
+    are not found."""
     return _pgrep("-f", f"train.py {run}( |$)")
 
 

@@ -26,7 +26,7 @@ from training.config.train_config import KEYS, recipe
 from training.telemetry.curves import Curve, run_curves
 from training.telemetry.metrics_log import REFERENCE, Metric, MetricsLog, read_metrics
 
-# M marks at equal distances, R runs
+# In the shapes below, M is the number of equally spaced marks and R the number of runs.
 MARKS, TENTH = 40, 4  # number of marks in a run, and in a tenth of a run
 SHOWN_DIFFERENCES = 3
 FEWEST = 3  # minimum number of runs for a reference

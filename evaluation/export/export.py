@@ -52,7 +52,7 @@ def run(command: ExportCommand) -> None:
         check_logged_in()
     trained = load(locate(command.model, command.checkpoint), command.tokenizer, torch.device("cpu"))
     export(trained, command.directory, repository, command.license, command.dtype)
-    show(f"{command.directory}: AutoModelForCausalLM.from_pretrained loads it")
+    show(f"{command.directory}: exported; load it with AutoModelForCausalLM.from_pretrained")
     if repository is not None:
         show(push(command.directory, repository, private=command.private))
 

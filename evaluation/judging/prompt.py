@@ -287,8 +287,9 @@ def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
     for path, theirs in rest:
         if ours.weights is not None and ours.weights.is_same(theirs.weights) is False:
             raise BadInput(
-                f"{path}: has answers of weights {theirs.weights}, but {first} has answers of {ours.weights}, and both "
-                f"have the name '{ours.model}'; pass files of only one of them, or run instruct again"
+                f"{path}: its answers come from the weights {theirs.weights}, but those in {first} from "
+                f"{ours.weights}, although both models are named '{ours.model}'; pass files from the same weights, or "
+                "run instruct again"
             )
         both = ours.settings.keys() & theirs.settings.keys()
         for name in sorted({*ours.settings, *theirs.settings} - SEED_SETTINGS - (LATER_SETTINGS - both)):

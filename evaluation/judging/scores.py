@@ -25,13 +25,13 @@ from evaluation.shared.significance import Interval, plus_minus, two_way_interva
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
 CAVEAT = "With another judge, all scores can change by more than the intervals, and so can their order."
-SEEDS_NOTE = "Intervals cover other questions and fine-tuning seeds of the same kind."
-TWO_SEEDS_ASSUMPTION = "if the fine-tuning seeds of all models scatter alike, which two seeds cannot show"
+SEEDS_NOTE = "Intervals cover other questions of the same kind and other fine-tuning seeds."
+TWO_SEEDS_ASSUMPTION = "assuming that scores vary equally between the seeds of all models"
 TWO_SEEDS_NOTE = (
-    "Intervals cover other questions and fine-tuning seeds of the same kind,\n"
+    "Intervals cover other questions of the same kind and other fine-tuning seeds,\n"
     f"{TWO_SEEDS_ASSUMPTION}.\n"
-    "If one model's seeds scatter far more, up to 12 % of such tables report a\n"
-    "difference that does not exist. instruct --seeds 3 or more avoids this assumption."
+    "Two seeds are too few to check this. If one model's scores vary far more, up\n"
+    "to 12 % of such tables report a difference that does not exist. instruct --seeds 3 or more avoids this assumption."
 )
 ONE_SEED_NOTE = (
     "Intervals cover other questions of the same kind, but only one fine-tuning run.\n"
@@ -252,7 +252,9 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     """Yield the result in a stored record."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
     missing = f", without {left_out:,} prompts that were left out for all models" if left_out else ""
-    one_seed = "questions only, with one fine-tuning run each; to cover seeds, use instruct --seeds 2 or more"
+    one_seed = (
+        "questions only, because each model has one fine-tuning run; to cover seeds, use instruct --seeds 2 or more"
+    )
     coverage = "questions and fine-tuning seeds" if seeds > 1 else one_seed
     coverage += f", {TWO_SEEDS_ASSUMPTION}" if seeds == 2 else ""
     differences = {

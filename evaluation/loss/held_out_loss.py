@@ -33,8 +33,8 @@ from training.parallel.process_group import Ranks
 
 UNKNOWN_DATA = "; its training data are unknown"
 OTHER_FILES = (
-    "\n  It is unknown whether the run has read these tokens: they are not in the files that it was trained and "
-    "validated on."
+    "\n  It is unknown whether the run has read this text: the tokens are not in the files that it was trained and "
+    "validated on, but those files may contain the same documents."
 )
 UNKNOWN_START = "\n  The run began with the weights of {source}, whose training data are unknown."
 

@@ -12,6 +12,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import sha256
 from common.output import note, show
+from common.text import counted
 from evaluation.command_line import LossCommand, RangeName
 from evaluation.loss.loss_measures import NAMED_RANGES, VALIDATION_RANGES
 from evaluation.shared.model_location import ModelLocation
@@ -99,8 +100,9 @@ def choose_range(
             start = max((end for end in ends if end < length), default=0)
     available = length - start - 1
     if available < 1 or (count is not None and count > available):
-        got = f"{directory}: its {split} stream has {length:,} tokens, wanted {count or 1:,} tokens"
-        raise BadInput(f"{got} to predict after {start:,}; pass another --from or --count")
+        got = f"{directory}: its {split} stream has {counted(length, 'token')}"
+        wanted = f"wanted {counted(count or 1, 'token')} to predict after --from {start:,}"
+        raise BadInput(f"{got}, {wanted}; pass another --from or --count")
     return Range(directory=directory, split=split, start=start, count=min(available, count or DEFAULT.count))
 
 

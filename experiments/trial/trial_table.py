@@ -34,8 +34,8 @@ class TrialTable:
     number: int = 0  # the trial's number among all trials of the project; 0 if the trial needs no pairs
     rule: TrialRule | None = None
     pairs: Sequence[Sequence[SideRun]] = ()  # each pair is the run of the base and the run of the candidate
-    compared_steps: int | None = None  # only if the bits are the same: number of steps of the compared runs
-    steps: int | None = None  # only if the bits are the same: number of steps of the complete run
+    compared_steps: int | None = None  # steps of the compared runs; set only if the bits are the same
+    steps: int | None = None  # steps of the complete run; set only if the bits are the same
     judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
 
     def judge(self) -> TrialVerdict | None:

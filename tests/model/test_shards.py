@@ -152,7 +152,7 @@ OPTION_VALUES: list[Any] = [
 
 
 def changed_configurations() -> dict[str, ModelConfig]:
-    """Return variants of GPT-2 and NanoChat: for each option, one variant with each other value that it accepts."""
+    """Return variants of GPT-2 and NanoChat, each with one option changed; together they cover all accepted values."""
     starts, configurations = {"GPT-2": SMALL, "NanoChat": MODERN["NanoChat"]}, {}
     options = [name for name in attrs.fields_dict(ModelConfig) if name != "drop_rate"]  # dropout has its own test
     for (start, config), option, value in product(starts.items(), options, OPTION_VALUES):

@@ -14,7 +14,7 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # maximum length of a table; this length takes one second to compute, and 8 MiB of memory
+MOST_ENTRIES = 1 << 20  # maximum length of a table; one of this length takes a second to compute and occupies 8 MiB
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from tokens.documents.inputs import Damaged
 from tokens.documents.text_file import Line, read_line
 
 PACKED_BYTES = 1 << 17  # maximum number of compressed bytes read at a time; lost bytes are counted with this precision
-ZSTANDARD_BYTES = 1 << 9  # bytes decompressed at a time; 3 bytes can become 128 KiB, so the result is at most 22 MiB
+ZSTANDARD_BYTES = 1 << 9  # compressed bytes per call; 3 of them can become 128 KiB, so the output is at most 22 MiB
 LINES_BYTES = 1 << 20  # size of the buffer for decompressed bytes
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # words in the libraries' error messages
 

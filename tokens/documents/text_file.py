@@ -263,7 +263,7 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
 
 
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
-    """Yield a text in parts: as NoText if a part contains a gap or a NUL, and otherwise as a string.
+    """Yield the parts of a text. A part that contains a gap or a NUL is a NoText; any other part is a string.
 
     The text must begin and end at cut positions. So does every part.
     """

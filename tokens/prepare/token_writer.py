@@ -341,7 +341,7 @@ def _refuse_shares(settings: PrepareSettings, totals: Totals) -> None:
 
     In a bucket, tokens cannot be moved from one split to another at the end, as they can in a folder.
     """
-    advice = "start over in a folder with --split tail, or with more documents"
+    advice = "start over with more documents, or write to a local folder and pass --split tail"
     if not totals.tokens["train"]:
         raise BadInput(
             "the hash selected every document for a held-out split; pass another --output and lower fractions"

@@ -114,7 +114,8 @@ class Template:
                 # This content and the text around it are encoded as one text, as other programs do.
                 text, follows_answer = text + rendered.contents[number], False
             else:
-                ends = follows_answer and number is None  # a special token, with white space before it, ends an answer
+                # A special token ends an answer, together with any white space before it.
+                ends = follows_answer and number is None
                 add(tokenizer.encode(text).tolist(), int(ends))
                 if number is None:
                     add([tokenizer.special_tokens[part]], int(ends))

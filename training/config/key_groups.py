@@ -81,8 +81,8 @@ class DataOptions:
         accepted_values=DATASET_VALUES,
         converter=normalize_dataset,
         meaning="a directory of token files, a dataset on the Hugging Face Hub (OWNER/NAME or hf:OWNER/NAME), token "
-        "files in a bucket (s3://BUCKET/PREFIX), or a weighted list of these; OWNER/NAME without hf: means a local "
-        "folder if one of that name exists, and a NOTE warns if prepare_data.py did not make it",
+        "files in a bucket (s3://BUCKET/PREFIX), or a weighted list of these; a local folder of the name OWNER/NAME is "
+        "used unless hf: is in front, and a NOTE warns if prepare_data.py did not make that folder",
     )
     min_train_tokens: int | None = key_field(
         optional(integer(1)),
@@ -366,7 +366,7 @@ class ExecutionOptions:
     determinism: str | None = key_field(
         optional(one_of("off", "run", "elastic")),
         None,
-        meaning='runs that have the same bits; "off": none; "run": those with the same data-parallel size and the '
+        meaning='which runs give the same bits; "off": none; "run": those with the same data-parallel size and the '
         'same value of "parallel"; "elastic": all, on any number of ranks; null: elastic on a CPU if the world size '
         "allows it, off on a GPU; see docs/exactness.md",
         plumbing=True,

@@ -274,7 +274,9 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
         stream.files[0].path.parent: stream.context_length for stream in streams if stream and stream.context_length
     }
     if objective == "text" and rows:
-        problems.append(f'{train.file}: objective: got "text", wanted "answers": {next(iter(rows))} has conversations')
+        problems.append(
+            f'{train.file}: objective: got "text", wanted "answers", because {next(iter(rows))} has conversations'
+        )
     problems += [
         f"{train.file.with_name('model.json')}: context_length: got {context}, wanted {length}, the length of the rows "
         f"of conversations in {directory}; change it, or prepare the conversations with another --context-length"

@@ -230,7 +230,8 @@ class MemoryModel:
     def microbatches_at(self, microbatch_size: int) -> int:
         """Return the number of micro-batches per step.
 
-        If micro-batches of this size do not make up the global batch, every rank is assumed to have the same number.
+        If the global batch cannot be divided into micro-batches of this size, all ranks are assumed to have the same
+        number of micro-batches, rounded up.
         """
         batch, ranks = self.global_batch_size, self.data_parallel
         if batch is None:

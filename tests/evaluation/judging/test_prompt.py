@@ -107,7 +107,7 @@ def test_invalid_verdict_error_says_what_is_wrong(reply: str, problem: str) -> N
 def test_fenced_verdicts_and_quoted_scores_are_read(score: str, around: str) -> None:
     verdict = '{"grades": [{"label": "A", "score": X}, {"label": "B", "score": 56.5}]}'.replace("X", score)
     assert [grade.score for grade in read_grades(around % verdict, 2)] == [7, 56.5]
-    # Grades are sorted by position.
+    # Grades are returned in the order of the labels, whatever their order in the verdict.
     reordered = verdict.replace('"A"', '"X"').replace('"B"', '"A"').replace('"X"', '"B"')
     assert [grade.score for grade in read_grades(reordered, 2)] == [56.5, 7]
 
@@ -151,7 +151,7 @@ def test_seeds_of_different_weights_are_refused(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         value = json.loads(file.read_text()) | {"weights_file_sha256": f"{number}" * 64}
         file.write_text(json.dumps(value))
-    with pytest.raises(BadInput, match=r"answers of weights 111111111111, but .* has answers of 000000000000"):
+    with pytest.raises(BadInput, match=r"from the weights 111111111111, but those in .* from 000000000000"):
         read_panel(files, common=False)
 
 

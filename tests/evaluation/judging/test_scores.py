@@ -144,7 +144,10 @@ def test_compare_ranks_no_single_fine_tunings(tmp_path: Path) -> None:
     comparison = compare(rows_of(*homes))
     statement = "judge's score: a and b cannot be ranked with one fine-tuning run each: -4.00 [-7.00, -1.00] points"
     assert comparison.statements == [statement]
-    assert any("95 % intervals over questions only, with one fine-tuning run each" in note for note in comparison.notes)
+    assert any(
+        "95 % intervals over questions only, because each model has one fine-tuning run" in note
+        for note in comparison.notes
+    )
 
 
 def test_judged_runs_with_equal_names_are_distinguished(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_seen_tokens_are_recognized_after_new_shards(make_run: MakeRun, token_fi
 
 def test_unmeasurable_ranges_are_refused(trained: Path, token_files: Path, tmp_path: Path) -> None:
     too_many = ("--from", "0", "--count", "99999999")
-    assert "wanted 99,999,999 tokens to predict after 0" in refused("loss", trained, *too_many)
+    assert "wanted 99,999,999 tokens to predict after --from 0" in refused("loss", trained, *too_many)
     assert "no test tokens" in refused("loss", trained, "--split", "test")
     assert "no such directory" in refused("loss", trained, tmp_path / "absent", ranks=2)
     (tmp_path / "a.txt").write_text("text of another tokenizer " * 100)
@@ -324,4 +324,4 @@ def test_tokens_in_other_files_are_recognized_or_unknown(finished: Path, token_f
     unknown = attrs.evolve(span, directory=folder)
     check_unseen(location, unknown)
     trained: Any = SimpleNamespace(location=location)
-    assert "It is unknown whether the run has read these tokens" in _training_note(trained, unknown)
+    assert "It is unknown whether the run has read this text" in _training_note(trained, unknown)

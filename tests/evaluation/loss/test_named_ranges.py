@@ -44,7 +44,9 @@ def test_directory_without_the_range_is_refused(make_run: MakeRun, token_files: 
     complete(run, "--max-steps", "1")
     write_llm_c(tmp_path / "fineweb_val_000000.bin", np.arange(4000, dtype=np.uint16))
     command = ("loss", run, "--range", "fineweb-val-10m", "--tokens", tmp_path)
-    assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after 0" in refused(*command)
+    assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after --from 0" in refused(
+        *command
+    )
     (tmp_path / "download.json").write_text(json.dumps({"dataset": "someone/else"}))
     assert "got dataset someone/else, wanted kjj0/fineweb10B-gpt2 for --range fineweb-val-10m" in refused(*command)
 

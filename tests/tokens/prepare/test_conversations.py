@@ -371,7 +371,7 @@ def test_stats_distinguish_conversations_from_texts(tmp_path: Path) -> None:
     write(tmp_path / "out", source, template="alpaca", context_length=300)
     printed = "\n".join(stats(tmp_path / "out"))
     assert "out: 3 conversations of 6 texts, " in printed and "tokens per text " in printed
-    assert "4 texts of train (66.67%) repeat" in printed and "document" not in printed.partition("drawn in")[0]
+    assert "4 texts of train (66.67%), copies of" in printed and "document" not in printed.partition("drawn in")[0]
 
 
 def test_other_commands_understand_conversations(tmp_path: Path) -> None:

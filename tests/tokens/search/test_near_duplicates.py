@@ -35,7 +35,7 @@ def test_filled_in_templates_are_found(tmp_path: Path, monkeypatch: pytest.Monke
     draw = np.random.default_rng(1)
     unrelated = [draw.integers(0, 40_000, size).tolist() for size in draw.integers(1, 600, 200)]
     documents = [*families(10, 0.01, 2), *unrelated, [], [7, 8], [7, 8], unrelated[3]]
-    # Documents with the same number should be found as near-duplicates.
+    # Documents with the same number in `kinds` should be found as near-duplicates.
     kinds = [*np.repeat(np.arange(10), 3).tolist(), *range(10, 213), 13]
     order = [number for number in draw.permutation(len(documents)).tolist() if documents[number]]
     halves = [[token for number in half for token in [*documents[number], END]] for half in (order[:99], order[99:])]

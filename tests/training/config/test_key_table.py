@@ -106,7 +106,7 @@ class MadeUpOptions:
 
 @pytest.fixture
 def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a key to model.json and one to train.json, each by adding nothing but its row."""
+    """Add one key for model.json and one for train.json. Only a row of the key table is added for each."""
     for section, options in (("model", MadeUpModel), ("train", MadeUpOptions)):
         for key, field in attrs.fields_dict(options).items():
             monkeypatch.setitem(KEYS[section], key, field)

@@ -1,4 +1,4 @@
-"""Sums of the squares in a row, on a CPU: the order of the additions does not depend on the size of the blocks."""
+"""On a CPU, the squares of each row are summed in an order that does not depend on the size of the blocks."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ def axes(rows: list[Axis], columns: Axis) -> Axes:
     return Axes(rows=tuple(rows), columns=columns, embedding=False)
 
 
-# Each row axis of a parameter is a matrix. The keys and values of "b" are shared by two tensor shards each.
+# Each row axis of a parameter stands for one matrix. In "b", two tensor shards share each key-value head.
 AXES = {
     "a": axes([Axis("embed", 5)], Axis("mlp", 4)),
     "b": axes([Axis("heads", 8, 4), Axis("kv_heads", 6, 2), Axis("kv_heads", 6, 2)], Axis("embed", 3)),

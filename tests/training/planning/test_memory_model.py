@@ -35,7 +35,7 @@ def test_softcap_adds_its_tanh_to_the_logits() -> None:
 
 
 def predicted_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
-    """Return the bytes predicted between the forward and the backward pass, for blocks that are not compiled."""
+    """Return the predicted bytes in use between the forward and the backward pass, for blocks that are not compiled."""
     batch = BatchMemory(
         MemoryModel(model=config, options=options), network_sizes(config, compiled=False), microbatch_size
     )
