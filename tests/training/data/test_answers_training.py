@@ -99,7 +99,7 @@ def test_runs_continue_after_steps_without_weight(make_run: MakeRun, tmp_path: P
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"objective": "text"}, r'train\.json: objective: got "text", wanted "answers": .* has conversations'),
+    ({"objective": "text"}, r'train\.json: objective: got "text", wanted "answers", because .* has conversations'),
     ({"dataset": None}, r'train\.json: objective: got "answers", wanted "text": no conversations in '),
     ({"model": {"context_length": 16}}, r"model\.json: context_length: got 16, wanted 32, the length of the rows"),
     ({"start_train_token": 33}, r"train\.json: start_train_token: got 33, wanted a multiple of 32"),
