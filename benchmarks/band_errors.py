@@ -30,7 +30,7 @@ FAULTS = (4.0, 8.0)  # planted excess of the loss, in standard deviations (over 
 
 
 def main(*, families: int = FAMILIES) -> None:
-    """Print a row for each cell."""
+    """Print a row for each combination of noise and number of runs."""
     rows = []
     for cell, (kind, runs) in enumerate(itertools.product(KINDS, (3, 5, 8))):
         random = generator("band", cell)

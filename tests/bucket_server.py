@@ -38,7 +38,7 @@ class BucketServer:
     # gets the line of a request; returns the status with which the request is refused, or None to pass it on
     refusal: Callable[[str], int | None] = lambda _: None
     before: Callable[[int], object] = lambda _: None  # called before each request, with its number, counted from 1
-    after: Callable[[int], object] = lambda _: None  # called with the number before the client gets a response
+    after: Callable[[int], object] = lambda _: None  # called after each request, with its number, before the reply
     drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never
     spoil: int = 0  # in this many of the next uploads, one bit is changed
 

@@ -71,7 +71,7 @@ _record_lines(
 
 
 @pytest.fixture(autouse=True)
-def _whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
+def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail after a test if a message that is listed for it has another text now."""
     _lines.clear()
     yield

@@ -132,7 +132,8 @@ def compare(directory: Path, record: RunRecord, curves: Mapping[str, Curve]) -> 
         return BandComparison(f"band         of {len(reference.losses)} runs on {devices}: {path}")
     low, high = np.array(reference.band)[:, : len(losses)]
     sides = (losses > high) * 1 - (losses < low)
-    first = int(np.max(np.flatnonzero(sides != sides[-1]), initial=-1)) + 1  # the first mark on this side
+    # From the mark `first` on, the loss stays on one side.
+    first = int(np.max(np.flatnonzero(sides != sides[-1]), initial=-1)) + 1
     since = f" since step {-(-(first + 1) * steps // MARKS):,}" if first else ""
     names: tuple[Literal["inside", "above", "below"], ...] = ("inside", "above", "below")
     side = names[sides[-1]]  # 0, 1 or -1

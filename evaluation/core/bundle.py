@@ -118,7 +118,7 @@ def read_bundle(path: Path | None, labels: str | None, count: int | None) -> tup
     for label in entries if labels is None else dict.fromkeys(labels.split(",")):
         _check_label(label, entries)
         entry = entries[label]
-        problem = f"{path}: {label}: wanted one of the kinds {', '.join(KINDS)}, and a baseline"
+        problem = f"{path}: {label}: wanted a baseline, and one of the kinds {', '.join(KINDS)}"
         with refusing(problem, kinds=DAMAGED):
             table = csv.DictReader(io.StringIO(metadata))
             baseline = [float(row["Random baseline"]) for row in table if row["Eval Task"] == label][-1] / 100

@@ -34,7 +34,7 @@ GREEDY = Sampling(temperature=0)
 class AskedPrompt:
     """A prompt in the form that a model reads."""
 
-    text: str  # the prompt in the output; a chat model's prompt includes the turn tokens around the message
+    text: str  # the prompt as the output shows it; for a chat model, with the turn tokens around the message
     ids: list[int]
 
     @classmethod
@@ -48,7 +48,7 @@ class AskedPrompt:
 class Continuation:
     """A text that a model has generated after a prompt."""
 
-    prompt: str  # the prompt in the output
+    prompt: str  # the prompt as the output shows it
     temperature: float  # 0: always the most likely token
     text: str  # the generated text
     problem: str | None  # why the text is degenerate; None: it is not

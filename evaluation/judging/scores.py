@@ -334,7 +334,10 @@ def _answers_sha256(panel: Panel) -> str:
 
 
 def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
-    """Return a text with every question and the answers to it, each with its scores and comments in all orders."""
+    """Return a text with every question and its answers.
+
+    Each answer is followed by its scores and comments, one for each order in which the judge saw the answers.
+    """
     panel = judgement.panel
     grades: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed and answer
     for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):

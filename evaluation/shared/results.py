@@ -40,7 +40,7 @@ def perplexity(nats: float) -> float:
 class Published:
     """Published values of a measure, which are shown next to ours. They have no interval."""
 
-    values: dict[str, str]  # by model, with the digits of the source
+    values: dict[str, str]  # by model, with as many digits as the source gives
     source: str
     # A function that takes a result's sample, and returns whether the published values were measured on the same data
     comparable: Callable[[Any], bool] = lambda _: True

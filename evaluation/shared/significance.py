@@ -444,7 +444,10 @@ def power(shift: float, comparisons: int, seeds: int) -> float:
 
 @cache
 def detectable_deviations(comparisons: int, seeds: int) -> float:
-    """Return the difference that is detected with probability POWER, in standard deviations of a run over seeds."""
+    """Return the difference that is detected with probability POWER.
+
+    Its unit is the standard deviation between runs that differ only in their seeds.
+    """
     return detectable_shift(lambda shift: power(shift, comparisons, seeds)) * math.sqrt(2 / seeds)
 
 

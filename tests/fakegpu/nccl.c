@@ -77,7 +77,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *group, int ranks, int rank, in
   return communicator(group, "ncclCommInitRankScalable", rank, ranks);
 }
 
-// Which other ranks call this with the same color is unknown, so the new communicator has all ranks of its parent.
+// It is unknown which other ranks call this with the same color, so the new communicator has all ranks of its parent.
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
   return communicator(part, "ncclCommSplit", parent->rank, parent->ranks);
 }

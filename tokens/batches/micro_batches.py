@@ -1,4 +1,4 @@
-"""The micro-batches that one data-parallel rank reads, in order, from any step on: input ids and target ids.
+"""The micro-batches (input ids and target ids) of a data-parallel rank, in the order of reading, from any step on.
 
 tokens/batches/sampling.py decides which samples a rank takes, and tokens/batches/mixture.py decides from which streams
 they come. While token files are still growing, a window can be read as soon as everything that determines its

@@ -228,7 +228,10 @@ class Reader:
         return text
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
-        """Return the text as tiktoken reads it: surrogate pairs become one character, and lone surrogates U+FFFD."""
+        """Return the text as tiktoken reads it.
+
+        Each surrogate pair becomes one character, and each lone surrogate becomes U+FFFD.
+        """
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -117,7 +117,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the path of the file of a unit's tokens for one split. The file exists until they are committed."""
+    """Return the path of the file with a unit's tokens for one split. It exists until those tokens are committed."""
     return directory / f"{index:08d}.{split}"
 
 

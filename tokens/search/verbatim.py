@@ -18,7 +18,7 @@ PAIRS_AT_ONCE = 1 << 22  # maximum number of (place in the streams, place in the
 class VerbatimRun:
     """A run of a text's tokens that occurs in the streams and is not part of a longer run that occurs there."""
 
-    start: int  # first token, in the text
+    start: int  # position of the first token in the text
     length: int  # tokens
     place: int  # position of the first copy's first token in the concatenation of all streams
     copies: int

@@ -79,11 +79,11 @@ def likeness(streams: dict[str, TokenStream], tokenizer: Tokenizer, end_of_text_
     for name, stream in streams.items():
         first, last = np.searchsorted(duplicates.starts, (begin, begin + stream.length)).tolist()
         begin += stream.length
-        count, share = np.count_nonzero(repeats[first:last]), repeats[first:last].sum() / max(1, last - first)
+        count, share = int(np.count_nonzero(repeats[first:last])), repeats[first:last].sum() / max(1, last - first)
         lines.append(
             f"  near-duplicates      {counted(count, 'document')} of {name} ({share:.2%}) similar to an earlier one"
         )
-    short = np.count_nonzero(duplicates.lengths < SHINGLE)
+    short = int(np.count_nonzero(duplicates.lengths < SHINGLE))
     lines.append(
         f"{'':23}Jaccard similarity of {SHINGLE}-grams of at least {SIMILARITY:g}; this search finds {detection_rates}"
     )

@@ -209,7 +209,7 @@ def _load_known(name: str) -> Tokenizer:
         )
     try:
         encoding = _load_encoding(published.encoding)
-    except Exception as error:  # tiktoken's download raises errors of requests, OSError or ValueError
+    except Exception as error:  # OSError, ValueError, or an exception of the library `requests`
         problem = f"its ranks are neither cached nor downloadable ({type(error).__name__})"
         advice = f"pass a local ranks file (--tokenizer FILE.tiktoken) or {CACHE_ADVICE}"
         raise BadInput(Problem(where=f"tokenizer {name}", text=problem, advice=advice)) from error

@@ -51,7 +51,7 @@ class TemplateInput:
     values: dict[str, Any]  # values of the template's other variables
     messages: list[list[str]]  # role and content of each message
     begins_answer: bool  # whether the text ends with the beginning of an answer
-    answers: list[int]  # numbers of the answers whose prompts must equal the text before them
+    answers: list[int]  # indices in `messages` of answers whose prompt must equal the text before the answer
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ from training.parallel.step_clock import StepSeconds
 
 BEAT_SECONDS = 1.0  # between two beats of a rank, and between two polls
 SILENT_POLLS = 2  # up to this many silent polls are not reported, because a poll may fall between two beats
-WATCHED = 2  # number of next ranks that each rank watches; more than one, as ranks may freeze one by one
+WATCHED = 2  # each rank watches this many of the ranks after it; more than one, because a watching rank may freeze
 NEWS = "news"  # key of the store: one line per departure (except "done") and per discovery of lost ranks
 LOST_LINE = "lost "
 

@@ -255,7 +255,11 @@ def test_nanochat_archive_is_recognized_by_its_hash(tmp_path: Path, monkeypatch:
 BROKEN = [
     ("core.yaml", "icl_tasks: [", "core.yaml: while parsing"),
     ("core.yaml", "icl_tasks: [{label: x}]", "core.yaml: icl_task_type: missing"),
-    ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,x\n", "choice_0: wanted one of the kinds"),
+    (
+        "eval_meta_data.csv",
+        "Eval Task,Random baseline\nchoice_0,x\n",
+        "choice_0: wanted a baseline",
+    ),
     ("eval_meta_data.csv", "Eval Task,Random baseline\nchoice_0,100\n", "baseline 1, wanted"),
     ("eval_data/some/choice.jsonl", '{"query": "a"', "choice.jsonl: item 1: query, choices, gold: not JSON"),
     ("eval_data/some/choice.jsonl", '{"query": "a", "choices": ["b"]}', "gold: gold: got None, wanted an integer"),

@@ -1,4 +1,4 @@
-"""Bad inputs. Each is a command, and a file that is damaged or replaced with something else."""
+"""Bad inputs. Each consists of a command and a file that is damaged or replaced with something else."""
 
 import json
 import os

@@ -28,7 +28,7 @@ class WandbServer:
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
-    answered: int = 0  # number of answered requests with history
+    answered: int = 0  # number of requests that contained history and were answered
     answers: int | None = None  # number of requests with history that succeed before all others fail; None: no limit
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:

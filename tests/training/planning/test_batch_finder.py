@@ -130,7 +130,7 @@ def test_bad_input_is_reported_in_one_line(make_run: MakeRun) -> None:
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            'which world size 3 cannot share equally, although determinism "run" requires it; set determinism to "el',
+            'which cannot be divided equally at world size 3, as determinism "run" requires; set determinism to "el',
         ),
         (
             plain,
