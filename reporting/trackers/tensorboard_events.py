@@ -23,7 +23,7 @@ from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
 FOLDER = "tensorboard"
 CONFIG = "config"  # name of the first text in a file
-HEAD_BYTES = 256  # the name is within this number of bytes from the beginning of the file
+NAME_PREFIX_BYTES = 256  # the name is within this number of bytes from the beginning of the file
 SCALAR = scalars.create_summary_metadata(display_name="", description="")
 TEXT = texts.create_summary_metadata(display_name="", description="")
 
@@ -79,7 +79,7 @@ def _is_ours(path: Path) -> bool:
     if not re.fullmatch(r"events\.out\.tfevents\.\d{19}\.v\d+", path.name) or not path.is_file():
         return False
     with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
+        head = file.read(NAME_PREFIX_BYTES)
     return not head or (b"brain.Event:2" in head and CONFIG.encode() in head)
 
 
