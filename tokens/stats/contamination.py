@@ -84,9 +84,8 @@ def likeness(streams: dict[str, TokenStream], tokenizer: Tokenizer, end_of_text_
             f"  near-duplicates      {counted(count, 'document')} of {name} ({share:.2%}) similar to an earlier one"
         )
     short = int(np.count_nonzero(duplicates.lengths < SHINGLE))
-    lines.append(
-        f"{'':23}Jaccard similarity of {SHINGLE}-grams of at least {SIMILARITY:g}; this search finds {detection_rates}"
-    )
+    definition = f"similar: the Jaccard index of their {SHINGLE}-grams is at least {SIMILARITY:g}"
+    lines.append(f"{'':23}{definition}; the search finds {detection_rates}")
     lines.append(f"{'':23}{counted(short, 'document')} with fewer than {SHINGLE} tokens not compared" * bool(short))
     for similarity, *pair in duplicates.pairs:
         lines.append(f"    similarity {similarity:.2f}")
