@@ -34,7 +34,7 @@ _lines: set[str] = set()  # all lines of messages since the test began
 
 
 def normalized(line: str) -> str:
-    """Return a line of a message without the parts that differ between two runs of the same test."""
+    """Return a line of a message, or the id of a test, without the parts that differ between two runs or machines."""
     line = TEMPORARY.sub("TMP", line).replace(ROOT, "ROOT")
     return SCRIPT.sub("", PORT.sub("PORT", line))
 
@@ -75,7 +75,7 @@ def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail after a test if a message that is listed for it has another text now."""
     _lines.clear()
     yield
-    test = request.node.nodeid
+    test = normalized(request.node.nodeid)  # the parameters of a test may contain the path of the repository
     lines = {normalized(line) for line in _lines} if test in messages_by_test() else set()
     for text in messages_by_test().get(test, ()):
         if text not in lines:
