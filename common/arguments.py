@@ -1,6 +1,5 @@
 """Parse command lines into typed classes with cyclopts: option values are checked, and usage errors are one line."""
 
-import difflib
 import functools
 import re
 import sys
@@ -28,7 +27,7 @@ from cyclopts.help import HelpPanel, PlainFormatter
 from common.checks import KeyRows, ValueCheck
 from common.errors import EXIT_DONE, UsageError
 from common.option_rules import OptionRules, given_options, repeated_problem, without_false_flags
-from common.text import either, printable, quoted
+from common.text import closest, either, printable, quoted
 
 WIDTH = 80  # width of the help, in columns
 NAME_WIDTH = 22  # width of the left column of the help, which holds the names
@@ -202,11 +201,11 @@ class CommandLine:
         if not advice:
             names = [name for argument in arguments_of(self.options) for name in argument.names if name[:1] == "-"]
             owners = [name for name in siblings if name != self.command and word in option_names(siblings[name])]
-            close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+            close = closest(word.lower(), names)
             if owners:
                 advice = f"; it is an option of {either(f'{self.script} {owner}'.rstrip() for owner in owners)}"
-            elif close:
-                advice = f"; did you mean {close[0]}?"
+            elif close is not None:
+                advice = f"; did you mean {close}?"
         return f"{word}: unknown option{advice}"
 
     def _unexpected_argument(self, word: str) -> str:
@@ -246,8 +245,8 @@ def _wrong_value(error: CoercionError, argument: Argument) -> str:
     if argument.hint is bool:
         return f"got {quoted(value)}, wanted no value"
     # With a lower cutoff, "gpu" would suggest "cpu".
-    close = difflib.get_close_matches(value, argument.get_choices(force=True) or (), n=1, cutoff=0.7)
-    suggestion = f"; did you mean {close[0]}?" if close else ""
+    close = closest(value, argument.get_choices(force=True) or (), cutoff=0.7)
+    suggestion = "" if close is None else f"; did you mean {close}?"
     return f"got {quoted(value)}, wanted {_accepted_values(argument)}{suggestion}"
 
 
@@ -297,8 +296,8 @@ def _accepted_values(argument: Argument) -> str:
 def _unknown_command(script: str, word: str, commands: Mapping[str, Any]) -> str:
     choices = f"; known: {', '.join(commands)}"  # a shortened list could hide the intended command
     if not word.startswith("-"):
-        close = difflib.get_close_matches(word.lower(), commands, n=1, cutoff=0.6)
-        suggestion = f"; did you mean {quoted(close[0])}?" if close else ""
+        close = closest(word.lower(), commands)
+        suggestion = "" if close is None else f"; did you mean {quoted(close)}?"
         return f"{quoted(word)}: unknown command{suggestion}{choices}"
     owners = [name for name, options in commands.items() if word.partition("=")[0] in option_names(options)]
     example = f", such as {script} {owners[0]} ... {word}" if owners else choices

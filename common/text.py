@@ -47,14 +47,20 @@ def in_brackets(words: object) -> str:
     return f" ({printable(text)})" if is_fit else ""
 
 
+def closest(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is most similar to a misspelled one; None if no similarity reaches the cutoff."""
+    close = difflib.get_close_matches(word[:QUOTED_CHARACTERS], [*known_words], n=1, cutoff=cutoff)
+    return close[0] if close else None
+
+
 def nearest(word: str, known_words: Iterable[str]) -> str:
     """Return advice for an unknown word: the closest known word or, if none is close, all known words.
 
     The advice is meant to follow a semicolon.
     """
     names = sorted(known_words)
-    close = difflib.get_close_matches(word[:QUOTED_CHARACTERS], names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
+    close = closest(word, names, cutoff=0.5)
+    return f"known: {', '.join(names)}" if close is None else f"did you mean '{close}'?"
 
 
 def counted(count: int, noun: str) -> str:

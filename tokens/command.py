@@ -1,6 +1,5 @@
 """Command lines of prepare_data.py: prepare tokens, or inspect, verify and publish a token directory."""
 
-import difflib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from common.arguments import Command, ScriptTexts, option, read_command, usage_e
 from common.checks import KeyRows, integer
 from common.output import keep_logs_only, show
 from common.remote_files import REMOTE
-from common.text import QUOTED_CHARACTERS, quoted
+from common.text import closest, quoted
 from tokens.prepare.command import PrepareCommand, TokenizerCommand
 
 EPILOG = """sources:
@@ -134,8 +133,7 @@ def _misspelled_command(words: Sequence[str]) -> str | None:
     """
     if not words or words[0] in COMMANDS or any(word.partition("=")[0] in OUTPUTS for word in words):
         return None
-    close = difflib.get_close_matches(words[0][:QUOTED_CHARACTERS], [name for name in COMMANDS if name], n=1)
-    return close[0] if close and not os.path.lexists(words[0]) else None
+    return None if os.path.lexists(words[0]) else closest(words[0], filter(None, COMMANDS))
 
 
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:

@@ -13,7 +13,6 @@ A copy of a run may have something else instead of a link: a folder with the che
 archive). No function may treat such a copy as a run without checkpoints.
 """
 
-import difflib
 import errno
 import os
 import re
@@ -27,7 +26,7 @@ from common.errors import BadInput
 from common.files import PARTIAL, is_folder, partial_of, remove, sync
 from common.json_files import read_regular
 from common.output import note, show
-from common.text import QUOTED_CHARACTERS
+from common.text import closest
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 ARCHIVED_HERE = ".archive"  # archive folder next to the checkpoints, if `archive` is on another file system
@@ -85,8 +84,8 @@ def check_resume_name(run_directory: Path, name: str, *, is_here: bool) -> None:
         raise BadInput(f"{got}, not a path; pass --resume {Path(name).name or 'latest'}")
     if is_here and not os.path.lexists(directory / name):
         names = names_in(directory)
-        close = difflib.get_close_matches(name[:QUOTED_CHARACTERS], ["auto", "never", *names], n=1)
-        suggestion = f"did you mean --resume {close[0]}? " if close else ""
+        close = closest(name, ["auto", "never", *names])
+        suggestion = "" if close is None else f"did you mean --resume {close}? "
         existing = ", ".join(names) or "none"
         raise BadInput(f"{directory / name}: no such checkpoint; {suggestion}existing ones: {existing}")
 
