@@ -35,7 +35,7 @@ from tests import launch
 from tests.bucket_server import BucketServer, serve_bucket
 from tests.launch import ROOT
 from tests.machines import Machines, two_machines
-from tests.messages import whole_messages  # noqa: F401  # a fixture that every test uses
+from tests.messages import pytest_runtest_makereport, whole_messages  # noqa: F401  # used by every test
 from tokens.format.header import write_weighted
 from tokens.format.token_file import open_split
 from training.parallel import process_group

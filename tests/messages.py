@@ -14,7 +14,7 @@ import functools
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # in front of an error on a command's stderr
 
+_passed = pytest.StashKey[bool]()
 _lines: set[str] = set()  # all lines of messages since the test began
 
 
@@ -70,11 +71,25 @@ _record_lines(
 )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Store whether a test has passed, for the fixture below."""
+    report = yield
+    if report.when == "call":
+        item.stash[_passed] = report.passed
+    return report
+
+
 @pytest.fixture(autouse=True)
 def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail after a test if a message that is listed for it has another text now."""
+    """Fail after a passed test if a message that is listed for it has another text now.
+
+    A skipped test has caused no messages, for example because a package is missing.
+    """
     _lines.clear()
     yield
+    if not request.node.stash.get(_passed, False):
+        return
     test = normalized(request.node.nodeid)  # the parameters of a test may contain the path of the repository
     lines = {normalized(line) for line in _lines} if test in messages_by_test() else set()
     for text in messages_by_test().get(test, ()):

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import BadInput
 from reporting.report_page import differing_settings, facts, recipe, report_page
-from reporting.run_history import read_history
+from reporting.run_history import NotBegun, check_begun, read_history
 from reporting.samples.sample_log import record_samples
 from tests.reporting.written_runs import start, step, training, write_resolved, write_run
 from tests.tokens.preparing import jsonl, write
@@ -31,6 +31,12 @@ def test_lost_steps_leave_curves_but_not_costs(tmp_path: Path) -> None:
     anew = [start(), step(10), start(elapsed=30.0), step(10, elapsed=40.0)]
     marks = read_history(write_run(tmp_path / "anew", anew)).marks
     assert [(mark.step, mark.kind) for mark in marks] == [(0, "restart")]
+
+
+def test_a_run_without_metrics_has_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(NotBegun, match="the run has not begun"):
+        check_begun(tmp_path)
+    check_begun(write_run(tmp_path / "run", [start()]))
 
 
 def test_a_run_without_a_price_has_no_dollars(tmp_path: Path) -> None:

@@ -100,10 +100,13 @@ def test_the_newest_step_waits_while_a_job_trains(tracker: Tracker, tmp_path: Pa
     assert values["dollars"][10] == pytest.approx(11 * 3.6 / 3600)
 
 
-def test_missing_runs_and_second_replays_are_errors(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard"), pytest.importorskip("trackio")
+def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such run directory"):
         module.TrackerSync(tmp_path / "absent", "tensorboard", "tests")
+
+
+def test_new_runs_and_second_replays_are_errors(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard"), pytest.importorskip("trackio")
     waiting = module.TrackerSync(tmp_path, "tensorboard", "tests")
     with pytest.raises(NotBegun, match="the run has not begun"):  # --watch waits for the beginning
         waiting.advance()
