@@ -75,8 +75,8 @@ def option(
     Arguments:
         help_text: what the option does
         metavar: the word that stands for its value in the help
-        name: its name or names, if they are not derived from the field's name. The help shows the first one. For a
-            positional argument, this is its metavar.
+        name: the option's name or names, if they are not derived from the field's name. The help shows the first one.
+            A positional argument has its metavar as its name.
         required: whether it must be given; by default, this is true if the field has no default
         check: a check of its value, or a function that converts its text to the value and may raise ValueError
     """
@@ -225,7 +225,7 @@ class CommandLine:
         return max((position for position, name in enumerate(names, 1) if name in argument.names), default=None)
 
     def _missing(self, argument: Argument) -> str:
-        """Return a message: the argument is missing or, if its option was given, only the value is missing."""
+        """Return the end of a message about a missing argument, or about an option that was given without its value."""
         position = self._last_position(argument)
         if position is None:
             return f" is missing: {_help_of(argument)[1]}"

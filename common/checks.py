@@ -88,14 +88,14 @@ class KeyRow:
     # seed count as the same recipe, so `evaluate.py compare` treats the difference between them as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
-    # Similar settings of other programs, grouped by how their values differ from the key's. The difference, such as
-    # "in steps" -> the names of the settings, separated by spaces.
+    # Similar settings of other programs, whose values differ from the key's. This maps each kind of difference, such as
+    # "in steps", to the names of the settings that differ in this way, separated by spaces.
     similar: Mapping[str, str] = attrs.field(factory=dict)
     older: OlderSpelling | None = None
 
     @property
     def foreign_names(self) -> dict[str, str]:
-        """Map each name in another program to a note on how its values differ from ours; "" if they mean the same."""
+        """Map each name from other programs to a note on how its values differ from ours; "" if they mean the same."""
         texts = {"": self.names} | dict(self.similar)
         return {name: note for note, names in texts.items() for name in names.split()}
 

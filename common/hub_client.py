@@ -99,7 +99,7 @@ def nearest_folder(reference: str, folders: Iterable[Path], is_valid: Callable[[
     similarity: dict[Path, float] = {}
     for path in (path for place in places for path in _folders_in(place)):
         pairs = [(path.name, expected.name), *([(str(path), reference)] if "/" in reference else [])]
-        # The last parts must be similar, too: two paths in the same folder have most of their characters in common.
+        # The folders' own names must be similar, too, because all paths in one place share most of their characters.
         similarity[path] = min(
             difflib.SequenceMatcher(None, existing[-QUOTED_CHARACTERS:], text[-QUOTED_CHARACTERS:]).ratio()
             for existing, text in pairs

@@ -26,7 +26,7 @@ class OptionRules:
     work: str = ""  # the name of the usual work in messages, such as "training"
     uses: str = ""  # the options of the usual work
     modes: Mapping[str, str] = attrs.field(factory=dict)  # mode -> the options that it uses
-    needs: Mapping[str, str] = attrs.field(factory=dict)  # option -> options of which it needs at least one
+    needs: Mapping[str, str] = attrs.field(factory=dict)  # option -> options; it needs at least one of them
     excludes: Mapping[str, str] = attrs.field(factory=dict)  # option -> options that make it ineffective
     # Why an option is refused, if its name does not show the reason. There is one table for each kind of rule.
     reasons_unused: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)  # mode, or `work` -> option -> reason

@@ -132,7 +132,7 @@ class ForeignKey(NamedTuple):
 
 
 def foreign_keys(rows: KeyRows) -> dict[str, ForeignKey]:
-    """Return a table of other programs' keys: those in the rows of our keys, and those without a counterpart."""
+    """Return a table of other programs' keys. Some are listed in the rows of our keys; the rest have no counterpart."""
     table: dict[str, ForeignKey] = {}
     for section, keys in rows.items():
         for key, row in keys.items():
@@ -179,7 +179,7 @@ def option_advice(command: str, word: str, value: str, rows: KeyRows, *, sets_ke
 def argument_advice(script: str, command: str, argument: str) -> str:
     """Return the end of an error about an unexpected argument.
 
-    It names the option to use here if another program accepts such an argument; otherwise it is empty.
+    If another program accepts such an argument, the text names our option for it. Otherwise it is empty.
     """
     name, equals, value = argument.partition("=")
     if script in ("train.py", "find_batch_size.py") and equals and name.replace(".", "_").isidentifier():

@@ -103,7 +103,7 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
 def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allowed: bool) -> list[str]:
     """Return the changes in the numerics since the checkpoint.
 
-    Raises BadInput if there are any and `determinism` promises the same bits, unless changes are `allowed`.
+    If `determinism` promises the same bits, raises BadInput for any change, unless changes are `allowed`.
     """
     changes = drift(before.numerics, now.numerics)
     promised_levels = {before.numerics["determinism"], now.numerics["determinism"]} - {"off"}

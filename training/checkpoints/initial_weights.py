@@ -24,7 +24,7 @@ from training.parallel.mesh import Placed, held_pieces, within
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 
-# Keys of model.json that do not change what the network computes from given weights: dropout and initialization
+# Keys of model.json that do not change the network's output for given weights: dropout and initialization
 FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
 
 

@@ -101,7 +101,7 @@ def best_name(checkpoint: Path) -> str | None:
 
 
 def check_identity(name: str, state: SavedState, digests: Mapping[str, str]) -> None:
-    """Raise ValueError if a state contradicts the step in its folder's name, or belongs to files with other digests."""
+    """Raise ValueError if a state does not belong to the step in its folder's name, or to files with these digests."""
     step, folder_step = state.position.step, step_named(name)
     if folder_step is not None and folder_step != step:
         raise ValueError(f"step: got {step:,}, wanted {folder_step:,}, as in the folder's name")

@@ -65,7 +65,7 @@ class Supervision:
     def __init__(self) -> None:
         """Begin to receive signals."""
         self.stop_requested = threading.Event()
-        self.earlier_exit: JobExit | None = None  # how an earlier group of this job's ranks ended, if that was final
+        self.earlier_exit: JobExit | None = None  # how this job ended before torchrun restarted it; None unless final
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._own_disk_lock = RunLock()  # used by the first rank of a node that does not share rank 0's disk
         self._heartbeat: Heartbeat | None = None  # set when the ranks have met
