@@ -103,7 +103,7 @@ def environment_nodes() -> int:
 
 
 def check_launcher() -> None:
-    """Raise BadInput if not all nodes of the launcher, or not all tasks that it has started, have joined this job.
+    """Raise BadInput unless all nodes of the launcher, and all tasks that it has started, have joined this job.
 
     Without this check, each node or task would train separately.
     """

@@ -88,7 +88,7 @@ def read_web_file(url: str) -> bytes:
 
 
 class _Ranges(io.RawIOBase):
-    """A remote file as a file object. Its errors are BadInput, so that they are not mistaken for a damaged file."""
+    """A remote file as a file object. Its errors are BadInput, so that no caller concludes that the file is damaged."""
 
     def __init__(self, file: RemoteFile):
         self._file, self._position = file, 0

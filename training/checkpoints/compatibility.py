@@ -15,7 +15,7 @@ from training.exactness.fingerprint import drift
 from training.schedule import agree
 
 # Keys that must not change when a run resumes. If they did, a step would read different windows than before, so some
-# tokens would be read twice and some never. The optimizer must not change because each optimizer has its own state.
+# tokens would be read twice and some never. The optimizer is fixed because each optimizer has its own kind of state.
 _FIXED_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed", "optimizer")
 _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),

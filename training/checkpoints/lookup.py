@@ -56,7 +56,7 @@ def checkpoints_by_step(directory: Path) -> dict[int, Path]:
 
 
 def linked_checkpoint(directory: Path, link: str) -> str | None:
-    """Return the name of the checkpoint that `latest` or `best` means, even in a copy that has lost the links.
+    """Return the name of the checkpoint that `latest` or `best` means, even if the folder is a copy without the links.
 
     That checkpoint may not be on this disk. None means that there is no checkpoint, or that nothing was validated.
     Raises BadInput if the newest checkpoint, whose state contains the step of the best one, is damaged.

@@ -141,7 +141,7 @@ class StateShard:
                     yield offset_bytes + start, memoryview(part.numpy().data)
 
     def _local_rows(self, *, shapes: bool = False) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield (file, offset in bytes, rows on the device) for each tensor of which this rank writes or sends rows.
+        """Yield (file, offset in bytes, rows on the device) for the part of each tensor that this rank writes or sends.
 
         `shapes`: the caller needs only the shapes of the rows, so nothing is gathered.
         """

@@ -65,7 +65,7 @@ class RunEvent:
     UPLOAD_FAILED = "upload-failed"
     SELF_TEST = "self-test"
     SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with a different value of a key
-    NUMERICS_DRIFT = "numerics-drift"  # a job resumed the run with different numerics; precedes its "start"
+    NUMERICS_DRIFT = "numerics-drift"  # a job resumed with different numerics; written before its "start"
     DROPPED = "dropped"  # output or advisory code that failed
     SPIKE_SKIPPED = "spike-skipped"  # written by earlier versions
 
@@ -129,7 +129,7 @@ class MetricsLog:
     """Appends records. When `write` returns, the record is in the file; if writing fails, a line is printed."""
 
     def __init__(self, directory: Path):
-        """Open the file. Raises BadInput if that is impossible, or if it is not a regular file."""
+        """Open the file. Raises BadInput if it cannot be opened or is not a regular file."""
         with writing(directory / METRICS):
             self._log = JsonLog(directory / METRICS)
         self._failing = False
