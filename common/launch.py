@@ -161,7 +161,7 @@ def torchrun_process() -> int | None:
 
 
 class Failure(NamedTuple):
-    """Why this rank ended, or why another rank of this machine ended according to its report to torchrun."""
+    """Why a rank ended: this one, or another rank of this machine that reported its end to torchrun."""
 
     status: int
     reason: Reason

@@ -102,7 +102,7 @@ def start_from(
         lines.append(f"vocabulary {growth}: each new row is the mean of the model's rows")
     if origin.unseen:
         lines.append(
-            f"{origin.unseen} special tokens that the model has never seen start as copies of the end-of-text token"
+            f"{origin.unseen} special tokens are new to the model: they start as copies of the end-of-text token"
         )
     show(*lines, once=True)
     return origin

@@ -46,7 +46,7 @@ def checkpoints_by_step(directory: Path) -> dict[int, Path]:
     """Map the step of each checkpoint of a run to its folder, oldest first.
 
     In a copied run, `latest` or `best` may be a folder instead of a link. Such a folder is a checkpoint, too. It is
-    left out if its state cannot be read, or if another folder is named after its step.
+    left out if its state cannot be read, or if the same step also has a folder `step-...`.
     """
     checkpoints = {step_of(name): directory / name for name in steps_in(directory)}
     for folder in linked_folders(directory):

@@ -34,8 +34,8 @@ class TrainingProcess:
     def __init__(self, directory: Path, command: list[str], environment: Mapping[str, str]):
         """Start Python with the arguments in `command`.
 
-        The process gets its own session, so that Ctrl-C in a terminal reaches only its parent, which then asks it to
-        stop.
+        The new process gets a session of its own, so that Ctrl-C in a terminal reaches only this process. This process
+        then asks the new one to stop.
         """
         path = self.log = directory / JOB_LOG
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT

@@ -25,7 +25,7 @@ STEPS_AHEAD = 2  # steps that must still fit, because the host runs slightly ahe
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
-    """Limits of a run, including earlier jobs, or of an experiment, including all of its jobs. None means no limit."""
+    """Limits for a run with its earlier jobs, or for an experiment with all of its jobs. None means no limit."""
 
     max_hours: Annotated[
         float | None,

@@ -143,7 +143,7 @@ class TimeLedger(Spending):
         return total + remaining.checkpoints * self.typical_seconds("checkpoints")
 
     def typical_seconds(self, part: str) -> float:
-        """Return the average seconds of a validation or checkpoint; 0 before the first one of this process."""
+        """Return the average seconds that a validation or checkpoint of this process has taken; 0 before the first."""
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def record(self, waited_for_data_seconds: float) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_new_turn_tokens_copy_end_of_text(make_run: MakeRun, finished: Path, tmp
         run = make_run(name, {"vocab_size": 400}, **keys)
         done = complete(run, "--init-from", str(finished), *HASHED, *options, ranks=ranks)
         assert "vocabulary 257 -> 400: each new row is the mean of the model's rows" in done.stdout
-        assert "4 special tokens that the model has never seen start as copies of the end-of-text token" in done.stdout
+        assert "4 special tokens are new to the model: they start as copies of the end-of-text token" in done.stdout
         grown = load_file(run / "checkpoints" / "latest" / "model.safetensors")["token_embedding.weight"]
         assert torch.equal(grown[:257], old) and torch.equal(grown[261:], mean.expand(139, -1))
         assert torch.equal(grown[257:261], old[256].expand(4, -1))
