@@ -115,7 +115,7 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
 
 
 def drop(name: str, problem: str) -> bool:
-    """Record, for the metrics, why work of the kind `name` was dropped. Only each kind's first problem is recorded.
+    """Record, for the metrics, why work of the kind `name` was dropped. Only the first problem of a kind is recorded.
 
     Return whether this was the first problem of this kind.
     """

@@ -30,8 +30,8 @@ class Script:
 
     Arguments:
         name: the name of the script in messages
-        report: a function that prints an error that ends the script, and returns the exit status. If the error is a
-            bug, it returns None, and the error is raised. The default is `report_error`.
+        report: a function that prints the error that ends the script, and returns the exit status. For a bug, the
+            function returns None, and the error is raised. The default is `report_error`.
         has_ranks: whether all ranks of a job run the script, so that rank 0 prints the errors that all of them raise
     """
 

@@ -29,7 +29,7 @@ from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, 
 LOST_SECONDS = 60.0  # a healthy rank is never silent for this long, because its thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-# Minimum number of polls in a row without an answer from the store, after which a process ends. If the store answers,
+# A process ends after this many polls in a row, or more, without an answer from the store. While the store answers,
 # `_run` never skips that many polls.
 STORE_POLLS = 20
 TIMED_POLLS = 10  # rank 0 reads the step times of all ranks once in this many polls
@@ -109,7 +109,7 @@ class Heartbeat:
         """Announce that this rank was asked to stop. If another rank has failed or died, return why the job ends.
 
         A rank that is about to end calls this, because torchrun also asks ranks to stop after one of them has died.
-        Waits, for at most 3 beats, until each of the other ranks has published another beat or its last one.
+        Waits until every other rank has published its next beat or its last one, but for at most 3 beats.
         """
         if self._thread is None:
             return None

@@ -115,7 +115,7 @@ class Reporter:
     def log(self, step: int, result: StepResult, remaining: Remaining, rank_seconds: list[float] | None = None) -> None:
         """Record and show a step. This is the only place that waits for the GPU.
 
-        `rank_seconds` has the seconds per step of each rank's own work, if there is a new measurement.
+        `rank_seconds`: how many seconds per step each rank spends on its own work, if there is a new measurement.
         """
         if self.bar is None:
             return

@@ -76,9 +76,9 @@ def find_on_disks(run_directory: Path, name: str, ranks: Ranks, disk: RankGroup,
     """Return the checkpoint to resume from, on this rank's disk; None if there is none on any disk or in the bucket.
 
     The checkpoint is chosen as in `find_to_resume`. If the bucket has a newer one, each node downloads it. A node
-    without the chosen checkpoint receives a copy; before that, it archives those of its own checkpoints that the sender
-    does not have. Call it on every rank. Raises BadInput if checkpoints exist but none of them is intact,
-    or if disks have different checkpoints of the newest step.
+    without the chosen checkpoint receives a copy; before that, it archives its own checkpoints that the sender does not
+    have. Call it on every rank. Raises BadInput if checkpoints exist but none of them is intact, or if disks have
+    different checkpoints of the newest step.
     """
     search = Search(checkpoints_of(run_directory), name, ranks, disk)
     directory, contents = search.directory, search.contents()
@@ -129,7 +129,7 @@ def _list_disk(directory: Path, name: str) -> DiskContent:
 
 
 def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) -> bool:
-    """Download the newest intact checkpoint of a bucket to all nodes, unless a node has one that is just as new.
+    """Download the newest intact checkpoint of a bucket to all nodes, unless a node has one that is at least as new.
 
     Returns whether a checkpoint was downloaded.
     """
