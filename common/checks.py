@@ -121,7 +121,7 @@ def key_field(
 
 
 KeyRows = Mapping[str, Mapping[str, KeyRow]]  # file, "model" or "train" -> key -> row
-_NO_ROW = KeyRow(meaning="its field has no row that states its meaning", accepted_values="any value")
+_NO_ROW = KeyRow(meaning="no row states what this key means", accepted_values="any value")
 
 
 def row_of(field: "attrs.Attribute[Any]") -> KeyRow:

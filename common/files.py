@@ -236,7 +236,7 @@ def is_held(path: Path, *, absent: bool | None = None) -> bool | None:
     """
     try:
         with open_regular(path) as file:
-            # This lock is released immediately. It does not stop a job that is just starting: jobs try several times.
+            # This lock is released immediately. It cannot keep a job from starting, because jobs try several times.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:

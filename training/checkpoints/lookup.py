@@ -171,7 +171,7 @@ def complete_steps(bucket: "Bucket") -> list[str]:
 
 
 def candidates(bucket: "Bucket", name: str) -> list[str]:
-    """Return the names of the checkpoints in a bucket from which the run may resume, starting with the best choice.
+    """Return the names of a bucket's checkpoints that the run may resume from, starting with the best choice.
 
     A name in NEWEST means all complete checkpoints, newest first, because only a download shows whether one is intact.
     """

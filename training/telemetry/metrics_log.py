@@ -273,7 +273,7 @@ def _are_sources(value: Any) -> bool:
 
 
 def _are_devices(value: Any) -> bool:
-    """Return whether a value counts the ranks of a job by the name of their device."""
+    """Return whether a value maps each name of a device to the number of ranks that use such a device."""
     return isinstance(value, dict) and bool(value) and all(map(integer(1).holds, value.values()))
 
 
