@@ -84,8 +84,8 @@ class KeyRow:
     meaning: str  # a phrase that makes sense next to the name of the key
     accepted_values: str  # a description, usually the one that the key's check provides
     recommended: Any = None  # the value in the recommended recipe; None: the recipe uses the default
-    # True: the key does not change the trained weights, except by rounding. Runs that differ only in such keys and the
-    # seed count as the same recipe, so `evaluate.py compare` treats the difference between them as noise.
+    # True: the key does not change the trained weights, except by rounding. If runs differ only in such keys and in the
+    # seed, they have the same recipe, so `evaluate.py compare` treats the difference between them as noise.
     plumbing: bool = False
     names: str = ""  # names of the same setting in other programs, separated by spaces; the values mean the same
     # Similar settings of other programs, whose values differ from the key's. This maps each kind of difference, such as

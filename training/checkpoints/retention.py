@@ -124,6 +124,9 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         contents=f"{count} checkpoints of {readable_bytes(size)}, minus the existing ones",
         least_bytes=least,
         total_bytes=max(0, count * size - existing - leftovers),
-        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with {setting(keep_checkpoints=1)}",
+        advice=(
+            f"free some space, make {directory} a link to a larger disk, or keep fewer checkpoints with "
+            f"{setting(keep_checkpoints=1)}"
+        ),
         in_place=True,
     )

@@ -28,7 +28,7 @@ class StopRequest:
     validation_due: Callable[[int], bool]  # `Intervals.validation_due` of the loop
     saving: Saving
     validation_steps: float  # estimated duration of a validation, in steps; used until a validation has been measured
-    _signalled: bool = attrs.field(init=False, default=False)  # whether the ranks last agreed because of a signal
+    _signalled: bool = attrs.field(init=False, default=False)  # whether a signal caused the latest agreement
 
     def agreed(self) -> bool:
         """Return whether any rank has to stop. All ranks call this at the same point and get the same answer."""
@@ -46,7 +46,7 @@ class StopRequest:
 
     @property
     def reason(self) -> Reason:
-        """The reason for the stop that exit.json records."""
+        """The reason that exit.json records for the stop."""
         return "stopped" if self.cause == EarlyEnd.SIGNAL else "out-of-budget"
 
     def limit_reached(self) -> bool:

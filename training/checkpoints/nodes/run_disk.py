@@ -22,7 +22,7 @@ from training.config.train_config import Run
 from training.parallel.process_group import RankGroup, Ranks, gather, together
 
 # Each node writes this many probe files, and in each poll it looks for a different file of every other node. If a
-# client of a network disk does not find a file, it may not look for that file again for a minute.
+# client of a network disk does not find a file, it sometimes waits a minute before it looks for that file again.
 PROBES = 20
 PROBE_POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # beginning of the names of probe files
