@@ -13,7 +13,7 @@ from common.checks import KeyRows
 
 
 class Meaning(NamedTuple):
-    """What options of other programs mean: the command that does the same in Lockstep."""
+    """Options of other programs, and the command that does the same in Lockstep."""
 
     foreign_names: str  # without leading dashes, with underscores for hyphens, separated by spaces
     command: str

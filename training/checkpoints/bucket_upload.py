@@ -44,7 +44,7 @@ LEASE_POLL_SECONDS = 5.0
 @attrs.frozen
 class UploadOutcome:
     name: str
-    problem: str | None  # one line that says why the checkpoint is not in the bucket; None if it is
+    problem: str | None  # one line that says why the checkpoint is not in the bucket; None if it is there
     seconds: float
 
 

@@ -134,7 +134,7 @@ def values_from(
 def first_network(
     record: RunRecord, initial: InitialWeights | None, model_file: Path, tokenizer: TokenizerRecord | None
 ) -> GPT:
-    """Rebuild, on the CPU, the network of a run as it was before its first step, according to the run's record.
+    """Rebuild a run's network on the CPU, as it was before the first step, according to the run's record.
 
     Raises BadInput if `initial` is not the model from whose weights the run began.
     """

@@ -39,7 +39,7 @@ def line_of_error(trace: TracebackType | None) -> str:
 
 def _joined_thread(frame: FrameType) -> threading.Thread | None:
     """Return the thread that a frame is joining, or None if it is not joining any."""
-    # Before Python 3.13, the innermost frame is a function that join calls.
+    # Before Python 3.13, the innermost frame belongs to a function that `join` calls.
     for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):
         if inner.f_code is threading.Thread.join.__code__:
             thread: threading.Thread = inner.f_locals["self"]
