@@ -229,7 +229,7 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _check_leftovers(directory: Path) -> None:
-    """Raise BadInput if a run that has no checkpoint in its place seems to have had one.
+    """Raise BadInput if a run seems to have had a checkpoint, although there is none in the right place.
 
     The signs are links to missing checkpoints, checkpoints under other names, and checkpoints in a wrong folder.
     """

@@ -43,7 +43,7 @@ class BackgroundChart:
             self._start()
 
     def finish(self) -> bool:
-        """Wait for a drawing in progress, then draw the final state and wait for that; return whether it succeeded."""
+        """Wait for a drawing in progress, then draw the final state; return whether the final drawing succeeded."""
         try:
             if self._process is not None:
                 self._process.wait(LAST_SECONDS)

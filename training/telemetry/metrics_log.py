@@ -82,7 +82,7 @@ class Detail:
     SOURCES = "sources"  # tokens and epochs read from each dataset
     WORLD_SIZE = "world_size"
     DATA_PARALLEL_SIZE = "data_parallel_size"
-    DEVICES = "devices"  # number of ranks by the name of their GPU or CPU
+    DEVICES = "devices"  # name of a GPU or CPU -> number of ranks that use it
     SOFTWARE = "software"
     COMMIT = "commit"
     CHANGES = "changes"  # changes in the numerics, one string per change
