@@ -237,7 +237,7 @@ def _holder_of(version: Version) -> str:
 
 
 def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
-    """Return whether a bucket has a complete copy of a checkpoint on the disk, with an intact state.
+    """Return whether a checkpoint on the disk has a complete copy, with an intact state, in a bucket.
 
     Raises BadInput if the bucket's checkpoint of that name is from another run.
     """

@@ -21,8 +21,8 @@ _SCHEDULE_KEYS = (
     *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
     "steps",
 )
-# Instead of these keys, the values that result from them are compared: the datasets' shares and files, the number of
-# steps, and the number of sequences per step.
+# The values of these keys are not compared. The values that result from them are compared instead: the datasets' shares
+# and files, the number of steps, and the number of sequences per step.
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # they select a slice of the validation stream
 

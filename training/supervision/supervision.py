@@ -109,9 +109,9 @@ class Supervision:
     def end_torchrun(self) -> None:
         """On several nodes, end this node's torchrun if it would restart ranks that have all stopped or diverged.
 
-        If torchrun itself has asked the ranks to stop, it is not ended: either it ends anyway, or a node has joined and
-        the ranks must continue. On other nodes, torchrun may not have been asked to stop, and would then wait for the
-        torchrun of this node.
+        If torchrun itself has asked the ranks to stop, this method does not end it: either torchrun ends anyway, or a
+        node has joined and the ranks must continue. On other nodes, torchrun may not have been asked to stop, and would
+        then wait for the torchrun of this node.
         """
         torchrun = launch.torchrun_process()
         is_last_start = launch.restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
