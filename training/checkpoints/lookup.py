@@ -217,7 +217,7 @@ def _find_named(directory: Path, name: str) -> Path:
 def _newest_first(directory: Path) -> list[Path]:
     """Return all folders from which "auto" may resume, newest first.
 
-    A folder that replaces a link and whose step cannot be read comes first, so that its damage is reported.
+    If a folder replaces a link, and its step cannot be read, it comes first, so that its damage is reported.
     """
     steps: dict[Path, float] = {directory / name: step_of(name) for name in steps_in(directory)}
     for folder in linked_folders(directory):

@@ -119,7 +119,7 @@ class Supervision:
             return
         if self.stop_requested.wait(TORCHRUN_SECONDS):
             return
-        # The ranks wait until torchrun asks them to stop. If a rank ended earlier, torchrun would restart all ranks.
+        # The ranks wait until torchrun asks them to stop. If a rank ended sooner, torchrun would restart all ranks.
         if not launch.is_first_on_machine():
             self.stop_requested.wait(FIRST_RANK_SECONDS)
         elif launch.torchrun_process() == torchrun:
