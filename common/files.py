@@ -27,7 +27,7 @@ BLOCK_BYTES = 1 << 22
 HUB = "hf:"  # optional prefix of a name on the Hugging Face hub
 LOCK_POLL_SECONDS = 0.2
 PARTIAL = ".partial-"  # prefix of the hidden name of a file or folder that is being written
-# Folders on some file systems, and folders of other users, cannot be synced. Nothing can be done about these errors, so
+# The errors of syncing a folder on some file systems, or a folder of another user. Nothing can be done about them, so
 # they are ignored.
 _UNSYNCABLE_FOLDER = (errno.EACCES, errno.EBADF, errno.EINVAL)
 _ADVICE = {

@@ -32,7 +32,7 @@ MOST_POWERS = 8  # maximum number of powers of ten that are labeled on a logarit
 SOURCE = "Lockstep"  # content of the text chunk "Source" of our PNG files; files that have it may be replaced
 WIDTH, HEIGHTS = 9, (5, 8)  # in inches: the width of a PNG, its height with one chart, and its height with several
 DOTS_PER_INCH = 110
-EARLIER_SIZES = ((990, 550), (990, 880))  # in pixels: sizes of the PNG files of earlier versions, which have no SOURCE
+EARLIER_SIZES = ((990, 550), (990, 880))  # in pixels; PNG files of earlier versions have these sizes and no SOURCE
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from typing import Any
 READ_SECONDS = 120.0
 SLOWEST_BYTES = 1000  # minimum speed in bytes per second, averaged over a reply
 WRITTEN_BYTES = 1 << 16  # maximum number of bytes in a single write
-UNSIZED_BYTES = 1 << 26  # largest reply if it is JSON, which is read completely, or if its length is not announced
+UNSIZED_BYTES = 1 << 26  # limit for a reply that is JSON, because it is read completely, or has no announced length
 MOST_PACKED = 64  # a compressed reply may have UNSIZED_BYTES / MOST_PACKED, because gzip can shrink data 1000-fold
 
 
