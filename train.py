@@ -96,7 +96,7 @@ def read_command() -> "TrainCommand":
 def prepare(command: "TrainCommand", supervision: Supervision) -> JobExit | None:
     """Check the environment, and lock the run directory if it exists.
 
-    If this job had already stopped or diverged, and torchrun has restarted it, returns how it had ended; else None.
+    If torchrun has restarted this job although it had stopped or diverged, returns how the job had ended; else None.
     """
     if command.trains:
         keep_logs_only()

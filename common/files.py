@@ -391,7 +391,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_plain(path: Path) -> bool:
-    """Return whether a path is free, or a regular file that belongs to this user and has no hard links."""
+    """Return whether a path is free, or a regular file that belongs to this user and has no other hard link."""
     try:
         status = path.lstat()
     except FileNotFoundError:

@@ -110,7 +110,8 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allow
     if changes and promised_levels and not allowed:
         raise BadInput(
             f"{checkpoint}: made with different numerics ({'; '.join(changes)}), so the run would not continue with "
-            "the same bits; restore them, or pass --allow-numerics-drift, which is recorded in the metrics"
+            "the same bits; restore the earlier numerics, or pass --allow-numerics-drift, which is recorded in the "
+            "metrics"
         )
     return changes
 

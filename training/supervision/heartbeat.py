@@ -101,7 +101,7 @@ class Heartbeat:
         self._ending.set()
         if self._thread is None:
             return
-        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # it takes longer only if torchrun does not respond
+        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # longer only if torchrun does not respond
         if cut_off and not self.beats.departed("failed"):
             self._lost()
 
