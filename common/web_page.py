@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 ROOT = Path(__file__).parents[1]
-# The heat map of tokens (heat.css) has the classes p1 to p8. Each number is the smallest loss in a class, in nats (the
-# negative log-probability of a token).
+# The heat map of tokens (heat.css) has the classes p1 to p8. Each number is the smallest loss in a class: the negative
+# log-probability of a token, in nats.
 HEAT_NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 HEAT_LEGEND = [(bound, math.exp(-bound)) for bound in HEAT_NATS]  # (nats, probability)
 

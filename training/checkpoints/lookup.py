@@ -245,7 +245,7 @@ def _check_leftovers(directory: Path) -> None:
     if copies:
         raise BadInput(
             f"{directory}: has no checkpoint of this run under its own name, only {', '.join(copies)}; continue from "
-            f"it with --resume {copies[0]}, or start over with --resume never"
+            f"a copy with --resume {copies[0]}, or start over with --resume never"
         )
     for checkpoint in misplaced(directory.parent):
         raise BadInput(

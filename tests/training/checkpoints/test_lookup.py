@@ -36,7 +36,7 @@ def test_run_with_only_a_copy_gives_advice(copied: Path) -> None:
         find_to_resume(checkpoints_of(copied), "auto")
     for link in ("latest", "best"):
         (directory / link).unlink()
-    with pytest.raises(BadInput, match="only kept; continue from it with --resume kept, or start over"):
+    with pytest.raises(BadInput, match="only kept; continue from a copy with --resume kept, or start over"):
         find_to_resume(checkpoints_of(copied), "auto")
 
 
