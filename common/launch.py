@@ -129,8 +129,8 @@ def check_launcher() -> None:
         if count.isdecimal() and int(count) > tasks:
             joined = f"{tasks} {'task has' if tasks == 1 else 'tasks have'} joined"
             raise BadInput(
-                f"{variable} is {count}, but only {joined}, so each task would train alone; start one task per node, "
-                f"which runs torchrun with --nproc_per_node, or set {variable}={tasks} to let each task train alone"
+                f"{variable} is {count}, but only {joined}, so each task would train alone; start one task per node "
+                f"and run torchrun --nproc_per_node in it, or set {variable}={tasks} to let each task train alone"
             )
 
 

@@ -147,7 +147,7 @@ def first_network(
         source = recorded_origin.source
         raise BadInput(f"the run began with the weights of {source}: pass --init-from {source}")
     elif recorded_origin is None:
-        raise BadInput(f"--init-from {initial.source}: the run began with random weights; leave it out")
+        raise BadInput(f"--init-from {initial.source}: the run began with random weights; leave out --init-from")
     else:
         weights_by_name, origin = values_from(initial, config, model_file, tokenizer)
         if origin.sha256 != recorded_origin.sha256:

@@ -150,7 +150,7 @@ class JobRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "JobRecord":
-        """Return the readable part of the content of `resolved.json`. This never raises an exception."""
+        """Convert the content of `resolved.json`, without the values that cannot be read. Never raises an exception."""
         if isinstance(values.get("token_files"), str):  # a run with a single dataset has no list
             values = {**values, "token_files": [values["token_files"]]}
         readable: dict[str, Any] = {}

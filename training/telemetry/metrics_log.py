@@ -19,7 +19,7 @@ from common.output import progress, show, warning
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
 GIVEN_TOKENIZER = "given_tokenizer"  # key of a result that was measured with the tokenizer given by --tokenizer
-# Keys of lines in evaluations.jsonl: the hash of the values of the measured weights, and the hash of their file
+# Keys of lines in evaluations.jsonl: the hash of the measured weights' values, and the hash of the weights' file
 WEIGHTS_VALUES, WEIGHTS_FILE = "weights_sha256", "weights_file_sha256"
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # the page that report.py writes
