@@ -120,11 +120,11 @@ def parse(
     """Parse a command line into an instance of the class that describes its options.
 
     `commands` is this class or, for a script with commands, a mapping from the names of the commands to their classes.
-    The first word of the command line then selects the command; if it names no command, the command named "" is used,
-    if there is one. The help shows the class's docstring. The class may have `help_groups`, which maps titles to names
-    of options, and `option_rules`, which state which options can be combined. `key_rows` returns the rows of all keys
-    of run directories; an error about an unknown option may suggest one of these keys. Exits after --help. Raises
-    UsageError for a wrong command line.
+    The first word of the command line then selects the command. If that word names no command, or if there are no
+    words, the command named "" is used, provided that the script has it. The help shows the class's docstring. The
+    class may have `help_groups`, which maps titles to names of options, and `option_rules`, which state which options
+    can be combined. `key_rows` returns the rows of all keys of run directories; an error about an unknown option may
+    suggest one of these keys. Exits after --help. Raises UsageError for a wrong command line.
     """
     siblings: Mapping[str, Any] = {} if isinstance(commands, type) else commands
     if "" in siblings and (not words or words[0] not in siblings):

@@ -28,7 +28,7 @@ from training.telemetry.metrics_log import Detail, EarlyEnd, Metric, MetricsLog,
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 LINE_SECONDS = 10.0  # pause between plain lines, if stderr is not a terminal
-SLOW_SHARE = 0.2  # a rank is slow if it needs this share more time than the median rank
+SLOW_SHARE = 0.2  # a rank is slow if its time exceeds the median rank's time by more than this share
 # For each failure event: the event that ends the failure, and the text that the bar shows until then
 FAILURES = {
     RunEvent.CHECKPOINT_FAILED: (RunEvent.CHECKPOINT, "NOT SAVED"),
