@@ -156,9 +156,9 @@ def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list
 
 @contextmanager
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
-    """Convert an error of one of these kinds, raised in the block, to BadInput.
+    """If the block raises an error of one of the `kinds`, convert it to BadInput.
 
-    The message consists of the place, `where`, the text of the error, and `advice`.
+    The message consists of `where`, which names the place, the text of the error, and `advice`.
     """
     try:
         yield

@@ -79,7 +79,10 @@ def integer_range(minimum: int, maximum: int) -> str:
 
 
 def readable_bytes(count: float, *, binary: bool = False, digits: int = 3) -> str:
-    """Return a number of bytes in a suitable unit, with at least this many digits: "1.23 GB", "35.5 KB", "12 B"."""
+    """Return a number of bytes in a suitable unit: "1.23 GB", "35.5 KB", "12 B".
+
+    `digits` is the minimum number of digits. A number below one kilobyte has no decimals.
+    """
     base, units = (1024, BINARY) if binary else (1000, DECIMAL)
     value, unit = float(count), 0
     while unit < len(units) - 1 and abs(value) >= base:

@@ -17,8 +17,9 @@ from typing import Any
 READ_SECONDS = 120.0
 SLOWEST_BYTES = 1000  # minimum speed in bytes per second, averaged over a reply
 WRITTEN_BYTES = 1 << 16  # maximum number of bytes in a single write
-UNSIZED_BYTES = 1 << 26  # limit for a reply that is JSON, because it is read completely, or has no announced length
-MOST_PACKED = 64  # a compressed reply may have UNSIZED_BYTES / MOST_PACKED, because gzip can shrink data 1000-fold
+UNSIZED_BYTES = 1 << 26  # limit for a reply of unannounced length, and for JSON, which is read completely
+# A compressed reply may have only UNSIZED_BYTES / MOST_PACKED bytes, because gzip can shrink data to a thousandth.
+MOST_PACKED = 64
 
 
 def wrap_transports(client: Any, wrap: Callable[[Any], Any]) -> None:

@@ -78,7 +78,7 @@ def linked_checkpoint(directory: Path, link: str) -> str | None:
 def resolve(directory: Path, name: str) -> tuple[Path, str | None]:
     """Return the path of the checkpoint that a name means, and the link's target if the name is a link.
 
-    The checkpoint may not exist. The name may be a folder, `latest`, `best`, or another link that a user has made.
+    The checkpoint may not exist. The name may be that of a folder, `latest`, `best`, or a link that a user has made.
     """
     target = link_target(directory / name)
     if target is None and name in LINKS:

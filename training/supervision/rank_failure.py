@@ -31,7 +31,7 @@ STATUSES: dict[type[Exception], int] = {Diverged: EXIT_DIVERGED, UsageError: EXI
 
 
 def report(error: Exception, supervision: Supervision) -> int:
-    """Print an error that ends this rank, unless another rank prints the same error, and record it.
+    """Record an error that ends this rank. Print it as well, unless another rank prints the same error.
 
     Returns the exit status. A user's error is printed as lines, any other error with its traceback. The text also
     appears in torchrun's table of failed ranks, and the reason is written to exit.json.

@@ -65,7 +65,8 @@ class Supervision:
     def __init__(self) -> None:
         """Begin to receive signals."""
         self.stop_requested = threading.Event()
-        self.earlier_exit: JobExit | None = None  # how this job ended before torchrun restarted it; None unless final
+        # How this job ended before torchrun restarted it. None: it was not restarted, or it has to continue.
+        self.earlier_exit: JobExit | None = None
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._own_disk_lock = RunLock()  # used by the first rank of a node that does not share rank 0's disk
         self._heartbeat: Heartbeat | None = None  # set when the ranks have met
@@ -128,7 +129,7 @@ class Supervision:
             self.stop_requested.wait(TORCHRUN_SECONDS)
 
     def failure_behind(self, error: Exception) -> launch.Failure | None:
-        """Return why another rank has ended, if that made a collective fail and so caused this rank's error.
+        """Return why another rank has ended, if its end made a collective fail and so caused this rank's error.
 
         Returns None for any other error.
         """

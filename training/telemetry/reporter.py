@@ -91,7 +91,7 @@ class Reporter:
 
     @advisory("metrics")
     def record(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record values by their names in `Metric`."""
+        """Record measured values. The keys of `values` are names in `Metric`."""
         self._write({"step": step, **values})
 
     @advisory("events")
