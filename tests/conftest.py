@@ -108,7 +108,7 @@ def no_process_group_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def alone() -> Iterator[Ranks]:
-    """Start a process group of this process alone, on the CPU."""
+    """Start a process group on the CPU that contains only this process."""
     yield process_group.start("cpu", 60)
     process_group.stop()
 

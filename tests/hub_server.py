@@ -33,7 +33,7 @@ class Hub:
 
 
 class Handler(QuietHandler):
-    """Handles requests for the hub of its server."""
+    """Answers requests with the content of the server's hub."""
 
     @property
     def hub(self) -> Hub:

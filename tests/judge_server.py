@@ -150,7 +150,7 @@ def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
 
 
 class Handler(QuietHandler):
-    """Handles requests for the judge of its server."""
+    """Passes requests on to the server's judge."""
 
     def do_POST(self) -> None:
         data = self.received()

@@ -196,9 +196,9 @@ def _start_server() -> str:
 
 
 def serve(address: str, owner: int) -> NoReturn:
-    """Fork a process for each request, and respond with its pid and later its exit status, until the owner ends.
+    """Fork a process for each request until the owner ends. Respond with the fork's pid, and later its exit status.
 
-    No other thread runs here, so that no lock is held when a process is forked.
+    This process has only one thread, so no lock is held when it forks.
     """
     global _address  # noqa: PLW0603  # read by forks, and by their forks
     _address = address

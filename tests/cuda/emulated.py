@@ -19,7 +19,7 @@ ATOMIC_SOURCE = "tl.atomic"
 
 
 def cache_of(gpu: str, determinism: str) -> Path:
-    """Return the folder for the compiled kernels of a GPU and a level of determinism."""
+    """Return the folder for the kernels that are compiled for a GPU at a level of determinism."""
     return Path(os.environ[CACHES]) / f"{gpu}-{determinism}"
 
 

@@ -89,7 +89,7 @@ def test_muon_never_waits_for_the_gpu(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in EIGHT_RANKS if layout.size == "124M"])
 def test_memory_does_not_grow_over_steps(layout: Layout) -> None:
-    short, long = measure(layout), measure(layout, 40)  # two processes may choose different attention kernels
+    short, long = measure(layout), measure(layout, 40)  # two processes, which may choose different attention kernels
     assert len({*long.peaks[STEPS:]}) == 1 and long.reserved_peak <= short.reserved_peak
     assert long.pinned_growth == 0
 

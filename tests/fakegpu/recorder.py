@@ -65,7 +65,7 @@ class Event:
     """One call. Fields that do not apply to its kind are 0."""
 
     kind: Kind
-    name: str  # of the kernel, the collective or the function, or the direction of a copy
+    name: str  # name of the kernel, collective or function; for a copy, its direction
     device: int
     stream: int
     object: int  # the CUDA event that is recorded or waited for, or the address that is allocated or freed

@@ -44,9 +44,9 @@ def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
 
 
 def take(answer: ServedAnswer, token: int) -> AnswerPart:
-    """Return the part that a token completes.
+    """Add a token to an answer, and return the part of the answer that it completes.
 
-    As in `Drawing`, the text ends at the end-of-text id, or after the largest number of tokens.
+    As in `Drawing`, the answer ends at the end-of-text id, or when it has as many tokens as the request allows.
     """
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None

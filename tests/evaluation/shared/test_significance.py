@@ -158,7 +158,7 @@ def test_unjudged_questions_are_left_out_for_all_models() -> None:
 
 
 def neighbors(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
-    """Return normal units with deviation 1. Each unit is correlated with the one before it."""
+    """Return normally distributed units with standard deviation 1. Each unit is correlated with the one before it."""
     units = draw.standard_normal(shape)
     for at in range(1, shape[-1]):
         units[..., at] = correlation * units[..., at - 1] + np.sqrt(1 - correlation**2) * units[..., at]

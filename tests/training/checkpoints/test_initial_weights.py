@@ -17,7 +17,7 @@ from tests.launch import ROOT
 from tests.launch import run as run_command
 from training.checkpoints.initial_weights import with_new_rows
 
-# Settings of model.json that leave the network the same as that of TINY_MODEL
+# Settings of model.json that leave the shapes of TINY_MODEL's parameters unchanged
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
 HASHED = ("--hash-every", "1", "--max-steps", "2")
 

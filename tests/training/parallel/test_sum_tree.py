@@ -1,6 +1,6 @@
 """The sum tree: however the leaves are divided among ranks, the additions are the same as in one process.
 
-Other tests are about the number of partial sums.
+Other tests check the number of partial sums.
 """
 
 import itertools
