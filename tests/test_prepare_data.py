@@ -16,7 +16,8 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
         ("a.jsonl", "/dev/null", "bytes", "/dev/null: is not a folder; pass another --output"),
         ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file has the name of a folder"),
         ("a.jsonl", "x" * 300, "bytes", "cannot be written: File name too long; choose a shorter name"),
-        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # reported before the unknown tokenizer
+        # The missing input is reported before the unknown tokenizer.
+        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),
         ("x" * 300, "out", "bytes", "cannot be read: "),
     ],
 )

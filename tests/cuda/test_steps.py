@@ -18,7 +18,7 @@ ARCHITECTURES = {"h100": {"sm_90", "sm_90a"}, "a100-80gb": {"sm_80"}}
 
 # Limits for one step, by size, world size, wrapper and determinism: the number of kernel launches, the number of
 # collective calls, and the MB that the collectives move. The limits are 3 to 5 % above what torch 2.13 needs. On one
-# rank, FSDP trains the bare network.
+# rank, FSDP does not wrap the network.
 BOUNDS: dict[tuple[str, int, str, str], tuple[int, int, float]] = {
     ("124M", 1, "ddp", "off"): (1510, 1, 0.001),
     ("124M", 1, "fsdp", "off"): (1510, 1, 0.001),

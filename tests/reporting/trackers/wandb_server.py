@@ -23,7 +23,7 @@ NO_LOGS = {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "wandbCo
 
 @attrs.define
 class WandbServer:
-    """What the server has stored and answered. `histories` and `configs` are by the id of the run."""
+    """What the server has stored and answered. The keys of `histories` and `configs` are run ids."""
 
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON

@@ -144,8 +144,8 @@ CASES = [
     for variant, layouts in LAYOUTS.items()
     for layout in layouts
 ]
-# The layouts of a run, one after the other. On the first one, which has one node, the run is killed while it saves at
-# step 4; it continues on the others.
+# Each run uses three layouts, one after the other. The first layout has one node. There, the run is killed while it
+# saves at step 4. It continues on the second and the third layout.
 HANDOVERS = {
     "fp32": ("1x4 fsdp", "2x2 hsdp", "1x1 ddp"),
     "bf16": ("1x3 ddp", "3x2 hsdp", "1x5 fsdp"),
@@ -237,7 +237,7 @@ def test_killed_runs_give_the_results_of_one_process(
     assert losses.items() <= validated.items()  # there are more losses, because each job also validates at its end
 
 
-# A script that prints the hash of the state that a resumed run has loaded, computed on its new layout.
+# A script that resumes a run on a new layout, and prints the hash of the state that it has loaded.
 PRINT_LOADED_STATE = """
 from training import resume
 from training.checkpoints.tensor_files import state_sha256

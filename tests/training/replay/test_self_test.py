@@ -29,7 +29,7 @@ def parts(make_run: MakeRun, alone: Ranks) -> Parts:
 
 
 def disturb(state: TrainState, name: str, *, runs: int = 10**6) -> None:
-    """Make a parameter's gradient differ each time, as atomic additions would, in the first `runs` micro-steps."""
+    """In each of the first `runs` micro-steps, change a parameter's gradient slightly, as atomic additions would."""
     calls = 0
 
     def change(gradient: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class Job:
             self.ranks[rank].poll()
 
     def operations(self, kind: str = "operations") -> list[int]:
-        """Return, for each rank, the number of its store operations (or of the keys in them) since the last call."""
+        """Return each rank's number of store operations since the last call; with "keys", the number of their keys."""
         counts = [connection.counts[kind] for connection in self.connections]
         for connection in self.connections:
             connection.counts[kind] = 0
