@@ -24,7 +24,7 @@ class Hub:
         self.requests: list[str] = []
         self.cut_after_bytes: int | None = None  # where the next file transfer breaks off; None means never
         self.url = ""
-        self.new: Path | None = None  # the folder of datasets that clients create
+        self.new: Path | None = None  # the folder for datasets that clients create
         self.private: set[str] = set()
         self.objects: dict[str, bytes] = {}  # uploaded large files by sha256, committed or not
         self.commits: list[list[str]] = []  # names of the files in each commit

@@ -25,7 +25,7 @@ from common.output import Notice
 
 MESSAGES = Path(__file__).with_suffix(".json")
 ROOT = str(Path(__file__).parent.parent)
-# The folder of a test and ports differ between two runs of the same test.
+# These parts differ each time that a test runs: the path of its temporary folder, and the ports that it uses.
 TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?(/[\w-]*\d+)?")
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # in front of an error on a command's stderr

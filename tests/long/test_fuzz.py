@@ -100,7 +100,7 @@ class Workspace:
         self._good_outputs: dict[tuple[str, ...], str] = {}
 
     def attempt(self, case: Case, seed: str) -> Outcome:
-        """Damage a fresh copy, run the command, and return the outcome."""
+        """Damage a fresh copy of the files, run the command, and return the outcome."""
         if case.survives and not _trains(case) and case.command not in self._good_outputs:
             self._renew()
             self._good_outputs[case.command] = self._start(case.command).communicate(HANG_SECONDS)[0]

@@ -25,8 +25,8 @@ from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
 RUN, LENGTHS = ROOT / "runs" / "8xa100", {"gpjt/fineweb-gpt2-tokens": None}
-# From gpjt's table "Costs of training in the cloud": the machine, the micro-batch, the seconds of the complete training
-# with and without validation, and the tokens/s that the trainer printed
+# From gpjt's table "Costs of training in the cloud". For each machine: the micro-batch, the seconds of the complete
+# training with validation, the seconds without validation, and the tokens/s that the trainer printed.
 PUBLISHED = {
     "8xa100-40gb": (13, 13904, 12404, 234480),
     "8xa100-80gb": (28, 11532, 9948, 282707),
