@@ -12,7 +12,7 @@ from tests.loopback import QuietHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".png")  # suffixes of large files, as in the .gitattributes of a new dataset
-TOKEN = "hf_write"  # the only token that may write, and only below OWNER
+TOKEN = "hf_write"  # the only token with write access, which it has only to OWNER's repositories
 OWNER = "owner"
 
 

@@ -58,7 +58,7 @@ def run(
 
 
 def finish(process: Any, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Wait for a process, which must lead its session, and return its output. A hang fails the test."""
+    """Wait for a process, which must be a session leader, and return its output. A hang fails the test."""
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -22,7 +22,7 @@ KEYS = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoi
 
 
 def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the command in the file as SkyPilot does, but without the bucket."""
+    """Run the command in launch/skypilot.yaml as SkyPilot does, but without the bucket."""
     text = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())["run"]
     bucket = '--set "checkpoints=$CHECKPOINTS"'
     assert bucket in text

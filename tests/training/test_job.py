@@ -317,7 +317,7 @@ def test_terminal_shows_one_complete_progress_bar(make_run: MakeRun) -> None:
     assert status == 0, last
     bars = [line for line in last if "24/24" in line]
     assert bars and len(bars[0]) > 80
-    assert sum("| 0/24" in line for line in last) <= 2  # one bar, which is drawn again under the first validation loss
+    assert sum("| 0/24" in line for line in last) <= 2  # the bar is drawn again below the first validation loss
     for word in ("100%", "loss ", "tok/s", " spent"):
         assert word in bars[-1]
     assert re.search(r"\$\d+\.\d\d spent", bars[-1])

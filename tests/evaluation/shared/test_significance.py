@@ -113,7 +113,7 @@ def test_different_seeds_give_the_unpaired_test() -> None:
 
 
 def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviation: float = 0) -> np.ndarray:
-    """Return scores from 0 to 100 for equally good models. Most questions are hard for all of them; answers are noisy."""
+    """Return scores (0 to 100) of equally good models. Most questions are hard for all of them; answers are noisy."""
     models, seeds, questions = shape
     scores = draw.beta(0.6, 2, questions) * 100 + draw.normal(0, 8, (models, 1, questions))
     scores = scores + draw.normal(0, 18, shape) + draw.normal(0, seed_deviation, (models, seeds, 1))

@@ -24,7 +24,7 @@ from training.parallel.wrap import Parallel, parallelize
 from training.precision import AUTOCAST_DTYPES, Numerics, autocast
 
 CPU = torch.device("cpu")
-SIX_LAYERS = {"n_layers": 6}  # which FSDP groups in pairs
+SIX_LAYERS = {"n_layers": 6}  # FSDP groups them in pairs
 
 
 def wrapped(
