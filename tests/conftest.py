@@ -200,7 +200,7 @@ def train(run: Path, *options: str, **keywords: Any) -> Any:
 
 
 def complete(run: Path, *options: str, **keywords: Any) -> Any:
-    """Run train.py like `train`, and check that its status is 0."""
+    """Run train.py as `train` does, and check that its status is 0."""
     done = train(run, *options, **keywords)
     assert done.returncode == 0, done.stderr
     return done

@@ -1,6 +1,6 @@
 """Tensor shards: loss and gradients equal those of the plain network, and shards cover every parameter.
 
-Other tests are about dropout and about networks that are refused.
+Other tests check dropout, and which networks are refused.
 """
 
 from functools import partial

@@ -31,7 +31,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token
     assert line in planned.stdout, planned.stdout
     assert line in process.stdout
     assert f"data: 1.27 epochs, 1,344 tokens of {few}" in process.stdout
-    epochs = [counts[1] for counts in metrics(run, "epochs").values()]  # type: ignore[index]  # a list
+    epochs = [counts[1] for counts in metrics(run, "epochs").values()]  # type: ignore[index]  # each value is a list
     assert epochs == [count / 33 for count in (4, 8, 12, 18, 24, 30, 36, 42)]
     last = next(record for record in read_metrics(run) if record.get("event") == "end")
     record = json.loads((run / "resolved.json").read_text())

@@ -121,7 +121,7 @@ def test_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], Pa
 
 @attrs.define
 class CountingStore:
-    """A connection to a store that counts operations and the keys in them."""
+    """A connection to a store. It counts operations and their keys."""
 
     store: TCPStore
     counts: Counter[str] = attrs.field(factory=Counter)
