@@ -35,7 +35,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     folder.mkdir()
     jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
     (folder / "other\x1b[8m.png").write_text("")
-    for output in (folder / "out", folder / "out"):  # the second time it is already complete
+    for output in (folder / "out", folder / "out"):  # the second time, the output is already complete
         done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
         shown = done.stdout + done.stderr

@@ -147,7 +147,7 @@ def size_of(run: Path) -> int:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Return a run's records of events of this kind."""
+    """Return all events of this kind that a run has recorded."""
     return [record for record in read_metrics(run) if record.get("event") == kind]
 
 

@@ -30,7 +30,7 @@ def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] 
 
 
 def output_of(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
-    """Return the output of a command of evaluate.py that succeeds."""
+    """Run a command of evaluate.py, which must succeed, and return its output."""
     done = evaluate(*arguments, ranks=ranks, environment=environment)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)

@@ -99,7 +99,7 @@ def test_single_seeds_need_a_stated_deviation() -> None:
         for line in comparison.statements
         if "no winner: the seed noise is unknown" in line
     ]
-    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval covers only the text
+    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval ignores the seed noise
     advised = ["--seed-deviation" in " ".join(comparison.notes) for comparison in comparisons]
     assert advised == ["no winner" in " ".join(comparison.statements) for comparison in comparisons]
     assert not winners(compare(table(draw, [5, 1], [0, 20])))  # a single run says nothing about the seed noise

@@ -42,7 +42,10 @@ def test_rows_contain_complete_records_with_answer_weights(tmp_path: Path, *, pr
     answers = "".join(f"{record.output}<|endoftext|>" for record in held_out)
     assert trained.tokenizer.decode(tokens[weights == 1].tolist()) == answers
     values = json.loads((tmp_path / "run" / "train.json").read_text())
-    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # from eight records in three rows
+    assert (values["global_batch_size"], values["checkpoint_interval"]) == (
+        2,
+        1,
+    )  # for eight records, which fill three rows
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_the_last_group_may_be_shorter() -> None:
 
 
 class LiveBytes:
-    """Measures the most memory that the tensors passed to `note` have used at the same time."""
+    """Measures the peak memory of the tensors that are passed to `note`."""
 
     def __init__(self) -> None:
         self.tensors: list[weakref.ref[torch.Tensor]] = []
