@@ -375,7 +375,7 @@ def _fork_again(
 
 
 def _torchrun(command: list[str], ranks: int) -> None:
-    """Run torchrun's agent. The server also forks the processes that the agent starts as `python -u SCRIPT ...`."""
+    """Run torchrun's agent. Where the agent would start `python -u SCRIPT ...`, the server forks a process instead."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous

@@ -21,9 +21,9 @@ STEPS = 10
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """A network on rank 0 of a job.
+    """How rank 0 of a job trains a network.
 
-    As text, it has these parts: size, micro-batch x accumulation x world size, wrapper, determinism, settings and GPU.
+    Its text has these parts: size, micro-batch x accumulation x world size, wrapper, determinism, settings and GPU.
     """
 
     size: str

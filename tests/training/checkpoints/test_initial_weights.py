@@ -74,7 +74,7 @@ def test_new_turn_tokens_copy_end_of_text(make_run: MakeRun, finished: Path, tmp
     assert ", with rows for 143 new ids" in (tmp_path / "exported" / "README.md").read_text()
     fewer = make_run("fewer", {"vocab_size": 256})
     assert "vocab_size: got 256, but --init-from " in one_line(train(fewer, "--init-from", str(run), "--dry-run"))
-    plain = make_run("plain", {"vocab_size": 400})  # the tokenizer of its token files has no turn tokens
+    plain = make_run("plain", {"vocab_size": 400})  # this run's tokenizer has no turn tokens
     for options in ((), ("--dry-run",)):
         line = one_line(train(plain, "--init-from", str(run), *options))
         assert "that model's tokenizer, bytes with 261 ids, differs from the tokenizer of the run's tokens" in line

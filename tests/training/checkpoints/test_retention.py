@@ -118,7 +118,7 @@ REMOVING = {"rmtree", "remove", "unlink", "delete"}  # without rmdir, which remo
 # None of them removes a complete checkpoint.
 REMOVED_ELSEWHERE = {
     ("archive.py", "_move"),  # a link that was moved
-    ("atomic_commit.py", "_restore_replaced"),  # the unfinished replacement of a checkpoint that is restored
+    ("atomic_commit.py", "_restore_replaced"),  # an unfinished replacement, when the older checkpoint is restored
     ("bucket_upload.py", "release"),  # the lease of a bucket
     ("directory.py", "point"),  # a link
     ("directory.py", "rename"),  # the source after a copy to another file system

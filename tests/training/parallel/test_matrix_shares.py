@@ -26,7 +26,7 @@ AXES = {
     "d": axes([Axis("mlp", 12)], Axis("embed", 3)),
 }
 REPLICATED = [(ranks, (1, 1, shards)) for ranks in (1, 2, 3, 4) for shards in (1, 4)]
-# Each spread has three numbers: of row shards, of tensor ranks, and of the tensor shards that these ranks hold together
+# The three numbers of a spread: row shards, tensor ranks, and tensor shards (which the tensor ranks hold together)
 SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1, 4, 4), (2, 2, 4), (3, 2, 4)]
 
 

@@ -65,7 +65,7 @@ def test_fp16_overflow_does_not_hide_a_difference(parts: Parts) -> None:
     assert parts[0].loss_scale.scale.item() == 2.0**127
 
 
-# A script for torchrun that does the self-test as on a GPU. If DISTURB is set, a gradient of rank 1 differs each time.
+# A script for torchrun that does the self-test as on a GPU. With DISTURB, rank 1's gradient is different each time.
 AS_ON_A_GPU = """
 import itertools
 
