@@ -66,9 +66,8 @@ def assert_hashes_of_one_process(
 def test_the_pages_commands_train_two_machines(make_run: MakeRun, machines: Machines) -> None:
     [block] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "nodes.md").read_text(), flags=re.DOTALL)
     set_up, firewall, addresses, *torchruns = block.splitlines()
-    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith(
-        "sudo ufw allow "
-    )  # these cannot run on a test machine
+    # These two commands cannot run on a test machine.
+    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith("sudo ufw allow ")
     alone, run = make_run("alone"), make_run("run")
     environment = {"PATH": f"{ROOT}/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
     shown = machines[0].start("bash", "-c", addresses).communicate(timeout=60)[0]

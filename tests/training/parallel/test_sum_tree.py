@@ -16,7 +16,7 @@ Sum = Any  # the number of a leaf, or a pair of sums that are added
 
 
 def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
-    """Combine the partial sums of a range's parts into those of the whole range, with the additions of the tree."""
+    """Add the partial sums of a range's parts, as the tree does, and return the partial sums of the whole range."""
     rounds, results = tree.additions(parts)
     for pairs in rounds:
         places = list(itertools.chain(*pairs))

@@ -1,6 +1,6 @@
 """Estimates of a run's hours on rented machines agree with published training times.
 
-Other tests are about plans for several nodes.
+Other tests check plans for several nodes.
 """
 
 import json
