@@ -82,9 +82,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail after a passed test if a message that is listed for it has another text now.
+    """After a test has passed, make it fail if one of its listed messages now has a different text.
 
-    A skipped test has caused no messages, for example because a package is missing.
+    A skipped test, for example because a package is missing, has written no messages.
     """
     _lines.clear()
     yield

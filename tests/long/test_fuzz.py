@@ -138,7 +138,7 @@ class Workspace:
         shutil.copytree(self._template, self._here, symlinks=True)
 
     def _contents(self) -> set[str]:
-        """Return the hashes of all protected files. After the command, a file with each hash must still exist."""
+        """Return the hashes of all protected files. After the command, every hash must still belong to a file."""
         files = [path for name in PROTECTED for folder in self._here.rglob(name) for path in folder.rglob("*")]
         return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and _is_small(path)}
 

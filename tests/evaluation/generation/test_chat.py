@@ -70,7 +70,7 @@ class Terminal:
         os.close(terminal)
 
     def until(self, text: str, more: int = 0) -> str:
-        """Return the output up to a text and at least `more` characters after it."""
+        """Read output until this text, and at least `more` characters after it, have arrived. Return the output."""
         shown = ""
         while text not in shown or len(shown.partition(text)[2]) < more:
             shown += os.read(self.controller, 4096).decode(errors="replace")

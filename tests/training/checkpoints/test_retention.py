@@ -113,7 +113,7 @@ def test_no_optimizer_exceeds_the_expected_space() -> None:
         assert torch.float32.itemsize + max(states) <= CHECKPOINT_BYTES, optimizer
 
 
-REMOVING = {"rmtree", "remove", "unlink", "delete"}  # without rmdir, which removes only empty folders
+REMOVING = {"rmtree", "remove", "unlink", "delete"}  # not rmdir, which removes only empty folders
 # The functions in training/checkpoints/ that remove files, except those in retention.py, each with what it removes.
 # None of them removes a complete checkpoint.
 REMOVED_ELSEWHERE = {

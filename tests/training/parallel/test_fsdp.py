@@ -124,8 +124,8 @@ def test_blocks_are_gathered_once_if_memory_allows(
             with counting() as counts:
                 for micro_step in range(3):
                     run_pass(parallel, precision, last=micro_step == 2)
-            # Embeddings and norms are gathered once. The three groups of blocks are gathered either once, too, or in
-            # each forward and backward pass.
+            # Embeddings and norms are gathered once. The three groups of blocks are gathered either only once or
+            # in each forward and backward pass.
             assert counts["_allgather_base_"] == gathers
             reduction = {"off": "_reduce_scatter_base_", "elastic": "alltoall_base_"}[determinism]
             assert counts[reduction] == 1 + 3
