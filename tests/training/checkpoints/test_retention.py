@@ -114,8 +114,8 @@ def test_no_optimizer_exceeds_the_expected_space() -> None:
 
 
 REMOVING = {"rmtree", "remove", "unlink", "delete"}  # not rmdir, which removes only empty folders
-# The functions in training/checkpoints/ that remove files, except those in retention.py, each with what it removes.
-# None of them removes a complete checkpoint.
+# The functions in training/checkpoints/ that remove files, except the functions of retention.py. The comments say what
+# each function removes. None of these functions removes a complete checkpoint.
 REMOVED_ELSEWHERE = {
     ("archive.py", "_move"),  # a link that was moved
     ("atomic_commit.py", "_restore_replaced"),  # an unfinished replacement, when the older checkpoint is restored

@@ -45,7 +45,7 @@ def test_frozen_ranks_are_named_and_end_the_job(make_run: MakeRun, ranks: int, f
     run = make_run(**SETTINGS)
     process = start(run, ranks)
     wait_for_step(run, 6, process)
-    time.sleep(2 * BEAT_SECONDS)  # until new beats were sent, because steps are much shorter than BEAT_SECONDS
+    time.sleep(2 * BEAT_SECONDS)  # wait for new beats, because steps are much shorter than BEAT_SECONDS
     pids = children(process)
     for rank in frozen:
         os.kill(pids[rank], signal.SIGSTOP)
