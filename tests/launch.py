@@ -206,7 +206,7 @@ def serve(address: str, owner: int) -> NoReturn:
         importlib.import_module(name)
     _fill_caches()
     gc.collect()
-    gc.freeze()  # a collection of the existing objects would make each fork copy all of them
+    gc.freeze()  # otherwise, garbage collection in a fork would copy all existing objects
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen()
@@ -311,7 +311,7 @@ def _answer(
 
 
 def _become(command: list[str], environment: dict[str, str], file_bytes: int, ranks: int = 1) -> NoReturn:
-    """Run a script, or torchrun with the script, as a newly started Python would do it, and end this process."""
+    """Run a script, or torchrun with the script, as a newly started Python would, and then end this process."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     os.environ.clear()
     os.environ.update(environment)

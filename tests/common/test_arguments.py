@@ -236,7 +236,7 @@ def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pyt
         repetition = f"{argument.name} is given twice ({values[0]!r} and {values[1]!r}); give it once"
         assert repeated_problem(options, given_options(options, words)) == repetition
     path_names = [argument.name for argument in single if "str" in str(argument.hint) or "Path" in str(argument.hint)]
-    for name in path_names[:1]:  # a single option shows that the command applies the rule
+    for name in path_names[:1]:  # one option is enough to show that the command applies the rule
         positional = [
             argument for argument in arguments_of(SCRIPTS[script][command]) if argument.name.strip("-.").isupper()
         ]

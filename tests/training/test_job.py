@@ -169,7 +169,7 @@ def test_token_file_replaced_during_start_up_is_refused(
     assert f"{copied_tokens / 'train.safetensors'}: was modified while the run was reading it" in line
 
 
-COUNTED_FUNCTIONS = {  # with the files that define these functions
+COUNTED_FUNCTIONS = {  # each function, with the file that defines it
     "make_plan": "training/config/batch_plan.py",
     "open_all": "training/data/open_tokens.py",
     "check_tokenizers": "training/data/open_tokens.py",

@@ -93,7 +93,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
 
 
 def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
-    """Return a model with random weights that generates ASCII."""
+    """Return a model with random weights. It generates only ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
     with torch.no_grad():

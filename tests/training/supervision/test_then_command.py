@@ -51,7 +51,6 @@ def test_then_command_needs_the_checkpoint_in_the_bucket(make_run: MakeRun, buck
     assert done.stdout.splitlines()[-1] == "--then: NOT RUN: the last checkpoint is not in the bucket", done.stderr
     bucket_server.refusal = lambda _: None
     assert not (run / "ran").exists()
-    assert (
-        train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0
-    )  # there is nothing left to train
+    # There is nothing left to train.
+    assert train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0
     assert (run / "ran").exists()
