@@ -37,7 +37,7 @@ def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str
 
 
 def kubernetes(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the container's command in the file as Kubeflow Trainer does, but without the bucket."""
+    """Run the container's command in launch/kubernetes.yaml as Kubeflow Trainer does, but without the bucket."""
     trainer = list(yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text()))[1]["spec"]["trainer"]
     [command], [_, *bucket] = trainer["command"], trainer["args"]
     assert bucket == ["--set", "checkpoints=s3://BUCKET/PREFIX"]

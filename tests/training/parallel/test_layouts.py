@@ -234,7 +234,7 @@ def test_killed_runs_give_the_results_of_one_process(
     *results, validated = numbers_of(run)
     *expected, losses = reference(variant)
     assert results == expected
-    assert losses.items() <= validated.items()  # there are more losses, because each job also validates at its end
+    assert losses.items() <= validated.items()  # `validated` has more, because each job validates at its end
 
 
 # A script that resumes a run on a new layout, and prints the hash of the state that it has loaded.
