@@ -131,7 +131,7 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, but its status has not arrived yet
+            with suppress(ProcessLookupError):  # the process has ended, but its status has not arrived yet
                 os.kill(self.pid, number)
 
 

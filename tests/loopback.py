@@ -88,7 +88,7 @@ class FileServer:
 
     url: str = ""
     requests: list[str] = attrs.field(factory=list)
-    ranges: bool = True  # whether it supports requests for ranges
+    ranges: bool = True  # whether the server supports range requests
     busy_every: int = 0  # every N-th response has status 503; 0 means none
     drop_every: int = 0  # every N-th response to a range request breaks off halfway; 0 means none
 

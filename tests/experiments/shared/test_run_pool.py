@@ -158,9 +158,8 @@ def test_a_jobs_record_is_found_by_its_name(tmp_path: Path, clock: float) -> Non
     write = f"pathlib.Path({str(path)!r}).write_text(json.dumps({record} | "
     assert status_of(write + "{'job': os.environ['LOCKSTEP_JOB']}))") == 75
     assert status_of(write + "{'job': 'of another'}))") == 1
-    assert (
-        status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75
-    )  # a record of an earlier version does not name its job
+    # A record from an earlier version does not name its job.
+    assert status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75
     assert status_of() == 1  # the record of the previous process still exists
 
 

@@ -64,9 +64,8 @@ def test_each_validated_dataset_has_its_own_loss(
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
     assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
-    assert [list(step_losses) for step_losses in losses.values()] == [
-        names[1:]
-    ] * 4  # without the dataset that has no validation tokens
+    # The first dataset has no validation tokens, so it is not listed.
+    assert [list(step_losses) for step_losses in losses.values()] == [names[1:]] * 4
     first = {step: step_losses[names[1]] for step, step_losses in losses.items()}
     assert metrics(alone, "validation_loss") == first
     assert (alone / "checkpoints" / "best").resolve().name == f"step-{min(first, key=lambda step: first[step]):08d}"

@@ -61,7 +61,7 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
 
 
 FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
-HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because many layers take long to count
+HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because counting many layers is slow
 
 
 @pytest.mark.parametrize(
