@@ -9,7 +9,7 @@ import pytest
 from tests.cuda.measured import EIGHT_RANKS, Layout, case, measure
 from tests.model.architectures import NANOCHAT, QWEN3
 
-BELOW, ABOVE = 0.02, 0.05  # if the prediction is too low, a run may fail; if it is too high, this costs little
+BELOW, ABOVE = 0.02, 0.05  # a prediction that is too low can make a run fail; one that is too high costs little
 THRIFT = ("recompute_blocks=true", "loss_chunks=8")
 ON_A100 = (*EIGHT_RANKS[::4], *EIGHT_RANKS[3::4])  # DDP with determinism "off", and FSDP with "elastic"
 SHAPES = [

@@ -52,9 +52,8 @@ def test_matrices_are_divided_evenly_among_ranks(heights: list[int], ranks: int)
     )
     assert {len(round_matrices) for round_matrices in rounds[:-1]} <= {ranks}
     costs = [cost(matrix) for matrix in given_matrices]
-    total_cost = sum(
-        max(map(cost, round_matrices)) for round_matrices in rounds
-    )  # in each round, ranks wait for each other
+    # In each round, the ranks wait for the slowest rank.
+    total_cost = sum(max(map(cost, round_matrices)) for round_matrices in rounds)
     assert total_cost <= sum(costs) / ranks + max(costs)
 
 

@@ -27,7 +27,7 @@ def test_then_command_ends_before_torchrun_ends_ranks(make_run: MakeRun) -> None
     run = make_run(**LONG)
     process = start(run, 2, "--then", f"sleep 2; {NOTE.format(run=run)}")
     wait_for_step(run, 3, process)
-    os.kill(process.children()[1], signal.SIGTERM)  # torchrun does not know about this signal
+    os.kill(process.children()[1], signal.SIGTERM)  # only this rank gets the signal, not torchrun
     output, errors = process.communicate()
     assert outcome(run) == "stopped" and (run / "ran").read_text().count('"outcome": "stopped"') == 1, errors
     assert "--then: ended with status 0" in output
