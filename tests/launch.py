@@ -44,7 +44,7 @@ sacrebleu.metrics.chrf xxhash
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
-# Environment variable. Without it, runs only pretend to draw charts, because drawing doubles the work of a run.
+# Unless this environment variable is set, runs only pretend to draw charts. Drawing doubles the work of a run.
 DRAW_CHART = "DRAW_CHART"
 
 _address = ""  # address of the server's socket, in the server and in all its forks

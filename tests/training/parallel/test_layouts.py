@@ -97,7 +97,8 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# For each layout: nodes x ranks per node, "parallel" and, if "tensor_parallel" is not 1, "tp" and its value
+# A layout consists of nodes x ranks per node, the value of "parallel", and "tp" with the value of "tensor_parallel",
+# unless this value is 1.
 EVEN = (
     "1x2 ddp",
     "1x2 fsdp",
@@ -126,8 +127,8 @@ LAYOUTS = {
     "5 micro-batches": ("1x2 fsdp", "1x3 ddp", "1x5 fsdp"),
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
-    # These layouts cover each pair of values of these settings: the number of tensor ranks (1, 2, 4), the number of
-    # data-parallel ranks (1, 2, 3), the wrapper, the network and the precision.
+    # There are five settings: the number of tensor ranks (1, 2, 4), the number of data-parallel ranks (1, 2, 3), the
+    # wrapper, the network and the precision. For any two settings, each pair of values occurs in one of these layouts.
     "GPT-2 in 4 shards, fp32": ("1x2 fsdp tp2", "1x6 ddp tp2", "1x8 fsdp tp4"),
     "GPT-2 in 4 shards, bf16": ("2x2 hsdp",),
     "Llama in 4 shards, fp32": ("1x2 ddp",),
