@@ -41,7 +41,7 @@ class BucketServer:
     # called with a request's number after SeaweedFS has served the request, and before the client gets the reply
     after: Callable[[int], object] = lambda _: None
     drop_every: int = 0  # every N-th response to a range request breaks off halfway; 0 means none
-    spoil: int = 0  # number of the next uploads in which one bit is changed
+    spoil: int = 0  # in each of the next `spoil` uploads, one bit is changed
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a user sets for a server that is not Amazon's."""

@@ -121,7 +121,7 @@ def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketS
 
 @pytest.fixture
 def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Serve the bucket `runs`, and set a user's environment variables. Each test should use its own prefix."""
+    """Serve the bucket `runs`, and set the environment variables for it. Each test should use its own prefix."""
     _served_bucket.calm()
     for name, value in _served_bucket.environment().items():
         monkeypatch.setenv(name, value)

@@ -12,7 +12,7 @@ from tests.loopback import QuietHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".png")  # suffixes of large files, as in the .gitattributes of a new dataset
-TOKEN = "hf_write"  # the only token with write access, which it has only to OWNER's repositories
+TOKEN = "hf_write"  # the only token with write access, and only to OWNER's repositories
 OWNER = "owner"
 
 
@@ -33,7 +33,7 @@ class Hub:
 
 
 class Handler(QuietHandler):
-    """Answers requests with the content of the server's hub."""
+    """Handles requests to the server's hub."""
 
     @property
     def hub(self) -> Hub:

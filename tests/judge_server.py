@@ -150,7 +150,7 @@ def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
 
 
 class Handler(QuietHandler):
-    """Passes requests on to the server's judge."""
+    """Handles requests to the server's judge."""
 
     def do_POST(self) -> None:
         data = self.received()

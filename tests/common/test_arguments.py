@@ -181,7 +181,7 @@ def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys
     arguments = [argument for argument in arguments_of(SCRIPTS[script][command]) if argument.show]
     positional = [argument for argument in arguments if argument.name.strip("-.").isupper()]
     options = [argument for argument in arguments if argument not in positional]
-    # Required options must be present, because options are checked in the order of the class.
+    # All required options are given, because a missing one could be reported before the wrong option.
     required = [
         f"{argument.name}={'999' if 'int' in str(argument.hint) else 'x'}" for argument in options if argument.required
     ]

@@ -21,9 +21,9 @@ STEPS = 10
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """How rank 0 of a job trains a network.
+    """The training of a network on rank 0 of a job.
 
-    Its text has these parts: size, micro-batch x accumulation x world size, wrapper, determinism, settings and GPU.
+    As text, it has these parts: size, micro-batch x accumulation x world size, wrapper, determinism, settings and GPU.
     """
 
     size: str

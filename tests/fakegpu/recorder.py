@@ -138,7 +138,7 @@ class Recording:
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Record this process's calls within the block. The block's end fills the recording. Blocks must not be nested."""
+    """Record this process's calls within the block. The recording is filled at the block's end. Do not nest blocks."""
     driver = _driver()
     recording = Recording()
     driver.fakegpu_start()

@@ -94,7 +94,7 @@ def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: 
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
-    """Append a judge's score and its session's differences between models. `score`: the value, `low` and `high`."""
+    """Append a judge's score, and the differences between the judged models. `score`: the value, `low` and `high`."""
     value = dict(zip(("value", "low", "high"), score, strict=True))
     return write(home, "judge", **({"candidate": home.name} | JUDGE | more), score=value, differences=differences)
 

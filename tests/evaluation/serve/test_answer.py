@@ -44,7 +44,7 @@ def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
 
 
 def take(answer: ServedAnswer, token: int) -> AnswerPart:
-    """Add a token to an answer, and return the part of the answer that it completes.
+    """Add a token to an answer, and return the part that the token completes.
 
     As in `Drawing`, the answer ends at the end-of-text id, or when it has as many tokens as the request allows.
     """
@@ -58,8 +58,8 @@ def take(answer: ServedAnswer, token: int) -> AnswerPart:
 def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
     full_text = text.decode(errors="replace")
-    # The stop string that is completed first ends the answer. If one character completes
-    # several stop strings, the longest one of them ends it.
+    # The stop string that is completed first ends the answer. If one character completes several stop strings, the
+    # longest of them ends the answer.
     places = [(position + len(stop), position) for stop in stops if (position := full_text.find(stop)) >= 0]
     answer_parts = parts(text, stop=tuple(stops))
     assert "".join(part.text for part in answer_parts) == full_text[: min(places, default=(0, len(full_text)))[1]]

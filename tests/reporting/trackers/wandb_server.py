@@ -29,7 +29,7 @@ class WandbServer:
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
     answered: int = 0  # number of requests that contained history and were answered
-    answers: int | None = None  # after this many requests with history, all later ones fail; None: never
+    answers: int | None = None  # after this many requests with history, all later requests fail; None: never
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:
         """Return the values in a run's history, by name and step."""

@@ -134,7 +134,7 @@ def test_blocks_are_gathered_once_if_memory_allows(
                 for name, parameter in parallel.network.named_parameters()
                 if parameter is not parallel.named_parameters()[name]
             ]
-            assert gathered == []  # all parameters are shards again, as updates need them
+            assert gathered == []  # all parameters are shards again, because updates need shards
 
 
 def test_fsdp_and_ddp_agree_on_two_ranks(make_run: MakeRun) -> None:

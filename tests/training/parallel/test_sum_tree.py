@@ -65,7 +65,7 @@ def test_ranges_have_partial_sums_of_largest_subtrees() -> None:
 
     assert partial_sums(8, 0, 8) == [(0, 8)]
     assert partial_sums(8, 1, 7) == [(1, 2), (2, 4), (4, 6), (6, 7)]
-    # The tree adds 3 leaves at a time: (2, 3) is the end of such a group, (3, 6) a complete group, (6, 8) a beginning.
+    # The tree adds 3 leaves at a time: (2, 3) is the end of a group, (3, 6) a group, (6, 8) the beginning of one.
     assert partial_sums(12, 2, 8) == [(2, 3), (3, 6), (6, 8)]
     assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
 
