@@ -126,7 +126,7 @@ def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder
 
 
 def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
-    """Return a handler that passes requests on unchanged, because they are signed for the proxy's address."""
+    """Return a handler that passes on the headers unchanged, because requests are signed for the proxy's address."""
 
     class Proxy(QuietHandler):
         def pass_on(self) -> None:
