@@ -34,13 +34,14 @@ class BucketServer:
 
     s3_port: int  # port of SeaweedFS
     address: str = ""  # address of the proxy
-    requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
+    requests: list[str] = attrs.field(factory=list)  # "METHOD PATH RANGE" of each, in the order of arrival
     # gets the line of a request; returns the status with which the request is refused, or None to pass it on
     refusal: Callable[[str], int | None] = lambda _: None
-    before: Callable[[int], object] = lambda _: None  # called before each request, with its number, counted from 1
-    after: Callable[[int], object] = lambda _: None  # called after each request, with its number, before the reply
-    drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never
-    spoil: int = 0  # in this many of the next uploads, one bit is changed
+    before: Callable[[int], object] = lambda _: None  # called before each request with its number, from 1
+    # called with a request's number after SeaweedFS has served the request, and before the client gets the reply
+    after: Callable[[int], object] = lambda _: None
+    drop_every: int = 0  # every N-th response to a range request breaks off halfway; 0 means none
+    spoil: int = 0  # in each of the next `spoil` uploads, one bit is changed
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a user sets for a server that is not Amazon's."""
@@ -125,7 +126,7 @@ def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder
 
 
 def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
-    """Return a handler that passes requests on unchanged, because they are signed for the proxy's address."""
+    """Return a handler that passes on the headers unchanged, because requests are signed for the proxy's address."""
 
     class Proxy(QuietHandler):
         def pass_on(self) -> None:

@@ -108,7 +108,7 @@ def no_process_group_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def alone() -> Iterator[Ranks]:
-    """Start a process group of this process alone, on the CPU."""
+    """Start a process group on the CPU that contains only this process."""
     yield process_group.start("cpu", 60)
     process_group.stop()
 
@@ -121,7 +121,7 @@ def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketS
 
 @pytest.fixture
 def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
-    """Serve the bucket `runs`, and set the variables that a user would set. Each test should use its own prefix."""
+    """Serve the bucket `runs`, and set the environment variables for it. Each test should use its own prefix."""
     _served_bucket.calm()
     for name, value in _served_bucket.environment().items():
         monkeypatch.setenv(name, value)
@@ -200,7 +200,7 @@ def train(run: Path, *options: str, **keywords: Any) -> Any:
 
 
 def complete(run: Path, *options: str, **keywords: Any) -> Any:
-    """Run train.py like `train`, and check that its status is 0."""
+    """Run train.py as `train` does, and check that its status is 0."""
     done = train(run, *options, **keywords)
     assert done.returncode == 0, done.stderr
     return done

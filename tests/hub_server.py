@@ -12,7 +12,7 @@ from tests.loopback import QuietHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".png")  # suffixes of large files, as in the .gitattributes of a new dataset
-TOKEN = "hf_write"  # the only token that may write, and only below OWNER
+TOKEN = "hf_write"  # the only token with write access, and only to OWNER's repositories
 OWNER = "owner"
 
 
@@ -24,7 +24,7 @@ class Hub:
         self.requests: list[str] = []
         self.cut_after_bytes: int | None = None  # where the next file transfer breaks off; None means never
         self.url = ""
-        self.new: Path | None = None  # the folder of datasets that clients create
+        self.new: Path | None = None  # the folder for datasets that clients create
         self.private: set[str] = set()
         self.objects: dict[str, bytes] = {}  # uploaded large files by sha256, committed or not
         self.commits: list[list[str]] = []  # names of the files in each commit
@@ -33,7 +33,7 @@ class Hub:
 
 
 class Handler(QuietHandler):
-    """Handles requests for the hub of its server."""
+    """Handles requests to the server's hub."""
 
     @property
     def hub(self) -> Hub:

@@ -18,7 +18,7 @@ from tests.loopback import QuietHandler, serving
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # returns a score for each label in a request
 API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses with the API's error object; not billed
 GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses of a gateway with an HTML page; the request is billed
-WRONG_USAGES: dict[str, Any] = {  # reported token counts that would be wrong for any bill
+WRONG_USAGES: dict[str, Any] = {  # token counts that no correct reply reports
     "no usage": None,
     "usage of text": {"prompt_tokens": "many"},
     "negative usage": {"prompt_tokens": -5, "completion_tokens": -7},
@@ -150,7 +150,7 @@ def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
 
 
 class Handler(QuietHandler):
-    """Handles requests for the judge of its server."""
+    """Handles requests to the server's judge."""
 
     def do_POST(self) -> None:
         data = self.received()

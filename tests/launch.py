@@ -44,7 +44,7 @@ sacrebleu.metrics.chrf xxhash
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
-# Environment variable. Without it, runs only pretend to draw charts, because drawing doubles the work of a run.
+# Unless this environment variable is set, runs only pretend to draw charts. Drawing doubles the work of a run.
 DRAW_CHART = "DRAW_CHART"
 
 _address = ""  # address of the server's socket, in the server and in all its forks
@@ -58,7 +58,7 @@ def run(
 
 
 def finish(process: Any, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Wait for a process, which must lead its session, and return its output. A hang fails the test."""
+    """Wait for a process, which must be a session leader, and return its output. A hang fails the test."""
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, but its status has not arrived yet
+            with suppress(ProcessLookupError):  # the process has ended, but its status has not arrived yet
                 os.kill(self.pid, number)
 
 
@@ -172,7 +172,7 @@ class Process(Fork):
         return texts[0], texts[1]
 
     def children(self) -> list[int]:
-        """Return the pids of the running processes that this process started, in order, such as torchrun's ranks."""
+        """Return the pids of this process's running children in the order of their start, such as torchrun's ranks."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(_start_server())
             connection.send(json.dumps({"children_of": self.pid}).encode())
@@ -196,9 +196,9 @@ def _start_server() -> str:
 
 
 def serve(address: str, owner: int) -> NoReturn:
-    """Fork a process for each request, and respond with its pid and later its exit status, until the owner ends.
+    """Fork a process for each request until the owner ends. Respond with the fork's pid, and later its exit status.
 
-    No other thread runs here, so that no lock is held when a process is forked.
+    This process has only one thread, so no lock is held when it forks.
     """
     global _address  # noqa: PLW0603  # read by forks, and by their forks
     _address = address
@@ -206,7 +206,7 @@ def serve(address: str, owner: int) -> NoReturn:
         importlib.import_module(name)
     _fill_caches()
     gc.collect()
-    gc.freeze()  # a collection of the existing objects would make each fork copy all of them
+    gc.freeze()  # otherwise, garbage collection in a fork would copy all existing objects
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen()
@@ -311,7 +311,7 @@ def _answer(
 
 
 def _become(command: list[str], environment: dict[str, str], file_bytes: int, ranks: int = 1) -> NoReturn:
-    """Run a script, or torchrun with the script, as a newly started Python would do it, and end this process."""
+    """Run a script, or torchrun with the script, as a newly started Python would, and then end this process."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     os.environ.clear()
     os.environ.update(environment)
@@ -375,7 +375,7 @@ def _fork_again(
 
 
 def _torchrun(command: list[str], ranks: int) -> None:
-    """Run torchrun's agent. The server also forks the processes that the agent starts as `python -u SCRIPT ...`."""
+    """Run torchrun's agent. Where the agent would start `python -u SCRIPT ...`, the server forks a process instead."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous

@@ -88,9 +88,9 @@ class FileServer:
 
     url: str = ""
     requests: list[str] = attrs.field(factory=list)
-    ranges: bool = True  # whether it supports requests for ranges
-    busy_every: int = 0  # respond with status 503 to every N-th request; 0 means never
-    drop_every: int = 0  # break off every N-th response to a request for a range, halfway; 0 means never
+    ranges: bool = True  # whether the server supports range requests
+    busy_every: int = 0  # every N-th response has status 503; 0 means none
+    drop_every: int = 0  # every N-th response to a range request breaks off halfway; 0 means none
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from common.output import Notice
 
 MESSAGES = Path(__file__).with_suffix(".json")
 ROOT = str(Path(__file__).parent.parent)
-# The folder of a test and ports differ between two runs of the same test.
+# These parts differ each time that a test runs: the path of its temporary folder, and the ports that it uses.
 TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?(/[\w-]*\d+)?")
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # in front of an error on a command's stderr
@@ -82,9 +82,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail after a passed test if a message that is listed for it has another text now.
+    """After a test has passed, make it fail if one of its listed messages now has a different text.
 
-    A skipped test has caused no messages, for example because a package is missing.
+    A skipped test, for example because a package is missing, has written no messages.
     """
     _lines.clear()
     yield

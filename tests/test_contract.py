@@ -44,7 +44,7 @@ def test_train_finds_the_largest_micro_batch(make_run: MakeRun, option: str) -> 
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     for ranks, largest in (("", 2), ("RANKS=2 ", 1)):
         done = run(f"{ranks}train.py {{run}} {option} --device cpu", run=directory)
-        assert "a CPU's memory is not measured" in done.stderr  # so it claims no limit
+        assert "a CPU's memory is not measured" in done.stderr  # so no memory limit is claimed
         assert done.stdout.splitlines()[-1].startswith(
             f"largest micro-batch that fits and keeps the global batch: {largest} (2 = {largest} x"
         )

@@ -89,7 +89,7 @@ def test_failed_steps_are_repeated_finished_steps_skipped(output: Path, scripts:
 
 
 def test_a_step_is_killed_with_its_children(tmp_path: Path, scripts: dict[str, str]) -> None:
-    for seconds in (2.0, 20.0, 200.0):  # on a busy machine, an interpreter takes long to start
+    for seconds in (2.0, 20.0, 200.0):  # on a busy machine, an interpreter starts slowly
         outcome = run_limited(tmp_path, "hangs", [PYTHON, scripts["hangs"]], seconds)
         assert outcome.state == "timed out" and outcome.exit_status is None
         if child := (tmp_path / "hangs.txt").read_text():

@@ -115,8 +115,8 @@ def test_training_needs_no_optional_packages() -> None:
     execute(sys.executable, "-c", code).check_returncode()
 
 
-# Files that print other things than complete lines for people: help, generated text as it arrives, colored tokens, and
-# commands
+# Files that print something other than complete lines for people, such as help, generated text as it arrives, colored
+# tokens, and commands
 PRINTING = {
     *("common/output.py", "common/arguments.py", "experiments/command.py", "reporting/samples/batch_text.py"),
     "evaluation/generation/generated_text.py",

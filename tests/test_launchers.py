@@ -1,4 +1,4 @@
-"""The commands in docs/nodes.md and launch/, started as SkyPilot and Kubernetes do; exit statuses, and odd paths."""
+"""The commands in docs/nodes.md and launch/, as SkyPilot and Kubernetes start them. Exit statuses, and odd paths."""
 
 import os
 import re
@@ -22,7 +22,7 @@ KEYS = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoi
 
 
 def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the command in the file as SkyPilot does, but without the bucket."""
+    """Run the command in launch/skypilot.yaml as SkyPilot does, but without the bucket."""
     text = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())["run"]
     bucket = '--set "checkpoints=$CHECKPOINTS"'
     assert bucket in text
@@ -37,7 +37,7 @@ def skypilot(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str
 
 
 def kubernetes(machine: Machine, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the container's command in the file as Kubeflow Trainer does, but without the bucket."""
+    """Run the container's command in launch/kubernetes.yaml as Kubeflow Trainer does, but without the bucket."""
     trainer = list(yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text()))[1]["spec"]["trainer"]
     [command], [_, *bucket] = trainer["command"], trainer["args"]
     assert bucket == ["--set", "checkpoints=s3://BUCKET/PREFIX"]
@@ -66,9 +66,8 @@ def assert_hashes_of_one_process(
 def test_the_pages_commands_train_two_machines(make_run: MakeRun, machines: Machines) -> None:
     [block] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "nodes.md").read_text(), flags=re.DOTALL)
     set_up, firewall, addresses, *torchruns = block.splitlines()
-    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith(
-        "sudo ufw allow "
-    )  # these cannot run on a test machine
+    # These two commands cannot run on a test machine.
+    assert set_up.startswith("./setup_lambda.sh ") and firewall.startswith("sudo ufw allow ")
     alone, run = make_run("alone"), make_run("run")
     environment = {"PATH": f"{ROOT}/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
     shown = machines[0].start("bash", "-c", addresses).communicate(timeout=60)[0]

@@ -47,7 +47,7 @@ def test_exported_text_and_run_change_nothing(folder: Path) -> None:
         exported = make(folder, *words, TEXT="other.txt", RUN="other")
         assert (exported.returncode, exported.stdout) == (0, plain.stdout) == (plain.returncode, plain.stdout)
         notes = [line for line in exported.stderr.splitlines(keepends=True) if "NOTE" in line]
-        assert notes == NOTES.splitlines(keepends=True)[len(words) :]  # variables of the command line are used
+        assert notes == NOTES.splitlines(keepends=True)[len(words) :]  # no note for a variable on the command line
         assert "NOTE" not in plain.stderr
 
 

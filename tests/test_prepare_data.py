@@ -16,7 +16,8 @@ from tests.tokens.preparing import PREPARE, jsonl, run, succeed, texts_of
         ("a.jsonl", "/dev/null", "bytes", "/dev/null: is not a folder; pass another --output"),
         ("a.jsonl", "a.jsonl/out", "bytes", "written: Not a directory; a file has the name of a folder"),
         ("a.jsonl", "x" * 300, "bytes", "cannot be written: File name too long; choose a shorter name"),
-        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),  # reported before the unknown tokenizer
+        # The missing input is reported before the unknown tokenizer.
+        ("nothing", "out", "unknown", "nothing: no such file, folder or glob"),
         ("x" * 300, "out", "bytes", "cannot be read: "),
     ],
 )
@@ -34,7 +35,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     folder.mkdir()
     jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
     (folder / "other\x1b[8m.png").write_text("")
-    for output in (folder / "out", folder / "out"):  # the second time it is already complete
+    for output in (folder / "out", folder / "out"):  # the second time, the output is already complete
         done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
         shown = done.stdout + done.stderr

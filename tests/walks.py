@@ -1,4 +1,4 @@
-"""Random disturbances of real runs: kill -9 at any moment, and stops after which world size and wrapper change.
+"""Random disturbances of real runs: kill -9 at any moment, and stops followed by another world size and wrapper.
 
 Whatever happens, the run must end in the same state as an undisturbed run.
 """
@@ -147,7 +147,7 @@ def size_of(run: Path) -> int:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Return a run's records of events of this kind."""
+    """Return all events of this kind that a run has recorded."""
     return [record for record in read_metrics(run) if record.get("event") == kind]
 
 
@@ -157,15 +157,14 @@ def starts(run: Path) -> list[int]:
 
 
 def children(process: launch.Process | subprocess.Popen[str] | int) -> list[int]:
-    """Return the child processes of a process in order, such as the ranks of torchrun."""
+    """Return the child processes of a process, such as torchrun's ranks, in the order of their start."""
     if isinstance(process, launch.Process):
         return process.children()
     return _pgrep("-P", str(process if isinstance(process, int) else process.pid))
 
 
 def processes(run: Path) -> list[int]:
-    """Return the ids of a run's processes, found by their command lines; processes that launch.py forks
-    are not found."""
+    """Find a run's processes by their command lines, and return their ids. Forks of launch.py are not found."""
     return _pgrep("-f", f"train.py {run}( |$)")
 
 

@@ -137,7 +137,7 @@ COMMANDS: dict[str, Mapping[str, Command]] = {
     "report.py": REPORT_COMMANDS,
     "experiment.py": EXPERIMENT_COMMANDS,
 }
-# The class with the options of each command of each script
+# For each script and command, the class that defines the command's options
 SCRIPTS: dict[str, dict[str, Any]] = {"train.py": {"": TrainCommand}} | {
     script: {name: command.options for name, command in commands.items()} for script, commands in COMMANDS.items()
 }
@@ -181,7 +181,7 @@ def test_usage_errors_of_all_commands_are_ours(script: str, command: str, capsys
     arguments = [argument for argument in arguments_of(SCRIPTS[script][command]) if argument.show]
     positional = [argument for argument in arguments if argument.name.strip("-.").isupper()]
     options = [argument for argument in arguments if argument not in positional]
-    # Required options come before the wrong one, because options are checked in the order of the class.
+    # All required options are given, because a missing one could be reported before the wrong option.
     required = [
         f"{argument.name}={'999' if 'int' in str(argument.hint) else 'x'}" for argument in options if argument.required
     ]
@@ -236,7 +236,7 @@ def test_no_command_accepts_a_value_twice(script: str, command: str, capsys: pyt
         repetition = f"{argument.name} is given twice ({values[0]!r} and {values[1]!r}); give it once"
         assert repeated_problem(options, given_options(options, words)) == repetition
     path_names = [argument.name for argument in single if "str" in str(argument.hint) or "Path" in str(argument.hint)]
-    for name in path_names[:1]:  # a single option shows that the command applies the rule
+    for name in path_names[:1]:  # one option is enough to show that the command applies the rule
         positional = [
             argument for argument in arguments_of(SCRIPTS[script][command]) if argument.name.strip("-.").isupper()
         ]

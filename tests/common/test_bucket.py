@@ -71,7 +71,7 @@ def test_damaged_uploads_are_retried(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # S3's minimum
-    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # a signed payload could not be damaged unnoticed
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # the server would notice damage to a signed payload
     bucket = Bucket("s3://runs/damaged")
     for size in (20_000, 12_000_000):  # in a single request, and in parts
         path, content = tmp_path / f"{size}.bin", os.urandom(size)

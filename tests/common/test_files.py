@@ -231,7 +231,8 @@ def test_a_folder_is_replaced_only_with_an_aside(tmp_path: Path, monkeypatch: py
         (folder / folder.name).touch()
     with pytest.raises(OSError, match="not empty"):
         publish_folder(partial, final)
-    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):  # EINVAL: the folder cannot be synced
+    # EINVAL means that the file system cannot sync folders.
+    for problem, replaced in ((errno.EIO, False), (errno.EINVAL, True)):
 
         def broken(synced: Path, problem: int = problem) -> None:
             if synced == tmp_path:

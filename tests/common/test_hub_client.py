@@ -1,4 +1,4 @@
-"""Names that the hub would refuse are refused before an upload, and errors of the hub's client take one line."""
+"""Names that the hub would refuse are refused before an upload. An error of the hub's client is printed in one line."""
 
 import os
 from pathlib import Path

@@ -54,9 +54,8 @@ def test_many_keys_are_read_in_linear_time() -> None:
         os.mkfifo,
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.write_text(json.dumps({"a": "b" * 1000})),
-        lambda path: path.symlink_to(
-            "/proc/1/mem" if os.getuid() else path
-        ),  # root may read all files, so it gets a loop of links
+        # Root may read all files, so for root, the link forms a loop.
+        lambda path: path.symlink_to("/proc/1/mem" if os.getuid() else path),
     ],
 )
 def test_only_regular_files_are_read(tmp_path: Path, make: Callable[[Path], object]) -> None:

@@ -82,7 +82,7 @@ def joined(ranks: int, of_this_node: int) -> dict[str, str]:
         ),
         (joined(4, 2) | {"PET_NNODES": "3:4"}, "PET_NNODES is 3:4, but only 2 nodes have joined"),
         (joined(16, 8) | {"PET_NNODES": "2"}, None),
-        # In both cases, three nodes have 8 + 1 + 1 ranks, but only GROUP_WORLD_SIZE shows that there are three.
+        # In the next two cases, three nodes have 8 + 1 + 1 ranks, but only GROUP_WORLD_SIZE shows that there are three.
         (joined(10, 8) | {"PET_NNODES": "3"}, "PET_NNODES is 3, but only 2 nodes have joined"),
         (joined(10, 8) | {"PET_NNODES": "3", "GROUP_WORLD_SIZE": "3"}, None),
     ],

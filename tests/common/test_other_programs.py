@@ -17,7 +17,7 @@ DOCS = ROOT / "docs" / "other-programs.md"
 
 
 def completed(command: str) -> list[str]:
-    """Return the words of an advised command, with values instead of its placeholders."""
+    """Return the words of an advised command. Its placeholders are replaced with values."""
     return [VALUES.get(word, word.replace("=N", "=300").replace("=C", "=128")) for word in command.split()]
 
 

@@ -1,4 +1,4 @@
-"""Slow and endless replies of the hub are stopped. Files whose size was announced arrive, however large they are."""
+"""Slow and endless replies of the hub are stopped. A file of any size arrives if its size was announced."""
 
 import socket
 from pathlib import Path

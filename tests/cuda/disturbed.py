@@ -42,7 +42,7 @@ def finite_noise() -> None:
 
 
 def differing_gradients() -> None:
-    """Make gradients overflow twice in the self-test, and make a gradient of rank 1 differ each time."""
+    """Make gradients overflow twice in the self-test, and make rank 1 compute a different gradient each time."""
     norms = itertools.chain([math.inf] * 2, itertools.repeat(1.0))
     plain, counter = self_test.run_microbatches, itertools.count()
 

@@ -19,7 +19,7 @@ ATOMIC_SOURCE = "tl.atomic"
 
 
 def cache_of(gpu: str, determinism: str) -> Path:
-    """Return the folder for the compiled kernels of a GPU and a level of determinism."""
+    """Return the folder for the kernels that are compiled for a GPU at a level of determinism."""
     return Path(os.environ[CACHES]) / f"{gpu}-{determinism}"
 
 
@@ -40,7 +40,7 @@ def atomic_kernels(cache: Path) -> list[str]:
 def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
     """Return the environment of processes on emulated GPUs.
 
-    `variables` has additional environment variables, such as those in tests/fakegpu/README.md.
+    `variables`: additional environment variables, such as those in tests/fakegpu/README.md.
     """
     folder = cache_of(gpu, determinism)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
@@ -59,12 +59,12 @@ def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> s
 
 
 def train(run_directory: Path, *options: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run train.py to its end. `how` has keyword arguments of `start`."""
+    """Run train.py to its end. `how`: keyword arguments of `start`."""
     return run(ROOT / "train.py", run_directory, *options, **how)
 
 
 def disturbed(name: str, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run a function of disturbed.py to its end. `how` has keyword arguments of `start`."""
+    """Run a function of disturbed.py to its end. `how`: keyword arguments of `start`."""
     return run(ROOT / "tests" / "cuda" / "disturbed.py", name, *arguments, **how)
 
 

@@ -21,7 +21,7 @@ STEPS = 10
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """A network on rank 0 of a job.
+    """The training of a network on rank 0 of a job.
 
     As text, it has these parts: size, micro-batch x accumulation x world size, wrapper, determinism, settings and GPU.
     """
@@ -54,7 +54,7 @@ def case(layout: Layout, *parameters: object, oldest: bool = False) -> object:
 
 def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
     """Return the measurement of a layout. The first worker that needs it measures, and the rest wait."""
-    name = hashlib.sha256(f"{layout}-{steps}".encode()).hexdigest()  # settings can be longer than a file name
+    name = hashlib.sha256(f"{layout}-{steps}".encode()).hexdigest()  # the settings can be too long for a file name
     file_path = Path(os.environ[CACHES]) / f"{name}.json"
     file_path.parent.mkdir(exist_ok=True)
     with file_path.open("a+") as file:

@@ -9,7 +9,7 @@ import pytest
 from tests.cuda.measured import EIGHT_RANKS, Layout, case, measure
 from tests.model.architectures import NANOCHAT, QWEN3
 
-BELOW, ABOVE = 0.02, 0.05  # if the prediction is too low, a run may fail; if it is too high, this costs little
+BELOW, ABOVE = 0.02, 0.05  # a prediction that is too low can make a run fail; one that is too high costs little
 THRIFT = ("recompute_blocks=true", "loss_chunks=8")
 ON_A100 = (*EIGHT_RANKS[::4], *EIGHT_RANKS[3::4])  # DDP with determinism "off", and FSDP with "elastic"
 SHAPES = [
@@ -43,7 +43,7 @@ def test_peak_memory_is_predicted_within_5_percent(
     peak = max(measured.first_peak, measured.later_peak)
     assert 1 - BELOW <= measured.predicted / peak <= 1 + ABOVE
     assert measured.reserved_peak <= measured.predicted_reserved
-    # With recomputed blocks, more is reserved (docs/memory.md). Tensor ranks need some buffers only for a short time.
+    # Recomputed blocks reserve more (docs/memory.md), and so do tensor ranks, which use some buffers only briefly.
     if not any(setting.startswith(("recompute_blocks", "tensor_parallel")) for setting in layout.settings):
         assert measured.reserved_peak <= 1.03 * peak
 

@@ -18,7 +18,7 @@ ARCHITECTURES = {"h100": {"sm_90", "sm_90a"}, "a100-80gb": {"sm_80"}}
 
 # Limits for one step, by size, world size, wrapper and determinism: the number of kernel launches, the number of
 # collective calls, and the MB that the collectives move. The limits are 3 to 5 % above what torch 2.13 needs. On one
-# rank, FSDP trains the bare network.
+# rank, FSDP does not wrap the network.
 BOUNDS: dict[tuple[str, int, str, str], tuple[int, int, float]] = {
     ("124M", 1, "ddp", "off"): (1510, 1, 0.001),
     ("124M", 1, "fsdp", "off"): (1510, 1, 0.001),
@@ -89,7 +89,7 @@ def test_muon_never_waits_for_the_gpu(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", [case(layout) for layout in EIGHT_RANKS if layout.size == "124M"])
 def test_memory_does_not_grow_over_steps(layout: Layout) -> None:
-    short, long = measure(layout), measure(layout, 40)  # two processes may choose different attention kernels
+    short, long = measure(layout), measure(layout, 40)  # two processes, which may choose different attention kernels
     assert len({*long.peaks[STEPS:]}) == 1 and long.reserved_peak <= short.reserved_peak
     assert long.pinned_growth == 0
 
@@ -104,10 +104,8 @@ def test_no_tensor_is_used_on_two_streams_without_order(
     done = disturbed("sanitized_steps", parallel, determinism, *settings, determinism=determinism)
     assert done.returncode == 0, done.stderr[-4000:]
     streams = int(done.stdout.split()[-1])
-    assert streams > 1 or (parallel, determinism) == (
-        "ddp",
-        "off",
-    )  # in this case, only NCCL has a separate stream, and torch orders it
+    # With DDP and determinism "off", only NCCL has a separate stream, and torch orders it.
+    assert streams > 1 or (parallel, determinism) == ("ddp", "off")
 
 
 def test_kernels_move_at_least_what_the_roofline_counts() -> None:

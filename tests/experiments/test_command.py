@@ -164,7 +164,7 @@ def test_a_budget_is_never_exceeded(make_sweep: MakeSweep) -> None:
     file = make_sweep(set=LONG)
     hours = 26 / 3600
     budget = ("--max-usd", 2 * hours, "--price-per-hour", 2.0, "--at-once", 2)
-    kill(start_until(file, 3, *budget), with_jobs=False)  # its jobs save a checkpoint meanwhile
+    kill(start_until(file, 3, *budget), with_jobs=False)  # the call's jobs survive, and save a checkpoint
     ended = run(file, *budget)
     assert ended.returncode == 75, ended.stdout + ended.stderr
     reason = r"\d s of the budget are left, but a job needs 18 s: 0 of 4 runs are done; "

@@ -1,4 +1,4 @@
-// Emulates the functions of all libraries whose calls always have the same result: they only succeed, create an object
+// Emulates, for every library, the functions that always have the same result: they only succeed, create an object
 // whose address is all that matters, free such an object, or return a constant. NVIDIA's declarations are not needed,
 // because success is 0 in every library and the other arguments are not read.
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// Emulates the CUDA driver's own functions: devices, contexts, modules and their kernels, as Triton and the kernels
-// that torch compiles at run time use them. Modules are not read. A function's handle points to the function's name.
+// Emulates the CUDA driver's own functions for devices, contexts, modules and kernels. Triton calls them, and so does
+// torch for kernels that it compiles at run time. Modules are not read. A function's handle points to its name.
 #include "record.h"
 #include "settings.h"
 

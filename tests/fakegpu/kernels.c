@@ -13,7 +13,7 @@
 
 typedef struct Registered {
   const void *function; // the function on the host that launches the kernel
-  const char *name;     // mangled; stored in the library's data
+  const char *name;     // the mangled name, a string in the library's data
   struct Registered *next;
 } Registered;
 

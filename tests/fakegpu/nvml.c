@@ -33,7 +33,7 @@ int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *pr
   return settings()->slice ? NO_PERMISSION : SUCCESS; // as in a container that has a slice of a GPU
 }
 
-// The caller's state of the fabric stays 0, "not supported".
+// Nothing is written, so the fabric's state in the caller's struct stays 0, "not supported".
 int nvmlDeviceGetGpuFabricInfoV(void *device, void *information) { return SUCCESS; }
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, void *type) { return NOT_SUPPORTED; }

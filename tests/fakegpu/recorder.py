@@ -65,7 +65,7 @@ class Event:
     """One call. Fields that do not apply to its kind are 0."""
 
     kind: Kind
-    name: str  # of the kernel, the collective or the function, or the direction of a copy
+    name: str  # name of the kernel, collective or function; for a copy, its direction
     device: int
     stream: int
     object: int  # the CUDA event that is recorded or waited for, or the address that is allocated or freed
@@ -138,7 +138,7 @@ class Recording:
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Record this process's calls within the block, and fill the recording at its end. Blocks must not be nested."""
+    """Record this process's calls within the block. The recording is filled at the block's end. Do not nest blocks."""
     driver = _driver()
     recording = Recording()
     driver.fakegpu_start()

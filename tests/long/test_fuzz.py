@@ -100,7 +100,7 @@ class Workspace:
         self._good_outputs: dict[tuple[str, ...], str] = {}
 
     def attempt(self, case: Case, seed: str) -> Outcome:
-        """Damage a fresh copy, run the command, and return the outcome."""
+        """Damage a fresh copy of the files, run the command, and return the outcome."""
         if case.survives and not _trains(case) and case.command not in self._good_outputs:
             self._renew()
             self._good_outputs[case.command] = self._start(case.command).communicate(HANG_SECONDS)[0]
@@ -138,7 +138,7 @@ class Workspace:
         shutil.copytree(self._template, self._here, symlinks=True)
 
     def _contents(self) -> set[str]:
-        """Return the hashes of all protected files. After the command, a file with each hash must still exist."""
+        """Return the hashes of all protected files. After the command, every hash must still belong to a file."""
         files = [path for name in PROTECTED for folder in self._here.rglob(name) for path in folder.rglob("*")]
         return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and _is_small(path)}
 

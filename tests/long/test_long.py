@@ -109,7 +109,7 @@ def start_both(machines: Machines, run: Path, *options: str) -> list[subprocess.
 
 
 def kill_one(machines: Machines, run: Path, draw: random.Random) -> str:
-    """Train on both machines, let a random fault hit one of them, check that the other one ends, and return a line."""
+    """Train on two machines, let a random fault hit one, check that the other ends, and return a line for the log."""
     before = last_step(run)[0]
     nodes = start_both(machines, run)
     wait_until(lambda: last_step(run)[0] > before or any(node.poll() is not None for node in nodes), seconds=180)

@@ -96,9 +96,8 @@ def test_a_model_served_by_transformers_judges(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         scores = result(files[0])
         assert scores["left_out"] == 0
-        assert (
-            scores["anchor"] == 50
-        )  # the score depends only on the position, and the anchor is in each position equally often
+        # The score depends only on the position, and the anchor is in each position equally often.
+        assert scores["anchor"] == 50
         assert [row["score"] for row in scores["candidates"]] == [50, 50]
         assert "so there are no ranks" in done.stdout  # there is only one fine-tuning run
         lines = map(json.loads, store.read_text().splitlines())

@@ -1,6 +1,6 @@
 """Tensor shards: loss and gradients equal those of the plain network, and shards cover every parameter.
 
-Other tests are about dropout and about networks that are refused.
+Other tests check dropout, and which networks are refused.
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
 
 
 def in_shards(plain_network: GPT, shards: int, **options: Any) -> ShardedLoss:
-    """Return all shards of a network, with the network's weights, in this process."""
+    """Return the network, split into shards with its weights. All shards are in this process."""
     network = ShardedGPT(plain_network.config, ShardExchange(shards=shards, local_shards=range(shards)))
     parts = {
         name: part_of(plain_network.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()

@@ -113,9 +113,8 @@ def test_ctrl_c_ends_a_watch_and_keeps_the_report(make_run: MakeRun) -> None:
 
 def test_a_trial_with_the_same_bits_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"text": "same bits", "variants": [{"name": "HEAD", "mean": None, "verdict": "base", "difference": None}]}
-    for number, folder in enumerate(
-        (tmp_path / "probed", tmp_path / "bare")
-    ):  # the first trial has its short runs; the second has none
+    # The first trial still has its short runs. The second one has none.
+    for number, folder in enumerate((tmp_path / "probed", tmp_path / "bare")):
         folder.mkdir()
         (folder / "trial.json").write_text(json.dumps(record))
         (folder / "trial.md").write_text("# Trial of HEAD\n\nSame bits in a run shortened to 16 steps.")

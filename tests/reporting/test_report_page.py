@@ -57,7 +57,7 @@ def test_names_are_escaped_and_commands_are_quoted(tmp_path: Path) -> None:
 
 
 def _sampled(names: Sequence[str], checkpoints: int) -> dict[str, Markup]:
-    """Return the sections on samples of named runs, with texts as long as real ones."""
+    """Return the report's sections on samples, for runs with these names. The texts are as long as real ones."""
     prompts = [f"Prompt {number}" for number in range(6)]
     answers = [
         Said(prompt=prompt, temperature=way, text="word " * 8 + " " * 20) for prompt in prompts for way in (0, 1)

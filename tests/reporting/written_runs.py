@@ -1,4 +1,4 @@
-"""Run directories for tests, whose metrics are written without any training."""
+"""Run directories for tests. Their metrics are written directly, without any training."""
 
 import json
 import math

@@ -73,7 +73,7 @@ def at_step_3(changed_train: Callable[[str], Path]) -> Callable[..., Path]:
 
 
 class Watched(TorchDispatchMode):
-    """Calls `observe` with each operation of torch and the value that it returns."""
+    """Calls `observe` with each torch operation and its result."""
 
     def __init__(self, observe: Callable[[Any, Any], None]):
         super().__init__()

@@ -58,7 +58,7 @@ def test_options_of_a_search_or_prediction() -> None:
     assert find_parsed("r", *words) == expected
     prediction = find_parsed("r", "--predict", "l4,mine", "--machines", "m.json")
     assert (prediction.predict, prediction.machines) == ("l4,mine", Path("m.json"))
-    assert find_parsed("r", "--probe", '{"a": 1}').probe == '{"a": 1}'  # the search starts its workers in this way
+    assert find_parsed("r", "--probe", '{"a": 1}').probe == '{"a": 1}'  # the search starts its workers with this option
 
 
 def test_help_hides_the_option_of_workers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,7 @@ def test_token_file_replaced_during_start_up_is_refused(
     assert f"{copied_tokens / 'train.safetensors'}: was modified while the run was reading it" in line
 
 
-COUNTED_FUNCTIONS = {  # with the files that define these functions
+COUNTED_FUNCTIONS = {  # each function, with the file that defines it
     "make_plan": "training/config/batch_plan.py",
     "open_all": "training/data/open_tokens.py",
     "check_tokenizers": "training/data/open_tokens.py",
@@ -317,7 +317,7 @@ def test_terminal_shows_one_complete_progress_bar(make_run: MakeRun) -> None:
     assert status == 0, last
     bars = [line for line in last if "24/24" in line]
     assert bars and len(bars[0]) > 80
-    assert sum("| 0/24" in line for line in last) <= 2  # one bar, which is drawn again under the first validation loss
+    assert sum("| 0/24" in line for line in last) <= 2  # the bar is drawn again below the first validation loss
     for word in ("100%", "loss ", "tok/s", " spent"):
         assert word in bars[-1]
     assert re.search(r"\$\d+\.\d\d spent", bars[-1])

@@ -1,4 +1,4 @@
-"""Resume: a run continues from the right checkpoint, keeps the right ones, and equals an uninterrupted run."""
+"""Resume: a run continues from the right checkpoint, keeps the right checkpoints, and equals an uninterrupted run."""
 
 import json
 import shutil

@@ -30,7 +30,7 @@ def refused(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] 
 
 
 def output_of(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> str:
-    """Return the output of a command of evaluate.py that succeeds."""
+    """Run a command of evaluate.py, which must succeed, and return its output."""
     done = evaluate(*arguments, ranks=ranks, environment=environment)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
@@ -57,7 +57,7 @@ def newest_result(home: Path, kind: str = "loss") -> dict[str, Any]:
 
 
 def without_hash(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored result without the hashes of its weights, like those of older versions."""
+    """Return a stored result without the hashes of its weights, which older versions did not store."""
     return {key: value for key, value in line.items() if key not in (WEIGHTS_VALUES, WEIGHTS_FILE)}
 
 
@@ -74,7 +74,7 @@ def write(home: Path, kind: str, **values: Any) -> Path:
 
 
 def losses_on(home: Path, **span: Any) -> Path:
-    """Append a held-out loss."""
+    """Append a held-out loss to the results of a model."""
     scores = {
         "nats_per_token": 3.4,
         "bits_per_byte": 1.1,
@@ -94,13 +94,13 @@ def core(home: Path, right: int, bits: float = 1.0, *, tasks: int = 22, **data: 
 
 
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
-    """Append a judge's score, and the differences in its session. `score`: the value, `low` and `high`."""
+    """Append a judge's score, and the differences between the judged models. `score`: the value, `low` and `high`."""
     value = dict(zip(("value", "low", "high"), score, strict=True))
     return write(home, "judge", **({"candidate": home.name} | JUDGE | more), score=value, differences=differences)
 
 
 def instructed(home: Path, chrf: float, spread: float | None, errors: list[float | None]) -> Path:
-    """Append scores of fine-tuned answers."""
+    """Append scores of fine-tuned answers to the results of a model."""
     seeds = [{"chrf_error": error, "reference_loss_error": None} for error in errors]
     none = {"value": None, "spread": None}
     return write(home, "instruct", data=DATA, seeds=seeds, chrf={"value": chrf, "spread": spread}, reference_loss=none)

@@ -255,7 +255,7 @@ def test_results_with_other_tokenizers_have_separate_columns(tmp_path: Path) -> 
     with pytest.raises(BadInput, match="no overlap"):
         compare(rows_of(plain, with_tokenizer))
     alone = compare(rows_of(with_tokenizer))
-    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # there are no published models
+    assert "CORE, tokenizer gpt2" in alone.columns and len(alone.rows) == 1  # no published models are shown
     assert any("read with tokenizer gpt2, which is not the model's own" in note for note in alone.notes)
     assert any("other: measured with --tokenizer gpt2, which is not the model's own: core" in n for n in alone.notes)
 

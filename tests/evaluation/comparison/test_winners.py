@@ -1,7 +1,7 @@
 """If recipes differ, a winner is named. If only seeds or keys without an effect differ, a winner is hardly ever named.
 
-The losses are simulated. A group of documents is equally hard for all models. In addition, each model has noise on each
-group, and each training seed has noise, which changes the loss more.
+The losses are simulated. A group of documents is equally hard for all models. In addition, each model has some noise on
+each group, and each training seed has noise that changes the loss more.
 """
 
 import math
@@ -99,7 +99,7 @@ def test_single_seeds_need_a_stated_deviation() -> None:
         for line in comparison.statements
         if "no winner: the seed noise is unknown" in line
     ]
-    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval covers only the text
+    assert len(shown) > 300 and all("[" in line for line in shown)  # the interval ignores the seed noise
     advised = ["--seed-deviation" in " ".join(comparison.notes) for comparison in comparisons]
     assert advised == ["no winner" in " ".join(comparison.statements) for comparison in comparisons]
     assert not winners(compare(table(draw, [5, 1], [0, 20])))  # a single run says nothing about the seed noise
@@ -162,7 +162,8 @@ def test_text_and_seed_noise_are_combined(tmp_path: Path) -> None:
         for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), ("s", 2)], strict=True)
     ]
     value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
-    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2  # with two additional items, one of which differs
+    # Two items are added. On one of them, the models differ.
+    more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2
     text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; the seeds' differences are 0.12 and 0.13
     criticals = student_quantile(0.975, 199), student_quantile(0.975, 1)
     reach = (criticals[0] * text**2 + criticals[1] * seeds**2) / math.hypot(text, seeds)

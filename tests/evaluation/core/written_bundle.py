@@ -42,7 +42,7 @@ def items(count: int) -> dict[str, list[dict[str, Any]]]:
 def write_bundle(folder: Path, count: int = 23, **changed: list[dict[str, Any]]) -> Path:
     """Write a folder and, next to it, an `eval_bundle.zip` with the same content. Return the folder.
 
-    `changed`: the items of a kind, which replace the usual items.
+    `changed`: for a kind of task, the items to write instead of the usual ones.
     """
     rows = items(count) | changed
     entries = [

@@ -70,7 +70,7 @@ class Terminal:
         os.close(terminal)
 
     def until(self, text: str, more: int = 0) -> str:
-        """Return the output up to a text and at least `more` characters after it."""
+        """Read output until this text, and at least `more` characters after it, have arrived. Return the output."""
         shown = ""
         while text not in shown or len(shown.partition(text)[2]) < more:
             shown += os.read(self.controller, 4096).decode(errors="replace")
@@ -93,7 +93,7 @@ def terminal(talker: Path) -> Iterator[Terminal]:
 
 
 def trained(config: ModelConfig = SMALL, context: int = 512, template: str | None = "turns") -> Talker:
-    """Return a model with random weights that generates ASCII."""
+    """Return a model with random weights. It generates only ASCII."""
     model = network(attrs.evolve(config, vocab_size=261, context_length=context, tie_weights=False))
     assert model.head is not None
     with torch.no_grad():

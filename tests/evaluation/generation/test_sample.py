@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 
 def start(words: list[str | Path], stdin: int, stdout: int, stderr: int) -> "subprocess.Popen[str]":
     line = [sys.executable, "evaluate.py", *map(str, words), "--device=cpu", "--tokens=1000000000", "--top-k=1"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores SIGINT
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore SIGINT
     try:
         return subprocess.Popen(line, cwd=ROOT, stdin=stdin, stdout=stdout, stderr=stderr, text=True)
     finally:

@@ -42,7 +42,8 @@ def test_rows_contain_complete_records_with_answer_weights(tmp_path: Path, *, pr
     answers = "".join(f"{record.output}<|endoftext|>" for record in held_out)
     assert trained.tokenizer.decode(tokens[weights == 1].tolist()) == answers
     values = json.loads((tmp_path / "run" / "train.json").read_text())
-    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)  # from eight records in three rows
+    # The eight records fill three rows.
+    assert (values["global_batch_size"], values["checkpoint_interval"]) == (2, 1)
 
 
 @pytest.mark.slow

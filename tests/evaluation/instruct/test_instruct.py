@@ -48,7 +48,7 @@ def test_answers_are_equal_on_any_number_of_ranks(make_run: MakeRun, data: Path)
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
     contents = []
     for ranks in (1, 2, 3):
-        shutil.rmtree(run / "answers", ignore_errors=True)  # otherwise, they would be reused
+        shutil.rmtree(run / "answers", ignore_errors=True)  # otherwise, old answers would be reused
         done = instruct(run, *options, ranks=ranks)
         assert ", ± standard deviation over 2 seeds" in done
         contents.append({path.name: path.read_text() for path in (run / "answers").iterdir()})

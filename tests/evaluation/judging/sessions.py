@@ -83,7 +83,7 @@ class Sessions:
         return run(*self.command(*options, files=files))
 
     def said(self, *options: str, files: list[Path] | None = None) -> str:
-        """Return the output of a session that succeeds."""
+        """Run a session, which must succeed, and return its output."""
         done = self.run(*options, files=files)
         assert done.returncode == 0, done.stderr
         return str(done.stdout)

@@ -15,7 +15,7 @@ from tests.launch import RANK_OF_TWO
 KEY = "sk-proj-/secret+key=0123"
 OPENAI = ("--base-url", "https://api.openai.com/v1")
 REFUSED = {  # for each list of options: the key in the environment, and the expected error
-    # This error is raised before the scores are computed, which takes a while.
+    # This error is raised before the slow computation of the scores.
     OPENAI: (
         "",
         "OPENAI_API_KEY: not set; set it to your OpenAI API key",

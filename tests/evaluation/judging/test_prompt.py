@@ -136,7 +136,8 @@ def test_incompatible_answers_are_refused(sessions: Sessions, tmp_path: Path) ->
     longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
     differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds with the same settings"
     assert differ in refused(good, longer)
-    newer = write(tmp_path, "good", 60, seed=1)  # a seed fine-tuned by a later version, which records more settings
+    # The answers of this seed are from a later version, which records more settings.
+    newer = write(tmp_path, "good", 60, seed=1)
     plain = newer.read_text()
     newer.write_text(plain.replace('"epochs": 2', '"epochs": 2, "given_tokenizer": null, "ordinary_added_tokens": []'))
     assert len(read_panel([good, newer], common=False).candidates) == 1

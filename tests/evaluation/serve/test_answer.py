@@ -44,9 +44,9 @@ def parts(text: Iterable[int], **changed: Any) -> list[AnswerPart]:
 
 
 def take(answer: ServedAnswer, token: int) -> AnswerPart:
-    """Return the part that a token completes.
+    """Add a token to an answer, and return the part that the token completes.
 
-    As in `Drawing`, the text ends at the end-of-text id, or after the largest number of tokens.
+    As in `Drawing`, the answer ends at the end-of-text id, or when it has as many tokens as the request allows.
     """
     is_last = answer.count + 1 == answer.request.count
     ended: Finish | None = "stop" if token == TOKENIZER.end_of_text_id else "length" if is_last else None
@@ -58,8 +58,8 @@ def take(answer: ServedAnswer, token: int) -> AnswerPart:
 def test_answer_ends_before_the_first_stop_string(noise: bytes, stops: list[str]) -> None:
     text = noise + b"abab\xc3\xa9aa bab" + noise
     full_text = text.decode(errors="replace")
-    # The stop string that is completed first ends the answer. If several are completed by the same character, the
-    # longest one does.
+    # The stop string that is completed first ends the answer. If one character completes several stop strings, the
+    # longest of them ends the answer.
     places = [(position + len(stop), position) for stop in stops if (position := full_text.find(stop)) >= 0]
     answer_parts = parts(text, stop=tuple(stops))
     assert "".join(part.text for part in answer_parts) == full_text[: min(places, default=(0, len(full_text)))[1]]
@@ -89,7 +89,7 @@ def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: 
         *ids,
         TOKENIZER.end_of_text_id,
     ]
-    # A byte belongs to the last character of the text that is decoded from all bytes up to this one.
+    # To find the character of a byte, decode all bytes up to this byte: it belongs to the last character.
     for number, token in enumerate(tokens[:-1]):
         before = b"".join(spelled[:number])
         if spelled[number]:

@@ -79,7 +79,8 @@ def test_contradicting_tokenizer_files_are_refused(tmp_path: Path) -> None:
     write_tokenizer_files(tokenizer, tmp_path, 128)
     assert read_tokenizer_files(tmp_path) is not None
     (tmp_path / "tokenizer.model").write_text("".join(f"{code} {rank}\n" for rank, code in enumerate(["YQ=="] * 300)))
-    assert read_tokenizer_files(tmp_path) is not None  # the file does not contain ranks, which causes a note
+    # tokenizer.model does not contain ranks, so a note says that it was not read.
+    assert read_tokenizer_files(tmp_path) is not None
     (tmp_path / "tokenizer.model").unlink()
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"a": vocabulary["b"], "b": vocabulary["a"]}))

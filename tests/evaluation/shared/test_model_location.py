@@ -73,7 +73,7 @@ def test_folder_that_hides_a_hub_model_is_noted(
         capsys.readouterr().err
     )
     assert home_of("hf:owner/model") == Path("runs/owner--model")
-    home_of("owner/run")  # a run is never a model on the hub
+    home_of("owner/run")  # a local run is never mistaken for a model on the hub
     note_local.cache_clear()
     data = ModelCardData(library_name="transformers", tags=["gpt2", OUR_TAG])
     Path("owner/model/README.md").write_text(f"---\n{data}\n---\n\n# model\n")

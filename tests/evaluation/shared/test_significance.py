@@ -113,7 +113,7 @@ def test_different_seeds_give_the_unpaired_test() -> None:
 
 
 def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviation: float = 0) -> np.ndarray:
-    """Return a judge's scores of equal models, 0 to 100. Most questions are hard for all models; answers are noisy."""
+    """Return scores (0 to 100) of equally good models. Most questions are hard for all of them; answers are noisy."""
     models, seeds, questions = shape
     scores = draw.beta(0.6, 2, questions) * 100 + draw.normal(0, 8, (models, 1, questions))
     scores = scores + draw.normal(0, 18, shape) + draw.normal(0, seed_deviation, (models, seeds, 1))
@@ -158,7 +158,7 @@ def test_unjudged_questions_are_left_out_for_all_models() -> None:
 
 
 def neighbors(draw: np.random.Generator, shape: tuple[int, ...], correlation: float) -> np.ndarray:
-    """Return normal units with deviation 1. Each unit is correlated with the one before it."""
+    """Return normally distributed units with standard deviation 1. Each unit is correlated with the one before it."""
     units = draw.standard_normal(shape)
     for at in range(1, shape[-1]):
         units[..., at] = correlation * units[..., at - 1] + np.sqrt(1 - correlation**2) * units[..., at]

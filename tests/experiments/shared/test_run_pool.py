@@ -158,9 +158,8 @@ def test_a_jobs_record_is_found_by_its_name(tmp_path: Path, clock: float) -> Non
     write = f"pathlib.Path({str(path)!r}).write_text(json.dumps({record} | "
     assert status_of(write + "{'job': os.environ['LOCKSTEP_JOB']}))") == 75
     assert status_of(write + "{'job': 'of another'}))") == 1
-    assert (
-        status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75
-    )  # a record of an earlier version does not name its job
+    # A record from an earlier version does not name its job.
+    assert status_of(f"pathlib.Path({str(path)!r}).unlink()", write + "{}))") == 75
     assert status_of() == 1  # the record of the previous process still exists
 
 
@@ -199,7 +198,7 @@ def write_end(run: Path, status: int, reason: str | None) -> list[str]:
         ((1, "out-of-budget"), "to continue, run the same command with a larger budget"),
         ((75, "out-of-budget"), "to continue, run the same command with a larger budget"),
         ((75, "stopped"), "stopped by SIGTERM"),
-        ((75, None), "stopped by SIGTERM"),  # a train.py of an earlier version, without a limit in its metrics
+        ((75, None), "stopped by SIGTERM"),  # from an earlier version, and the metrics contain no limit
         ((1, "user-error"), "training failed: a problem; see its output in"),
         ((1, "out-of-memory"), "training failed: a problem; see its output in"),
         ((1, None), "training failed: a problem; see its output in"),

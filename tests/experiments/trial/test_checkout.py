@@ -1,4 +1,4 @@
-"""Checkouts: commits, the working tree with the new files that it needs, and errors for anything else."""
+"""Commits and the working tree, with the new files that it needs, can be checked out. Anything else is an error."""
 
 import signal
 import subprocess

@@ -38,7 +38,7 @@ def slow(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def project(tmp_path: Path, token_files: Path) -> Path:
-    """Return a repository with a single commit, which has all files of this project and a tiny run.
+    """Return a repository. Its only commit has all files of this project and a tiny run.
 
     Uncommitted changes of this project are included.
     """

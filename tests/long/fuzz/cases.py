@@ -130,10 +130,8 @@ FILES: dict[tuple[str, str], list[tuple[dict[str, Damage], tuple[str, ...], bool
     ("price lists", "machines.json"): [(JSON_DAMAGES, PLAN, False)],
     ("price lists", "prices.json"): [(JSON_DAMAGES, ASKING, False)],
     ("models", "export/config.json"): [(JSON_DAMAGES, SMOKE, False)],
-    ("models", "export/tokenizer.json"): [
-        (NO_JSON, SMOKE, False),
-        (NO_FILE, SMOKE, True),
-    ],  # vocab.json has the tokenizer as well
+    # Without tokenizer.json, the tokenizer is read from vocab.json.
+    ("models", "export/tokenizer.json"): [(NO_JSON, SMOKE, False), (NO_FILE, SMOKE, True)],
     ("models", "export/model.safetensors"): [({"cut short": cut} | NO_FILE | MISSING, SMOKE, False)],
     ("evaluation", "answers/one.json"): [(WHOLE, JUDGE, False)],
     ("evaluation", "records.json"): [

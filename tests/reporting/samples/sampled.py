@@ -8,7 +8,7 @@ TEXT = "café <b>\n & x"
 
 
 def sample(step: int, nats: float, text: str = TEXT, **changes: Any) -> CheckpointSample:
-    """Return the sample of a step from a model that gives each byte of the text the same probability."""
+    """Return the sample of a step. The model gives each byte of the text the same probability."""
     content = text.encode()
     held_out = HeldOutText(
         source="tokens: validation", ids=list(content), tokens=[chr(byte) for byte in content], window=8

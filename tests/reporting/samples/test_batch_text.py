@@ -47,7 +47,7 @@ Feed.next = record
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """Return train.py with the recorder."""
+    """Write a version of train.py that contains the recorder, and return its path."""
     script = tmp_path / "recording.py"
     script.write_text(CHANGED_TRAIN.format(changes=RECORDER))
     return script

@@ -57,7 +57,7 @@ def replay(run: Path, name: str) -> tuple[int, int]:
 
 
 def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> bool:
-    """Replay in a fork that is killed before or after its n-th change on disk, and return whether it was killed."""
+    """Replay in a fork, and kill it before or after change number `call` on disk. Return whether it was killed."""
     child = os.fork()
     if child == 0:
         try:

@@ -23,13 +23,13 @@ NO_LOGS = {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "wandbCo
 
 @attrs.define
 class WandbServer:
-    """What the server has stored and answered. `histories` and `configs` are by the id of the run."""
+    """What the server has stored and answered. The keys of `histories` and `configs` are run ids."""
 
     address: str = ""
     histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
     configs: dict[str, str] = attrs.field(factory=dict)  # JSON
     answered: int = 0  # number of requests that contained history and were answered
-    answers: int | None = None  # number of requests with history that succeed before all others fail; None: no limit
+    answers: int | None = None  # after this many requests with history, all later requests fail; None: never
 
     def values(self, run: str) -> dict[str, dict[int, Any]]:
         """Return the values in a run's history, by name and step."""

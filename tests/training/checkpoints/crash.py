@@ -31,7 +31,7 @@ CALLS = {  # a save's calls in order; each pattern matches an audit event of Pyt
     "read back": r"open .*/\.partial-step-\d+/model.safetensors rb?$",
     "write state": r"open .*/\.partial-step-\d+/state.json wb?$",
     "write manifest": r"open .*/\.partial-step-\d+/manifest.json wb?$",
-    "replace": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",  # the older checkpoint has a different name by then
+    "replace": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",  # by then, the older checkpoint has been renamed
     "publish": r"os\.rename .*/\.partial-step-\d+ .*/step-\d+$",
     "make latest": r"os\.symlink .*/\.partial-latest$",
     "move latest": r"os\.rename .*/\.partial-latest ",

@@ -17,7 +17,7 @@ from tests.launch import ROOT
 from tests.launch import run as run_command
 from training.checkpoints.initial_weights import with_new_rows
 
-# Settings of model.json that leave the network the same as that of TINY_MODEL
+# Settings of model.json that leave the shapes of TINY_MODEL's parameters unchanged
 FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
 HASHED = ("--hash-every", "1", "--max-steps", "2")
 
@@ -74,7 +74,7 @@ def test_new_turn_tokens_copy_end_of_text(make_run: MakeRun, finished: Path, tmp
     assert ", with rows for 143 new ids" in (tmp_path / "exported" / "README.md").read_text()
     fewer = make_run("fewer", {"vocab_size": 256})
     assert "vocab_size: got 256, but --init-from " in one_line(train(fewer, "--init-from", str(run), "--dry-run"))
-    plain = make_run("plain", {"vocab_size": 400})  # the tokenizer of its token files has no turn tokens
+    plain = make_run("plain", {"vocab_size": 400})  # this run's tokenizer has no turn tokens
     for options in ((), ("--dry-run",)):
         line = one_line(train(plain, "--init-from", str(run), *options))
         assert "that model's tokenizer, bytes with 261 ids, differs from the tokenizer of the run's tokens" in line

@@ -75,7 +75,7 @@ def without_links(directory: Path, *links: str) -> None:
 def test_copied_run_resumes_from_its_newest_checkpoint(copied: Path, links: tuple[str, ...]) -> None:
     directory = copied / "checkpoints"
     (directory / "best").unlink()
-    (directory / "best").symlink_to("step-00000004")  # "best" sorts before "latest", although this checkpoint is older
+    (directory / "best").symlink_to("step-00000004")  # "best" sorts before "latest", but is older
     without_links(directory, *links)
     checkpoint = find_to_resume(directory, "auto")
     assert checkpoint == directory / links[0]

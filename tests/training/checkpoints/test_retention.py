@@ -113,12 +113,12 @@ def test_no_optimizer_exceeds_the_expected_space() -> None:
         assert torch.float32.itemsize + max(states) <= CHECKPOINT_BYTES, optimizer
 
 
-REMOVING = {"rmtree", "remove", "unlink", "delete"}  # without rmdir, which removes only empty folders
-# The functions in training/checkpoints/ that remove files, except those in retention.py, each with what it removes.
-# None of them removes a complete checkpoint.
+REMOVING = {"rmtree", "remove", "unlink", "delete"}  # not rmdir, which removes only empty folders
+# The functions in training/checkpoints/ that remove files, except the functions of retention.py. The comments say what
+# each function removes. None of these functions removes a complete checkpoint.
 REMOVED_ELSEWHERE = {
     ("archive.py", "_move"),  # a link that was moved
-    ("atomic_commit.py", "_restore_replaced"),  # the unfinished replacement of a checkpoint that is restored
+    ("atomic_commit.py", "_restore_replaced"),  # an unfinished replacement, when the older checkpoint is restored
     ("bucket_upload.py", "release"),  # the lease of a bucket
     ("directory.py", "point"),  # a link
     ("directory.py", "rename"),  # the source after a copy to another file system

@@ -80,7 +80,7 @@ def test_micro_batch_sizes_divide_a_ranks_share() -> None:
 
 
 def test_uneven_micro_batch_sizes_keep_ranks_busy() -> None:
-    # These sizes use 97%, 97%, 89% and 89% of the ranks' time; a size of 16 would use only 67%.
+    # With these sizes, the ranks are busy 97%, 97%, 89% and 89% of the time. With a size of 16, it would be only 67%.
     assert microbatch_sizes(128, 6) == [1, 2, 4, 8]
     assert microbatch_sizes(8, 3) == [1]
     assert microbatch_sizes(8, 3, 1) == [1]

@@ -55,6 +55,6 @@ def test_datasets_may_change_weights_at_different_steps(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "r", Path("x"), dataset=parts), [])
     assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
     plan = make_plan(run.train, run.model.context_length, 1)
-    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 sequences in all, in the first stage
+    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # the first stage has 64 sequences
     longer = make_plan(run.train.replace(min_train_tokens=600 * 8 * 32), run.model.context_length, 1)
     assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]

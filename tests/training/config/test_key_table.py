@@ -106,7 +106,7 @@ class MadeUpOptions:
 
 @pytest.fixture
 def new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add one key for model.json and one for train.json. Only a row of the key table is added for each."""
+    """Add one key for model.json and one for train.json. Each needs only a new row in the key table."""
     for section, options in (("model", MadeUpModel), ("train", MadeUpOptions)):
         for key, field in attrs.fields_dict(options).items():
             monkeypatch.setitem(KEYS[section], key, field)

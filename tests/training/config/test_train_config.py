@@ -1,4 +1,4 @@
-"""Run directories: ours and gpjt's can be loaded, and errors name the file and the key."""
+"""Run directories: this project's and gpjt's can be loaded, and an error names the file and the key."""
 
 import json
 import re

@@ -34,7 +34,7 @@ def tokens(token_files: Path) -> dict[str, np.ndarray]:
 
 
 def write_tokens(place: Path, token_files: Path, name: str) -> Path:
-    """Write the tokens of a directory in another format, and return the new directory."""
+    """Write a directory's tokens to a new directory in another format, and return the new directory."""
     pattern, write_file, kind, in_shards = FORMATS[name]
     (directory := place / "tokens").mkdir()
     for split, ids in tokens(token_files).items():

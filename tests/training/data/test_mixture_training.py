@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import read_metrics
 
 
 def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
-    """Return keys of train.json for a mixture in two stages. It reads `few` for 1.3 epochs; 2 epochs are allowed."""
+    """Return keys of train.json for a mixture in two stages. A run reads `few` for 1.3 epochs; 2 are allowed."""
     weights = [[0, 1], [3, 0.75]]
     return {
         "dataset": [{"dataset": str(many), "weight": [[0, 1], [3, 0.25]]}, {"dataset": str(few), "weight": weights}],
@@ -31,7 +31,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token
     assert line in planned.stdout, planned.stdout
     assert line in process.stdout
     assert f"data: 1.27 epochs, 1,344 tokens of {few}" in process.stdout
-    epochs = [counts[1] for counts in metrics(run, "epochs").values()]  # type: ignore[index]  # a list
+    epochs = [counts[1] for counts in metrics(run, "epochs").values()]  # type: ignore[index]  # each value is a list
     assert epochs == [count / 33 for count in (4, 8, 12, 18, 24, 30, 36, 42)]
     last = next(record for record in read_metrics(run) if record.get("event") == "end")
     record = json.loads((run / "resolved.json").read_text())
@@ -64,9 +64,8 @@ def test_each_validated_dataset_has_its_own_loss(
     losses: dict[int, Any] = metrics(alone, "validation_losses")
     assert losses == metrics(two, "validation_losses")
     assert metrics(alone, "state_sha256") == metrics(two, "state_sha256") == metrics(silent, "state_sha256")
-    assert [list(step_losses) for step_losses in losses.values()] == [
-        names[1:]
-    ] * 4  # without the dataset that has no validation tokens
+    # The first dataset has no validation tokens, so it is not listed.
+    assert [list(step_losses) for step_losses in losses.values()] == [names[1:]] * 4
     first = {step: step_losses[names[1]] for step, step_losses in losses.items()}
     assert metrics(alone, "validation_loss") == first
     assert (alone / "checkpoints" / "best").resolve().name == f"step-{min(first, key=lambda step: first[step]):08d}"

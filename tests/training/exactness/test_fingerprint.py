@@ -45,9 +45,8 @@ def test_data_parallel_size_and_wrapper_matter_unless_elastic(make_run: MakeRun)
         "data_parallel_size: 2 -> 1"
     ]
     assert fingerprint_of(run, run_level)["parallel"] == "ddp"
-    assert fingerprint_of(run, run_level) == fingerprint_of(
-        run, run_level, tensor=2
-    )  # both runs have the same number of tensor shards
+    # The number of tensor ranks does not matter, because the number of tensor shards is the same.
+    assert fingerprint_of(run, run_level) == fingerprint_of(run, run_level, tensor=2)
 
 
 @pytest.mark.parametrize(("compiled", "unit"), [(False, False), (True, "blocks, head and loss"), ("model", "model")])

@@ -36,7 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, installed: int, usable: int, cuda: str | None = "13.0") -> None:
-    """Emulate a machine whose driver has `installed` GPUs, of which torch can use `usable`."""
+    """Emulate a machine. Its driver finds `installed` GPUs, and torch can use `usable` of them."""
 
     def is_available() -> bool:
         if installed and not usable:

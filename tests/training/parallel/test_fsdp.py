@@ -24,7 +24,7 @@ from training.parallel.wrap import Parallel, parallelize
 from training.precision import AUTOCAST_DTYPES, Numerics, autocast
 
 CPU = torch.device("cpu")
-SIX_LAYERS = {"n_layers": 6}  # which FSDP groups in pairs
+SIX_LAYERS = {"n_layers": 6}  # FSDP groups them in pairs
 
 
 def wrapped(
@@ -60,7 +60,7 @@ def test_the_last_group_may_be_shorter() -> None:
 
 
 class LiveBytes:
-    """Measures the most memory that the tensors passed to `note` have used at the same time."""
+    """Measures the peak memory of the tensors that are passed to `note`."""
 
     def __init__(self) -> None:
         self.tensors: list[weakref.ref[torch.Tensor]] = []
@@ -124,8 +124,8 @@ def test_blocks_are_gathered_once_if_memory_allows(
             with counting() as counts:
                 for micro_step in range(3):
                     run_pass(parallel, precision, last=micro_step == 2)
-            # Embeddings and norms are gathered once. The three groups of blocks are gathered either once, too, or in
-            # each forward and backward pass.
+            # Embeddings and norms are gathered once. The three groups of blocks are gathered either only once or
+            # in each forward and backward pass.
             assert counts["_allgather_base_"] == gathers
             reduction = {"off": "_reduce_scatter_base_", "elastic": "alltoall_base_"}[determinism]
             assert counts[reduction] == 1 + 3
@@ -134,7 +134,7 @@ def test_blocks_are_gathered_once_if_memory_allows(
                 for name, parameter in parallel.network.named_parameters()
                 if parameter is not parallel.named_parameters()[name]
             ]
-            assert gathered == []  # all are shards again, because updates need shards
+            assert gathered == []  # all parameters are shards again, because updates need shards
 
 
 def test_fsdp_and_ddp_agree_on_two_ranks(make_run: MakeRun) -> None:

@@ -27,7 +27,7 @@ WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length"
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
 SHARED_LAYERS = HEADS | {"context_length": 32}  # four tensor shards get equal parts, but share keys and values
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # because each process of a pool would import torch
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each process of a pool would import torch
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +97,8 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# For each layout: nodes x ranks per node, "parallel" and, if "tensor_parallel" is not 1, "tp" and its value
+# A layout consists of nodes x ranks per node, the value of "parallel", and "tp" with the value of "tensor_parallel",
+# unless this value is 1.
 EVEN = (
     "1x2 ddp",
     "1x2 fsdp",
@@ -126,8 +127,8 @@ LAYOUTS = {
     "5 micro-batches": ("1x2 fsdp", "1x3 ddp", "1x5 fsdp"),
     "6 micro-batches": ("1x2 fsdp", "1x4 ddp", "1x4 fsdp", "1x6 ddp", "3x2 hsdp"),
     "12 micro-batches": ("1x3 ddp", "1x3 fsdp", "1x5 ddp", "2x3 hsdp"),
-    # These layouts cover each pair of values of these settings: the number of tensor ranks (1, 2, 4), the number of
-    # data-parallel ranks (1, 2, 3), the wrapper, the network and the precision.
+    # There are five settings: the number of tensor ranks (1, 2, 4), the number of data-parallel ranks (1, 2, 3), the
+    # wrapper, the network and the precision. For any two settings, each pair of values occurs in one of these layouts.
     "GPT-2 in 4 shards, fp32": ("1x2 fsdp tp2", "1x6 ddp tp2", "1x8 fsdp tp4"),
     "GPT-2 in 4 shards, bf16": ("2x2 hsdp",),
     "Llama in 4 shards, fp32": ("1x2 ddp",),
@@ -144,8 +145,8 @@ CASES = [
     for variant, layouts in LAYOUTS.items()
     for layout in layouts
 ]
-# The layouts of a run, one after the other. On the first one, which has one node, the run is killed while it saves at
-# step 4; it continues on the others.
+# Each run uses three layouts, one after the other. The first layout has one node. There, the run is killed while it
+# saves at step 4. It continues on the second and the third layout.
 HANDOVERS = {
     "fp32": ("1x4 fsdp", "2x2 hsdp", "1x1 ddp"),
     "bf16": ("1x3 ddp", "3x2 hsdp", "1x5 fsdp"),
@@ -234,10 +235,10 @@ def test_killed_runs_give_the_results_of_one_process(
     *results, validated = numbers_of(run)
     *expected, losses = reference(variant)
     assert results == expected
-    assert losses.items() <= validated.items()  # there are more losses, because each job also validates at its end
+    assert losses.items() <= validated.items()  # `validated` has more, because each job validates at its end
 
 
-# A script that prints the hash of the state that a resumed run has loaded, computed on its new layout.
+# A script that resumes a run on a new layout, and prints the hash of the state that it has loaded.
 PRINT_LOADED_STATE = """
 from training import resume
 from training.checkpoints.tensor_files import state_sha256

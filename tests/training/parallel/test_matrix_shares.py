@@ -26,7 +26,7 @@ AXES = {
     "d": axes([Axis("mlp", 12)], Axis("embed", 3)),
 }
 REPLICATED = [(ranks, (1, 1, shards)) for ranks in (1, 2, 3, 4) for shards in (1, 4)]
-# Each spread has three numbers: of row shards, of tensor ranks, and of the tensor shards that these ranks hold together
+# The three numbers of a spread: row shards, tensor ranks, and tensor shards (which the tensor ranks hold together)
 SPREADS = [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 4), (1, 2, 2), (1, 2, 4), (1, 4, 4), (2, 2, 4), (3, 2, 4)]
 
 
@@ -52,9 +52,8 @@ def test_matrices_are_divided_evenly_among_ranks(heights: list[int], ranks: int)
     )
     assert {len(round_matrices) for round_matrices in rounds[:-1]} <= {ranks}
     costs = [cost(matrix) for matrix in given_matrices]
-    total_cost = sum(
-        max(map(cost, round_matrices)) for round_matrices in rounds
-    )  # in each round, ranks wait for each other
+    # In each round, the ranks wait for the slowest rank.
+    total_cost = sum(max(map(cost, round_matrices)) for round_matrices in rounds)
     assert total_cost <= sum(costs) / ranks + max(costs)
 
 

@@ -1,4 +1,4 @@
-"""The step clock measures a rank's own work: neither waits for other ranks nor the time between steps count."""
+"""The step clock measures only a rank's own work. It excludes waits for other ranks and the time between steps."""
 
 import torch
 

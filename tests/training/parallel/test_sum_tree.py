@@ -1,6 +1,6 @@
 """The sum tree: however the leaves are divided among ranks, the additions are the same as in one process.
 
-Other tests are about the number of partial sums.
+Other tests check the number of partial sums.
 """
 
 import itertools
@@ -16,7 +16,7 @@ Sum = Any  # the number of a leaf, or a pair of sums that are added
 
 
 def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
-    """Combine the partial sums of a range's parts into those of the whole range, with the additions of the tree."""
+    """Add the partial sums of a range's parts, as the tree does, and return the partial sums of the whole range."""
     rounds, results = tree.additions(parts)
     for pairs in rounds:
         places = list(itertools.chain(*pairs))
@@ -65,11 +65,8 @@ def test_ranges_have_partial_sums_of_largest_subtrees() -> None:
 
     assert partial_sums(8, 0, 8) == [(0, 8)]
     assert partial_sums(8, 1, 7) == [(1, 2), (2, 4), (4, 6), (6, 7)]
-    assert partial_sums(12, 2, 8) == [
-        (2, 3),
-        (3, 6),
-        (6, 8),
-    ]  # with runs of 3 leaves: the end of a run, a complete run, and the beginning of a run
+    # The tree adds 3 leaves at a time: (2, 3) is the end of a group, (3, 6) a group, (6, 8) the beginning of one.
+    assert partial_sums(12, 2, 8) == [(2, 3), (3, 6), (6, 8)]
     assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
 
 

@@ -70,7 +70,7 @@ def test_ranks_can_be_killed_right_after_their_start(monkeypatch: pytest.MonkeyP
     prober._start("probe", 1)
     processes = list(prober._processes)
     assert [os.getpgid(process.pid) for process in processes] == [process.pid for process in processes]
-    prober.kill()  # before a rank has called setsid, killpg would kill no process, and the wait would never end
+    prober.kill()  # if a rank had not called setsid, killpg would kill nothing, and the wait would never end
     assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
 
 

@@ -1,6 +1,6 @@
 """Estimates of a run's hours on rented machines agree with published training times.
 
-Other tests are about plans for several nodes.
+Other tests check plans for several nodes.
 """
 
 import json
@@ -25,8 +25,8 @@ from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
 RUN, LENGTHS = ROOT / "runs" / "8xa100", {"gpjt/fineweb-gpt2-tokens": None}
-# From gpjt's table "Costs of training in the cloud": the machine, the micro-batch, the seconds of the complete training
-# with and without validation, and the tokens/s that the trainer printed
+# From gpjt's table "Costs of training in the cloud". For each machine: the micro-batch, the seconds of the complete
+# training with validation, the seconds without validation, and the tokens/s that the trainer printed.
 PUBLISHED = {
     "8xa100-40gb": (13, 13904, 12404, 234480),
     "8xa100-80gb": (28, 11532, 9948, 282707),
@@ -61,7 +61,7 @@ def test_idle_gpus_take_time(tmp_path: Path) -> None:
 
 
 FEW = ("--set", "microbatch_size=4", "--set", "global_batch_size=4")
-HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because many layers take long to count
+HUGE = ("--set", "model.emb_dim=12288", "--set", "model.n_layers=13")  # wide, because counting many layers is slow
 
 
 @pytest.mark.parametrize(

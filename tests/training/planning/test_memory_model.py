@@ -160,7 +160,7 @@ def test_larger_micro_batches_may_need_less_memory() -> None:
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2
 
 
-# Peaks that were measured in the same way for 8 H100s, in groups of `shared` GPUs that share each layer
+# Peaks for 8 H100s, measured in the same way. The GPUs of a group share each layer; a group has `shared` GPUs.
 @pytest.mark.parametrize(
     ("shared", "model", "size", "settings", "gib"),
     [

@@ -1,4 +1,4 @@
-"""Throughput: entered or measured tokens/s take precedence over a roofline, which is fitted to a published trainer."""
+"""Throughput: tokens/s that were entered or measured take precedence over a roofline fitted to a published trainer."""
 
 import json
 from pathlib import Path

@@ -29,7 +29,7 @@ def parts(make_run: MakeRun, alone: Ranks) -> Parts:
 
 
 def disturb(state: TrainState, name: str, *, runs: int = 10**6) -> None:
-    """Make a parameter's gradient differ each time, as atomic additions would, in the first `runs` micro-steps."""
+    """In each of the first `runs` micro-steps, change a parameter's gradient slightly, as atomic additions would."""
     calls = 0
 
     def change(gradient: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def test_fp16_overflow_does_not_hide_a_difference(parts: Parts) -> None:
     assert parts[0].loss_scale.scale.item() == 2.0**127
 
 
-# A script for torchrun that does the self-test as on a GPU. If DISTURB is set, a gradient of rank 1 differs each time.
+# A script for torchrun that does the self-test as on a GPU. With DISTURB, rank 1's gradient is different each time.
 AS_ON_A_GPU = """
 import itertools
 

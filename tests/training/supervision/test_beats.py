@@ -121,7 +121,7 @@ def test_slow_rank_is_named(make_run: MakeRun, changed_train: Callable[[str], Pa
 
 @attrs.define
 class CountingStore:
-    """A connection to a store that counts operations and the keys in them."""
+    """A connection to a store. It counts operations and their keys."""
 
     store: TCPStore
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -158,7 +158,7 @@ class Job:
             self.ranks[rank].poll()
 
     def operations(self, kind: str = "operations") -> list[int]:
-        """Return, for each rank, the number of its store operations (or of the keys in them) since the last call."""
+        """Return each rank's number of store operations since the last call; with "keys", the number of their keys."""
         counts = [connection.counts[kind] for connection in self.connections]
         for connection in self.connections:
             connection.counts[kind] = 0

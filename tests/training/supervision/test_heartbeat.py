@@ -45,12 +45,12 @@ def test_frozen_ranks_are_named_and_end_the_job(make_run: MakeRun, ranks: int, f
     run = make_run(**SETTINGS)
     process = start(run, ranks)
     wait_for_step(run, 6, process)
-    time.sleep(2 * BEAT_SECONDS)  # until new beats were sent, because steps are much shorter than BEAT_SECONDS
+    time.sleep(2 * BEAT_SECONDS)  # wait for new beats, because steps are much shorter than BEAT_SECONDS
     pids = children(process)
     for rank in frozen:
         os.kill(pids[rank], signal.SIGSTOP)
     saved: set[str] = set()
-    while saved != (saved := checkpoints(run)):  # until the other ranks wait, after any save in progress
+    while saved != (saved := checkpoints(run)):  # until no save is in progress and the other ranks wait
         time.sleep(1)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 1

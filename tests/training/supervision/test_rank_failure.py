@@ -32,7 +32,7 @@ from training.supervision.rank_failure import describe_error
     ],
 )
 def test_every_error_has_a_reason(make_run: MakeRun, error: Exception, reason: str, *, has_line: bool) -> None:
-    assert describe_error(error)[0] == reason  # if the error occurs before the run is read
+    assert describe_error(error)[0] == reason  # as if the error had occurred before the run was read
     try:
         with memory_advice(load_run(make_run(), ())):
             raise error

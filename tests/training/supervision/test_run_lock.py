@@ -159,9 +159,9 @@ def test_exit_json_names_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_exit_records_of_other_versions_are_read(tmp_path: Path) -> None:
     earlier = {"status": EXIT_STOPPED, "outcome": "stopped", "final": True, "time": "2026-11-20T10:00:00Z"}
-    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # from a version without names of jobs
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier))  # an earlier version did not name the job
     assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True)
-    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"job": "night"}))  # from a version without reasons
+    (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"job": "night"}))  # an earlier version gave no reason
     assert read_exit(tmp_path) == JobExit(EXIT_STOPPED, "stopped", True, "night")
     for reason in ("of a later version", 5, ["stopped"], None):
         (tmp_path / EXIT_FILE).write_text(json.dumps(earlier | {"reason": reason, "problem": "none"}))

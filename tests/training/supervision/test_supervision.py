@@ -208,7 +208,7 @@ sys.modules["training.config.train_config"].load_run = late
 
 @pytest.mark.parametrize("early", ["0", "1"])
 def test_all_ranks_report_the_first_reason(make_run: MakeRun, changed_train: Callable[[str], Path], early: str) -> None:
-    """torchrun stops the late rank, which must report neither that it was stopped nor that nothing is lost."""
+    """torchrun stops the late rank. That rank must not print that it was stopped, or that "nothing is lost"."""
     run, script = make_run(), changed_train("import sys\nimport training.config.train_config\n" + LATE)
     done = train(run if early == "1" else run / "missing", ranks=2, script=script, environment={"EARLY": early})
     assert done.returncode == 1

@@ -27,7 +27,7 @@ def test_then_command_ends_before_torchrun_ends_ranks(make_run: MakeRun) -> None
     run = make_run(**LONG)
     process = start(run, 2, "--then", f"sleep 2; {NOTE.format(run=run)}")
     wait_for_step(run, 3, process)
-    os.kill(process.children()[1], signal.SIGTERM)  # torchrun does not know about this signal
+    os.kill(process.children()[1], signal.SIGTERM)  # only this rank gets the signal, not torchrun
     output, errors = process.communicate()
     assert outcome(run) == "stopped" and (run / "ran").read_text().count('"outcome": "stopped"') == 1, errors
     assert "--then: ended with status 0" in output
@@ -51,7 +51,6 @@ def test_then_command_needs_the_checkpoint_in_the_bucket(make_run: MakeRun, buck
     assert done.stdout.splitlines()[-1] == "--then: NOT RUN: the last checkpoint is not in the bucket", done.stderr
     bucket_server.refusal = lambda _: None
     assert not (run / "ran").exists()
-    assert (
-        train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0
-    )  # there is nothing left to train
+    # There is nothing left to train.
+    assert train(run, "--max-steps", "2", "--then", f"touch {run}/ran").returncode == 0
     assert (run / "ran").exists()

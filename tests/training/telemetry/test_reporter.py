@@ -35,7 +35,7 @@ def last_arguments(method: Any) -> list[Any]:
 
 
 def log_third_step(reporter: Reporter, clock: list[float]) -> None:
-    """Log a step after one slow and two quick steps, with one more step to come."""
+    """Time a slow step and two quick ones, and log the last of them. One more step is to come."""
     with reporter.ledger.start_up(), reporter.ledger.measure("training"):
         for seconds in (6.0, 2.0, 2.0):
             clock[0] += seconds
