@@ -33,7 +33,8 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start:,}") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON at line {error.lineno:,}, column {error.colno:,}") from error
+        # For example: not JSON at line 3, column 5 (Expecting ',' delimiter)
+        raise ValueError(f"not JSON at line {error.lineno:,}, column {error.colno:,} ({error.msg})") from error
     except RecursionError as error:
         raise ValueError(f"nested deeper than {DEPTH}") from error
     if decoded.count("[") + decoded.count("{") > DEPTH and _deeper_than(value, DEPTH):

@@ -85,8 +85,8 @@ def measure(
                 clean[task.entry.label] = score(hits[is_clean] > 0, bits[is_clean])
     rows = [[label, *(score[key] for key in COLUMNS)] for label, score in scores.items()]
     text = f"\n{tabulate(rows, HEADS, floatfmt='.4f', intfmt=',')}\n{describe(scores)}"
-    text += f"; at most {data['count']:,} items per task" if data["count"] else ""
-    text += f"; {cut:,} items were cut to the model's context" if cut else ""
+    text += f"; at most {counted(data['count'], 'item')} per task" if data["count"] else ""
+    text += f"; {counted(cut, 'item')} cut to the model's context" if cut else ""
     values = {"data": data, "cut": cut, **means_of(scores), "tasks": scores}
     if against is not None:
         items = {label: score["items"] for label, score in clean.items()}

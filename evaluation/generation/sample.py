@@ -8,6 +8,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.output import show
+from common.text import counted
 from evaluation.command_line import SampleCommand
 from evaluation.generation.generated_text import GeneratedText, load_for_generation, print_parts, sampling_of
 from evaluation.generation.prompts import read_prompt
@@ -69,4 +70,4 @@ def trace(trained: Trained, streams: Sequence[TokenStream], text: np.ndarray) ->
             lines.append(f"  {run.length:,} tokens from {run.start:,} on: {copies}{source}")
     share = f"{in_training_data.sum():,} of {len(text):,} new tokens occur in the training data"
     heading = "; the longest, without overlaps:" * bool(lines)
-    return [f"trace: {share}, in {len(runs):,} runs of {GRAM} or more tokens" + heading, *lines]
+    return [f"trace: {share}, in {counted(len(runs), 'run')} of {GRAM} or more tokens" + heading, *lines]

@@ -46,7 +46,7 @@ def describe_trial(trial: Trial, pairs: int | None, options: PoolOptions) -> lis
     plan = make_plan(run.train, run.model.context_length, options.ranks, lengths_at_hand(run.train))
     tokens, speed = most_runs * plan.train_tokens, measured_speed(trial.run)
     return [
-        f"{trial.output}: {len(trial.changed_files):,} files differ",
+        f"{trial.output}: files that differ: {len(trial.changed_files):,}",
         f"copies: base {trial.sizes['base']}, candidate {trial.sizes['candidate']}; not committed: {trial.uncommitted}",
         f"first, both sides train 1 step, and then a run of {short_steps(plan.steps)} steps; if the bits are equal, "
         "the trial ends",

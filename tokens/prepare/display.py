@@ -60,13 +60,13 @@ def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
     """Print what was written and left out."""
     noun = "document" if manifest.rows is None else "conversation"
     contents = counted(manifest.documents, noun)
-    show(f"{command.output}: {contents}, {manifest.tokens:,} tokens in {seconds:.1f} s")
+    show(f"{command.output}: {contents}, {counted(manifest.tokens, 'token')} in {seconds:.1f} s")
     tokens: dict[str, list[int]] = {}  # tokens of each file, by split
     for name, entry in manifest.files.items():
         tokens.setdefault(str(split_of(name)), []).append(entry.tokens)
     for split, counts in tokens.items():
         files = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
-        show(f"  {files}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
+        show(f"  {files}: {counted(sum(counts), 'token')} ({sum(counts) / manifest.tokens:.2%})")
     if manifest.rows is not None:
         show(f"  {manifest.rows.shares(manifest.tokens)}")
     report_problems(manifest, "more examples are in ledger.jsonl")

@@ -60,7 +60,7 @@ def status(where: str) -> list[str]:
         # If the tail of train was cut off, the number of its documents is not known.
         is_unchanged = lengths[split] == totals.tokens[split]
         document_text = f", {counted(totals.documents[split], 'document')}" if is_unchanged else ""
-        lines.append(f"  {split:10} {lengths[split]:,} tokens{document_text}")
+        lines.append(f"  {split:10} {counted(lengths[split], 'token')}{document_text}")
     if totals.problems:
         lines.append(f"  problems   {json.dumps(totals.problems)}, {counted(totals.lost_documents, 'document')} lost")
         lines += [f"    {line}" for line in itertools.chain.from_iterable(totals.examples.values())]

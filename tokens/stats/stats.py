@@ -60,8 +60,8 @@ def stats(
     noun, headline = "document", counted(documents, "document")
     # A conversation may consist of several texts, because the alpaca template puts an end of text after each answer.
     if manifest is not None and manifest.rows is not None:
-        noun, headline = "text", f"{manifest.documents:,} conversations of {documents:,} texts"
-    lines = [f"{directory}: {headline}, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
+        noun, headline = "text", f"{counted(manifest.documents, 'conversation')} of {counted(documents, 'text')}"
+    lines = [f"{directory}: {headline}, {counted(tokens, 'token')}, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts, noun)
     if manifest is not None and tokens > ends:
         if manifest.text_bytes is not None and manifest.rows is None:
@@ -71,7 +71,7 @@ def stats(
         lines.append(f"  conversations        {manifest.documents:,} in {manifest.rows.shares(manifest.tokens)}")
     for name, stream in streams.items():
         share = stream.length / tokens
-        lines.append(f"  {name:20} {stream.length:,} tokens ({share:.2%}), {counted(len(hashes[name]), noun)}")
+        lines.append(f"  {name:20} {counted(stream.length, 'token')} ({share:.2%}), {counted(len(hashes[name]), noun)}")
     lines += _copies(hashes, noun)
     if against or near_duplicates:
         tokenizer = recorded_tokenizer(manifest.tokenizer, directory) if manifest else load_tokenizer("gpt2")

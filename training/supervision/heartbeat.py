@@ -69,7 +69,7 @@ class Heartbeat:
         self._seconds = StepSeconds()  # totals of the earlier steps
         self._departure: Departure | None = None
         self._error_line: str | None = None  # line of code that raised this rank's error
-        self._ending = threading.Event()  # set when the thread has to end
+        self._ending = threading.Event()  # set when both threads have to end
         self._thread = None
         if torchrun_job() is not None:
             prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # hides the beats of earlier groups of ranks
@@ -156,6 +156,7 @@ class Heartbeat:
         except dist.DistError:  # the store has ended; a store that only hangs makes its callers wait instead
             if self._ending.is_set():
                 return
+            self._ending.set()  # so that `_watch_store` does not end this process while it saves a checkpoint
             if self.beats.departed("failed", "cut off"):
                 time.sleep(self._patience * BEAT_SECONDS)  # time for this rank to end, unless it is stuck
                 os._exit(EXIT_ERROR)

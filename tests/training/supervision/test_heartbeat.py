@@ -156,6 +156,49 @@ def test_sleeping_machine_loses_no_rank() -> None:
     assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
 
 
+SAVING = """
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+
+from training.parallel.process_group import Ranks
+from training.supervision import beats, heartbeat
+
+beats.BEAT_SECONDS = heartbeat.BEAT_SECONDS = 0.02
+server = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+port = server.stdout.readline().strip()
+nodes = dict(RANK="0", GROUP_RANK="0", GROUP_WORLD_SIZE="2")
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port, TORCHELASTIC_RUN_ID="saving", **nodes)
+orphaned = threading.Event()
+ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
+heartbeat.Heartbeat(ranks, 1, lost=lambda: print("lost", flush=True), stopped=os.abort, orphaned=orphaned.set)
+time.sleep(0.5)
+server.kill()
+assert orphaned.wait(60)
+time.sleep(5 * heartbeat.STORE_POLLS * heartbeat.BEAT_SECONDS)
+print("saved", flush=True)
+os._exit(0)
+"""
+STORE = """
+import time
+
+from torch.distributed import TCPStore
+
+store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_rank_has_time_to_save_after_torchrun_has_ended() -> None:
+    done = execute(sys.executable, "-c", SAVING, STORE)
+    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+
+
 def test_rank_ends_if_its_torchrun_has_ended(make_run: MakeRun, changed_train: Callable[[str], Path]) -> None:
     script = changed_train("import datetime; process_group.CONNECT_TIMEOUT = datetime.timedelta(seconds=1)")
     with socket.socket() as closed:
