@@ -53,7 +53,7 @@ from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
-# Keys under "settings" in a file of answers that are not settings, but outcomes of the fine-tuning run.
+# A file of answers also stores these outcomes of the fine-tuning run under "settings".
 OUTCOME_KEYS = {"losses", "best_epoch"}
 IDENTITY = "instruct.json"  # file in the directory of a fine-tuning run that states its model, data and settings
 

@@ -217,8 +217,9 @@ def verdict_schema(answers: int) -> dict[str, Any]:
 
 
 def read_grades(text: str, answers: int) -> list[Grade]:
-    """Return the grades of a verdict by position. Raises ValueError with a description of what is wrong with it."""
-    fenced = FENCE.fullmatch(text.strip())  # not every server enforces the schema
+    """Return the grades of a verdict by position. If the verdict is invalid, raises ValueError with the reason."""
+    # A server that does not enforce the schema may return the JSON in a Markdown code block.
+    fenced = FENCE.fullmatch(text.strip())
     try:
         verdict = parse_json(text if fenced is None else fenced[1], None)
     except ValueError as error:

@@ -113,7 +113,7 @@ class VerdictStore:
             self._lock = open_locked(
                 path, f"{path}: in use by another judge session; wait for it, or pass another --verdicts"
             )
-            self._log = JsonLog(path)  # opened under the lock, because it checks whether the last line is complete
+            self._log = JsonLog(path)  # opened under the lock, because JsonLog checks whether the last line is complete
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
             self._take(line)

@@ -131,7 +131,7 @@ def check_unseen(location: ModelLocation, span: Range) -> None:
             if how == "validated" and span.name in VALIDATION_RANGES:
                 show(note(f"{location.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
-            problem = f"{span}: {location.path} was {how} on tokens {begin:,} to {end:,} of it"
+            problem = f"{span}: {location.path} was {how} on tokens {begin:,} to {end:,} of this split"
             raise BadInput(f"{problem}; pass another --from, --count or --split")
 
 

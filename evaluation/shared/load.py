@@ -130,6 +130,7 @@ def load_network(location: ModelLocation) -> GPT:
 def load_on_all(ranks: Ranks, location: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. If one rank fails, all raise BadInput."""
     loaded: list[Trained] = []
-    # `together` sends what the function returns to all ranks; appending to a list keeps the model local.
+    # `together` sends the function's return value to all ranks. This function returns None, and the list keeps each
+    # rank's model on that rank.
     together(ranks, lambda: loaded.append(load(location, tokenizer, ranks.device)))
     return loaded[0]

@@ -36,7 +36,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
         if loaded is not None and recorded_identity is not None and identity(loaded) != recorded_identity:
             problem = f"differs from the tokenizer that {location.run}/{RESOLVED} names for the run's tokens"
             raise BadInput(
-                f"{location.path}: its tokenizer {problem}; move the tokenizer files out of it, or pass --tokenizer"
+                f"{location.path}: its tokenizer {problem}; move its tokenizer files elsewhere, or pass --tokenizer"
             )
         loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:

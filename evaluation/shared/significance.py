@@ -44,8 +44,8 @@ _LEAST_UNITS, _MOST_UNITS = 8, 1024
 # A model with correlation has two more parameters than a model of independent units, so it is preferred only if twice
 # its log-likelihood is higher by at least this amount.
 _PREFERRED = 4.0
-# A spectrum is considered if twice its log-likelihood is within this amount of the highest such value. Of the spectra
-# that are considered, the most cautious one is used.
+# Spectra are compared by twice their log-likelihood. Those within this amount of the best one are considered, and the
+# most cautious of them is used.
 _AS_LIKELY = 1.0
 # The mean power that the spectrum predicts for the frequencies that are used must be at least this share of the power
 # at frequency zero.
@@ -510,11 +510,11 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
 
 def _pairwise_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
-    """Return the level of the t-interval that is computed only from the seeds of the one or two models in `sides`.
+    """Return the level of the second t-interval, which uses only the seeds of the one or two models in `sides`.
 
     `variances` (M,): the variance of each model's mean over seeds. An F-test compares the larger variance in `sides`
-    with the mean of all other models' variances. The larger its p-value, the less reason there is to doubt the pooled
-    variance, and the narrower this interval may be.
+    with the mean of all other models' variances. The larger the p-value of this test, the less reason there is to doubt
+    the pooled variance, and the narrower the t-interval may be.
     """
     if seeds == 2:
         return PAIRWISE_ERROR_OF_TWO_SEEDS

@@ -24,7 +24,7 @@ class WeightsIdentity:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "WeightsIdentity | None":
-        """Return the identity in a stored record, or None if it has no hash, so that its weights are unknown."""
+        """Return the identity in a stored record. Return None if the record has no hash: its weights are unknown."""
         values, files = (
             value if isinstance(value := record.get(key), str) else None for key in (WEIGHTS_VALUES, WEIGHTS_FILE)
         )

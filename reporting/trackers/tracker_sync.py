@@ -120,7 +120,7 @@ class Store(Protocol):
         """Discard the data, because all rows will be sent again. `version` increases if earlier rows have changed."""
 
     def append(self, rows: Sequence[TrackedRow]) -> None:
-        """Add rows of later steps."""
+        """Add rows. Their steps come after those of all stored rows."""
 
     def close(self) -> None:
         """Store the added rows durably. With `at_once`, there is nothing to do."""
@@ -207,9 +207,9 @@ class TrackerSync:
             self._lock.close()
 
     def _stored_rows(self, store: Store, rows: Sequence[TrackedRow]) -> int:
-        """Return the number of rows that the tracker has already.
+        """Return the number of rows that the tracker already has.
 
-        If its rows differ from `rows`, discard its data and return 0.
+        If the tracker's rows differ from `rows`, discard the tracker's data and return 0.
         """
         progress = self._progress
         same_run = progress.identity == self._run.identity
