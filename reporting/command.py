@@ -140,8 +140,8 @@ def _send(command: ReportCommand, name: str) -> None:
 def _write(command: ReportCommand) -> None:
     """Write the page.
 
-    If samples are missing, write it twice: at once without them, because recording the samples of a large model takes
-    minutes, and again when they are recorded.
+    If samples are missing, first write the page without them, because recording the samples of a large model takes
+    minutes. Write the page again when the samples are recorded.
     """
     from reporting.report_page import experiment_results, report_page
     from reporting.run_history import NotBegun, read_history, run_names
@@ -185,7 +185,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the begun runs in the folder of an experiment or archive.
+    """Return those runs in the folder of an experiment or archive that have begun.
 
     A trial that ended before its first pair of runs has only probe runs.
     """

@@ -39,8 +39,8 @@ def run(command: JudgeCommand) -> int:
     try:
         price = read_price(command.prices or PRICES, judge.model)
     except BadInput:
-        # An unknown price is an error if the server is OpenAI's, if --max-usd needs the price, or if --prices should
-        # contain it.
+        # An unknown price is an error if the server is OpenAI's, if --max-usd needs the price, or if the user passed a
+        # price table.
         if url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
             raise
         price = UNKNOWN_PRICE

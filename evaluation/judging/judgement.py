@@ -155,7 +155,7 @@ class Judgement:
         return [self.verdict(prompt) for prompt in self.prompts]
 
     def snapshots(self) -> list[str]:
-        """Return the names by which the server called the models that answered."""
+        """Return the server's names for the models that answered."""
         replies = [reply for prompt in self.prompts for reply in self.store.by_prompt[prompt.key]]
         return sorted({reply.model for reply in replies if reply.model is not None})
 

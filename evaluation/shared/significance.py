@@ -291,9 +291,9 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
 def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
-    The first spectrum belongs to independent units. The arrays have, for each spectrum, its inverse (spectra,
-    frequencies); the sum of the logarithms of its powers (spectra,); and its mean power over the lowest 1, 2, ...
-    frequencies, as a share of its power at zero (spectra, frequencies).
+    The first spectrum belongs to independent units. For each spectrum, the first array has its inverse (spectra,
+    frequencies), and the second array has the sum of the logarithms of its powers (spectra,). The third array has its
+    mean power over the lowest 1, 2, ... frequencies, as a share of its power at zero (spectra, frequencies).
     """
     cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
     rows, at_zero = [np.ones(number)], [1.0]
