@@ -202,9 +202,9 @@ def _evaluations(rows: list[Row]) -> list[str]:
 def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
     """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
-    This is the model's newest result on the data that most models were measured on. If several data sets are equally
-    common, the result that leaves out the fewest items is chosen. If several results leave out equally few items, the
-    result on the data that was used last, for any model, is chosen.
+    Each model has a newest result for each data set that it was measured on. The table shows the result for the data
+    set that most models were measured on. A tie between data sets goes to the result that leaves out the fewest items.
+    If there is still a tie, the data set of the latest measurement of all models wins.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(

@@ -135,7 +135,7 @@ class RequestSlots:
 
 
 class Asker:
-    """The sender of a session's requests. RequestSlots limits how many are sent at once, up to --concurrency."""
+    """The sender of a session's requests. RequestSlots limits the requests in flight: at most --concurrency."""
 
     def __init__(self, judgement: Judgement, key: str):
         self._judgement, self._key = judgement, key

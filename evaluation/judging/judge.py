@@ -69,8 +69,8 @@ def run(command: JudgeCommand) -> int:
 def find_key(base_url: str) -> str:
     """Return the API key. Raises BadInput if it is missing, cannot be sent, or would be sent unencrypted.
 
-    Without this check, a key that is not valid in a header would make every request fail, and each of them only after
-    its cost was reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder,
+    Without this check, a key that is not valid in a header would make every request fail, after the cost of the request
+    had been reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder,
     such as EMPTY, for a server that needs no key. Only OpenAI's server always needs a key.
     """
     key = os.environ.get("OPENAI_API_KEY", "").strip()

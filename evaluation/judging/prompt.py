@@ -307,7 +307,7 @@ def _shared_questions(by_question: dict[Path, dict[Question, Answer]], *, common
     shared = ours
     for path, theirs in rest:
         if theirs != ours and not common:
-            counts = f"{len(ours)} and {len(theirs)}, of which {len(theirs & ours)} are shared"
+            counts = f"{len(ours)} and {len(theirs)} questions, {len(theirs & ours)} of them shared"
             raise BadInput(
                 f"{path}: questions differ from {first}: {counts}; to judge only the shared questions, pass --common"
             )

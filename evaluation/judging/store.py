@@ -34,7 +34,7 @@ REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium":
 MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends starting with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except SILENT_BY_DEFAULT
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
-NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about models in none of these three lists
+NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about a model that is in none of these three lists
 _USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
 
 

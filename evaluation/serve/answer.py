@@ -25,7 +25,7 @@ JSON = dict[str, Any]
 class Score(NamedTuple):
     """The log-probabilities of a token and of the likeliest tokens at its position.
 
-    They are the model's own probabilities, before temperature and top-p are applied.
+    The probabilities are the model's own, before temperature and top-p are applied.
     """
 
     log_probability: float  # nats

@@ -315,9 +315,9 @@ def _plain_prompt(where: str, content: Any, body: CompletionBody, served: Served
 
 
 def _check_scored(where: str, content: Any, served: ServedModel) -> None:
-    """Raise an error if a prompt whose tokens are scored is a text that contains the name of a special token.
+    """Raise an error if the request scores the tokens of a text that contains the name of a special token.
 
-    The client would expect a single token, but in a text, the name consists of several ordinary tokens.
+    The client would expect a score for a single token, but in a text, the name consists of several ordinary tokens.
     lm-evaluation-harness sends such texts with tokenized_requests=False.
     """
     special = served.trained.tokenizer.special_tokens

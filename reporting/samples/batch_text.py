@@ -1,6 +1,6 @@
 """The batch of a step as text: each sequence with its source and token losses.
 
-The batch is rebuilt from the run's record. No lock is taken, so the run may be training at the same time.
+The batch is rebuilt from the run's record. No lock is taken, so this also works while the run is training.
 """
 
 import json

@@ -133,7 +133,8 @@ def record_samples(run: Path) -> list[str]:
         with writing(path), closing(JsonLog(path)) as log:
             contention = f"{path}: another report.py is recording samples; this page shows the samples recorded so far"
             lock(log.file, path, contention)
-            for name in _missing(run, text):  # list them again, because another process may have recorded some of them
+            # List the missing samples again, because another process may have recorded some of them.
+            for name in _missing(run, text):
                 starts = len(read_starts(run))
                 try:
                     if (sample := _sample(run, name, text, starts)) is not None:
