@@ -151,7 +151,7 @@ def generation_defaults(trained: Trained) -> dict[str, Any]:
 def modelfile(trained: Trained) -> str | None:
     """Return the content of a Modelfile, with which ollama loads `model.gguf` from the same folder.
 
-    Return None if the model has no chat template or a template that is not one of ours.
+    Return None unless the model has one of our chat templates.
     """
     go_template = None if trained.template is None else GO_TEMPLATES.get(trained.template.text)
     if go_template is None:

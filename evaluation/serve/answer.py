@@ -36,7 +36,7 @@ class ScoredToken(NamedTuple):
     """A token of an answer, with its score."""
 
     token: int
-    offset: int  # position, in characters of the text, of the character that contains the token's first byte
+    offset: int  # index, in the text, of the character that contains the token's first byte
     score: Score | None  # None for the first token of a prompt, which is not predicted
 
 

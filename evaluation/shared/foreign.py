@@ -41,14 +41,14 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
 KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
-# Our keys that may have any supported value. All others must have their defaults (see ONLY_VALUES), because weights
-# with GPT-2's names do not show the values of these other keys.
+# Our keys that may have any supported value. All other keys must have their defaults (see ONLY_VALUES), because weights
+# with GPT-2's names do not reveal which values they were trained with.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
 }
-# The only supported values of these keys, some of which are Hugging Face's and some ours. With any other value, the
-# same weights would form a different network.
+# The only supported values of these keys: with another value, the same weights would form a different network. Some of
+# the keys are Hugging Face's, and some are ours.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": (GPT2,),
     "scale_attn_weights": (True,),
