@@ -28,9 +28,9 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: an interval excludes zero if Holm's procedure finds a difference, at 5 % for all pairs of a measure "
-    "together. The probability that an interval covers its own difference is at least 95 %; the probability that all "
-    "intervals do is lower."
+    "Brackets: the interval of a difference. It excludes zero if Holm's procedure finds a difference, at 5 % for all "
+    "pairs of a measure together. Each interval covers its own difference with a probability of at least 95 %; the "
+    "probability that all intervals cover their differences is lower."
 )
 ADVICE = (
     "No winner is named if the seed noise is unknown: train each recipe with the same two or more values of "

@@ -55,7 +55,7 @@ from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VAL
 TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
 # A file of answers also stores these outcomes of the fine-tuning run under "settings".
 OUTCOME_KEYS = {"losses", "best_epoch"}
-IDENTITY = "instruct.json"  # file in the directory of a fine-tuning run that states its model, data and settings
+IDENTITY = "instruct.json"  # file in a fine-tuning run's directory; states the model, data and settings of the run
 
 
 @attrs.frozen(kw_only=True)

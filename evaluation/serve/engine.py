@@ -113,7 +113,7 @@ class Engine:
             logits = advance(drawings, most=CHUNK, all_positions=scores_prompt)
             if scores_prompt:
                 group[0].score_prompt(logits)
-            if drawings[0].new:  # a part of a long prompt is not computed yet; the answer to it is alone in the group
+            if drawings[0].new:  # the rest of a long prompt is not computed yet; its answer is alone in the group
                 return
             for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):
