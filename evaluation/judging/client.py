@@ -151,8 +151,8 @@ class Asker:
     async def ask(self) -> None:
         """Send all outstanding requests.
 
-        After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. The second one abandons the requests in
-        flight.
+        After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. A second signal abandons the requests
+        in flight.
         """
         judgement, before, task = self._judgement, -1, asyncio.current_task()
         assert task is not None

@@ -63,7 +63,7 @@ class ServedAnswer:
         self._decoder = TextDecoder(served.trained.spell)
         self._posted, self._unposted = 0, ""  # number of posted characters; text that has not been posted yet
         self._tokens: list[ScoredToken] = []  # tokens that have not been posted yet
-        self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens that have been computed
+        self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens, as far as they are computed
 
     @property
     def scores_prompt(self) -> bool:
@@ -101,7 +101,7 @@ class ServedAnswer:
             yield self.take(self.drawing.take(logits))
 
     def take(self, choice: DrawnToken) -> AnswerPart:
-        """Return the part that a new token completes. Its text may be empty."""
+        """Return the part of the answer that a new token completes. The text of the part may be empty."""
         alternatives = self.request.alternatives
         score = None if alternatives is None else scores_of([choice.token], choice.logits[None], alternatives)[0]
         if choice.finish == "stop":

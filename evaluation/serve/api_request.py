@@ -279,9 +279,9 @@ def _seed(body: AnswerOptions, index: int) -> int:
 
 
 def _prompts_of(body: CompletionBody) -> dict[str, Any]:
-    """Return the prompts of a request. The keys are their names in error messages.
+    """Return the prompts of a request. The keys are the prompts' names in error messages.
 
-    The field `prompt` contains a single prompt, which is a string or a list of token ids, or a list of prompts.
+    The field `prompt` contains one prompt or a list of prompts. Each prompt is a string or a list of token ids.
     """
     prompt = body.prompt
     if isinstance(prompt, list) and prompt and not all(type(entry) is int for entry in prompt):

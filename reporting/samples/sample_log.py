@@ -71,7 +71,7 @@ class CheckpointSample:
     starts: int  # number of the run's jobs when this line was recorded: a later job may replace the checkpoint
     said: list[Said]
     held_out: HeldOutText | None  # None if the run's tokens could not be read
-    # nats, of the text's tokens from the second on (the first is not predicted); an entry is None if it is not finite
+    # In nats, for the text's second token and all later ones (the first is not predicted); None: not finite
     log_probabilities: list[float | None] | None
     problem: str | None = None  # why there is nothing to show
 
