@@ -282,7 +282,7 @@ class Asker:
 
 
 def _limit_transports(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
-    """Replace each transport of a client, also those for proxies, with a BoundedTransport, and return the new ones."""
+    """Wrap each transport of a client, including those for proxies, in a BoundedTransport. Return the wrappers."""
     bounded: dict[int, BoundedTransport] = {}
 
     def wrap(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:

@@ -243,10 +243,10 @@ def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
     treats them as independent is then too small, by half or more. Therefore, the units' deviations from the mean are
     transformed to frequencies (cosines). For independent units, the power is the same at all frequencies. If a spectrum
     of correlated units explains the powers better, according to Whittle's likelihood, the variance is estimated from
-    the mean power of the lowest frequencies only. This mean is divided by the share of the power at frequency zero that
-    the spectrum predicts for it, and each of these frequencies adds a degree of freedom (Mueller, Journal of
-    Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise, the error
-    is the one that `mean_and_error` returns.
+    the mean power of the lowest frequencies only. According to the spectrum, this mean is a certain share of the power
+    at frequency zero, so it is divided by that share. Each of these frequencies adds a degree of freedom (Mueller,
+    Journal of Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise,
+    the error is the one that `mean_and_error` returns.
 
     Correlation that extends over more units than the stream has cannot be detected. benchmarks/document_errors.py
     measures how often the intervals cover the true value.
