@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 with time limits, so that slow clients are disconnected.
 
-    The time is limited for the headers of a request, and for the complete request with its answer.
+    One limit applies to the headers of a request, and another to the complete request with its answer.
     """
 
     deadline: asyncio.TimerHandle | None = None

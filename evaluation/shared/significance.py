@@ -59,7 +59,7 @@ class Interval:
     """An estimate with the bounds of its confidence interval."""
 
     value: float
-    low: float | None = None  # `low` and `high` are None if there is a single unit, so that the spread is unknown
+    low: float | None = None  # `low` and `high` are None for a single unit, because the spread is unknown
     high: float | None = None
     error: float | None = None  # standard error, if the bounds come from Student's t
 
@@ -474,12 +474,12 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     ValueError unless the same questions were judged for all models.
 
     Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, each
-    interval is at least as wide as a t-interval that is computed only from the seeds of the one or two models that it
-    concerns. The level of this t-interval depends on whether these models vary more than the others
-    (`_pairwise_error`). With two seeds, the safeguard is weak: the intervals assume that the seeds of all models vary
-    alike. The error over questions and the error over seeds both include the noise of single answers, so the intervals
-    are conservative. With one seed, they cover only the choice of questions and do not show which model is better. The
-    intervals of the differences are simultaneous (Bonferroni).
+    interval is at least as wide as a t-interval for the same one or two models that is computed only from their seeds.
+    The level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
+    seeds, the safeguard is weak: the intervals assume that the seeds of all models vary alike. The error over questions
+    and the error over seeds both include the noise of single answers, so the intervals are conservative. With one seed,
+    they cover only the choice of questions and do not show which model is better. The intervals of the differences are
+    simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():

@@ -31,7 +31,7 @@ class WeightsIdentity:
         return None if values is None and files is None else cls(values_sha256=values, files_sha256=files)
 
     def as_record(self) -> dict[str, str]:
-        """Return the hashes under the keys of a stored record."""
+        """Return the hashes, with the keys that a stored record has for them."""
         hashes = {WEIGHTS_VALUES: self.values_sha256, WEIGHTS_FILE: self.files_sha256}
         return {key: value for key, value in hashes.items() if value is not None}
 

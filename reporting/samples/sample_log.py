@@ -234,7 +234,7 @@ def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
 
 
 def _questions(trained: Trained, stream: TokenStream, span: range) -> list[AskedPrompt]:
-    """Return the first question of each row of conversations in a part of a stream, without repetitions."""
+    """Return the first question of each complete row of conversations in `span`, without repetitions."""
     length = stream.context_length
     assert length is not None
     questions: dict[str, AskedPrompt] = {}
