@@ -33,7 +33,7 @@ class NamedRange:
 
 
 NAMED_RANGES: dict[RangeName, NamedRange] = {
-    # The README of KellerJordan/modded-nanogpt lists record losses on this range.
+    # KellerJordan/modded-nanogpt measures its record runs on this range.
     "fineweb-val-10m": NamedRange(dataset="kjj0/fineweb10B-gpt2", split="validation", start=0, count=10_485_760),
     # gpjt/ddp-base-model-from-scratch compares its models on this range.
     "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),

@@ -201,10 +201,10 @@ def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None
     are 0 if both models hit or both miss an item.
 
     If all items are hits, all are misses, or the models never differ, the plain error is 0, as if no other sample could
-    have given a different mean. Therefore, the error is never smaller than it would be with two additional items. These
-    are a hit and a miss (Agresti and Coull, American Statistician 52, 1998), or, if `paired`, an item on which the
-    models differ, half in each direction, and an item on which they agree (Agresti and Min, Statistics in Medicine 24,
-    2005).
+    have given a different mean. Therefore, the error is never smaller than it would be with two additional items. One
+    of these items is a hit, and the other one is a miss (Agresti and Coull, American Statistician 52, 1998). If
+    `paired`, the models agree on one additional item and differ on the other one, which counts half for each model
+    (Agresti and Min, Statistics in Medicine 24, 2005).
     """
     error, number = mean_and_error(values)[1], len(values) + 2
     if error is None:
