@@ -222,7 +222,7 @@ def summary(fine_tunings: list[Tuned], questions: HeldOutQuestions, settings: Fi
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
     """Return the model's greedy answers and its losses on the reference answers. All ranks share the work.
 
-    This changes the network's layout for generation.
+    For generation, this changes the layout of the network.
     """
 
     def reference_loss(record: Record) -> float:

@@ -25,7 +25,7 @@ NOTHING_LOST = "nothing is lost; run the same command again to continue"
 
 
 def run(command: JudgeCommand) -> int:
-    """Print the scores that need no judge, ask the judge for the missing verdicts, and store and print its scores.
+    """Print the scores that need no judge. Then ask the judge for the missing verdicts, and store and print its scores.
 
     Return the exit status.
     """

@@ -67,7 +67,7 @@ class Judgement:
     def cost(self) -> JudgeCost:
         """The cost of all sessions of this judgement.
 
-        Requests without an outcome or without a recorded token count are charged at their maximum.
+        A request without an outcome or without a recorded token count adds its maximum cost.
         """
         usages = [reply.usage for key in self.by_key for reply in self.store.by_prompt[key] if reply.usage is not None]
         open_usages = [request.most for request in self.store.open.values() if request.key in self.by_key]

@@ -41,7 +41,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
         loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:
         show(loaded.surrounding_note, once=True)
-    # nanoGPT's character-level models have no end-of-text id, but our tokenizer has one and includes it in its size.
+    # nanoGPT's character-level models have no end-of-text id, but our tokenizer adds one to its vocabulary.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
         raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")

@@ -25,7 +25,7 @@ from scipy import fft, optimize, special
 ERROR = 0.05  # probability that at least one false difference is reported when there is no real one
 CONFIDENCE = 1 - ERROR
 PAIRWISE_EXPONENT = 2 / 3
-BAND_ERROR = 0.04  # level for a run's mean in `prediction_band`; for the single places together, the level is ERROR
+BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single values together, the level is ERROR
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
@@ -47,8 +47,8 @@ _PREFERRED = 4.0
 # Spectra are compared by twice their log-likelihood. Those within this amount of the best one are considered, and the
 # most cautious of them is used.
 _AS_LIKELY = 1.0
-# The mean power that the spectrum predicts for the frequencies that are used must be at least this share of the power
-# at frequency zero.
+# Only the lowest frequencies are used: as many as possible, but so few that the spectrum predicts for them a mean power
+# of at least this share of the power at frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed

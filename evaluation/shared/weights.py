@@ -2,7 +2,7 @@
 
 A stored result has two hashes. `weights_sha256` is the hash of the values in fp32, ordered by name; it is the same for
 a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Results are matched
-by the second hash, because the manifest of a Lockstep checkpoint contains it, so that no model has to be loaded.
+by the second hash, because it requires no loaded model: the manifest of a Lockstep checkpoint contains it.
 """
 
 from collections.abc import Mapping
