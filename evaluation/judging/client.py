@@ -317,8 +317,8 @@ def _decompress(content: bytes) -> bytes:
 def read_reply(request: JudgeRequest, body: Any) -> Reply:
     """Return the reply in the body of a response.
 
-    If the body is not a chat completion, the reply has an error and counts as an invalid verdict, because it was paid
-    for as well. Except for the choices and their message, fields may be null, empty or missing. The content of a
+    If the body is not a chat completion, the reply has an error. Such a reply was paid for, too, so it counts as an
+    invalid verdict. Except for the choices and their message, fields may be null, empty or missing. The content of a
     message may be missing only if the judge refuses. A field with a value of the wrong type is an error; the value is
     not converted to a string such as "None" or "5", because the judge did not write that.
     """

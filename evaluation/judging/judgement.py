@@ -78,7 +78,7 @@ class Judgement:
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
 
     def is_settled(self, prompt: Prompt) -> bool:
-        """Return whether a prompt is not sent again: it has a verdict, a refusal, or too many invalid replies."""
+        """Return whether a prompt needs no more requests: it has a verdict, a refusal, or too many invalid replies."""
         return self.verdict(prompt).state in ("judged", "refused", "invalid")
 
     def plan(self) -> str:

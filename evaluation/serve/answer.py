@@ -137,7 +137,7 @@ class ServedAnswer:
         return self._part(len(self._unposted), None) if self.request.count else self._part(None, "length")
 
     def _part(self, end: int | None, finish: str | None) -> AnswerPart:
-        """Return a part with the text up to `end` that has not been posted yet, and with the tokens of this text.
+        """Return a part with the unposted text up to `end`, and with the tokens of this text.
 
         If `end` is None, the part has all of the text, including an incomplete last character.
         """
