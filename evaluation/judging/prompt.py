@@ -74,7 +74,7 @@ class Panel:
 
 
 def find_files(names: Sequence[str]) -> list[Path]:
-    """Return the answer files that a command line names. A MODEL stands for all answer files of that model.
+    """Return the answer files for the ANSWERS of a command line. A MODEL stands for all answer files of that model.
 
     Raises BadInput if there are none.
     """

@@ -137,7 +137,7 @@ class AnswerRequest:
     """
 
     prompt: list[int]
-    is_first: bool = True  # True for only one of the answers to a prompt, so that its tokens are counted once
+    is_first: bool = True  # True for only one of the answers to a prompt, so that the prompt is counted once
     left_out: int | None = None  # number of oldest turns that were left out; None: truncation is disabled
     echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty prompt
     count: int  # largest number of new tokens; 0 only with echo

@@ -74,7 +74,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Create the folder that an output option names. Raises BadInput if it is not writable.
+    """Create the folder that was passed to an output option. Raises BadInput if it is not writable.
 
     Call this before anything is trained.
     """

@@ -30,7 +30,7 @@ BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
 # PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3 % and 23 %. The p-value is
-# from a test of whether one of the two models varies more than all other models; it is close to 0 if one clearly does.
+# from a test of whether one of the two models varies more than all other models: if so, it is close to 0.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
 SOUGHT_DEVIATIONS = 3.0  # difference, in standard deviations over seeds, that the default number of seeds must detect

@@ -126,7 +126,8 @@ class Store(Protocol):
         """Store the added rows durably. With `at_once`, there is nothing to do."""
 
 
-# By package, whose name is also a value of `--to`: the tested version, and the module and the class of the Store.
+# The keys are names of packages and values of `--to`. Each entry has the tested version of the package, and the module
+# and the class of the Store.
 TRACKERS = {
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
