@@ -59,9 +59,11 @@ class ReportCommand:
     ] = None
     reference: Annotated[
         Path | None,
-        option("write the expected loss range of a recipe, measured on these runs, into DIR; write no page", "DIR"),
+        option("measure a recipe's expected loss range on these runs, and write it into DIR; write no page", "DIR"),
     ] = None
-    watch: Annotated[bool, option("update the page or the tracker as the runs grow, until they end or Ctrl-C")] = False
+    watch: Annotated[
+        bool, option("update the page or the tracker as the runs grow, until they end or you press Ctrl-C")
+    ] = False
     every: Annotated[
         float | None, option("with --watch: seconds between updates; default: 10", "SECONDS", check=SECONDS)
     ] = None
@@ -185,7 +187,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return those runs in the folder of an experiment or archive that have begun.
+    """Return the runs in the folder of an experiment or archive, without runs that have not begun.
 
     A trial that ended before its first pair of runs has only probe runs.
     """

@@ -33,8 +33,8 @@ BRACKETS = (
     "probability that all intervals cover their differences is lower."
 )
 ADVICE = (
-    "No winner is named if the seed noise is unknown: train each recipe with the same two or more values of "
-    "random_seed and compare all runs, or pass --seed-deviation NATS."
+    "No winner is named if the seed noise is unknown: train each recipe with two or more values of random_seed, the "
+    "same values for all recipes, and compare all runs, or pass --seed-deviation NATS."
 )
 NOT_COMPARED = "Published values have no interval, so no model is ranked against them."
 FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures

@@ -6,7 +6,7 @@ from common.errors import BadInput, refusing
 from common.json_files import FILE_BYTES, check_text
 from tokens.tokenizer.template import USER, Message
 
-FILE = "FILE:"  # prefix of a path from which the prompt is read, as in nanoGPT's sample.py
+FILE = "FILE:"  # with this prefix, --prompt is the path of a file, as in nanoGPT's sample.py
 
 
 class TooLong(BadInput):

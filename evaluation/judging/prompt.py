@@ -254,7 +254,7 @@ def _files_of_model(reference: str) -> list[Path]:
             problem = "no answers of the model's current weights"
             continue
         by_title.setdefault(answers.model, []).append(file)
-    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint, whose name is at the end of its titles
+    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint; its name is the last word of the titles
         checkpoint = path.resolve().name
         problem = f"no answers of {checkpoint}"
         by_title = {title: files for title, files in by_title.items() if title.rpartition(" ")[2] == checkpoint}

@@ -38,7 +38,7 @@ NAMED_RANGES: dict[RangeName, NamedRange] = {
     # gpjt/ddp-base-model-from-scratch compares its models on this range.
     "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),
 }
-VALIDATION_RANGES = ("fineweb-val-10m",)  # runs may validate on these ranges, although losses on them are published
+VALIDATION_RANGES = ("fineweb-val-10m",)  # losses on these ranges are published, but runs may also validate on them
 GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # in the form in which results store it
 
 
@@ -138,6 +138,6 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         record,
         subject=f"{span['sha256']} {tokens.astype(int).tolist()}",  # the sizes identify the groups of documents
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
-        "documents, which accounts for the similarity of neighbors",
+        "documents, which is larger if neighboring documents are similar",
         measurements=measurements,
     )

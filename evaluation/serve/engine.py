@@ -19,7 +19,7 @@ GRACE_SECONDS = 3.0  # time that active answers get to finish when the server st
 
 
 class Engine:
-    """The slots of active answers, and a queue of answers that wait for one.
+    """The slots of active answers, and a queue of answers that wait for a slot.
 
     A free slot keeps the cache of its last text. A prompt gets the free slot whose text shares the longest beginning
     with it.
@@ -106,7 +106,7 @@ class Engine:
         answer.begin(Prefix(self.trained.network) if is_new else self._idle.pop(0 if answer.request.repeatable else -1))
 
     def _advance(self, group: list[ServedAnswer]) -> None:
-        """Compute the next token of each answer in a group, or the next chunk of the prompt of a single answer."""
+        """Compute the next token of each answer in a group or, for a single answer, the next chunk of its prompt."""
         with self._ending(group):
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
             scores_prompt = group[0].scores_prompt  # such an answer is the only one in its group

@@ -55,7 +55,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
-# Hugging Face's, nanoGPT's and our keys for values that must agree with the shapes of the weights.
+# Keys whose values must agree with the shapes of the weights: Hugging Face's keys, nanoGPT's keys and ours.
 SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")

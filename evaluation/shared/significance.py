@@ -314,10 +314,11 @@ def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndar
     number of places apart are assumed to have independent noise.
 
     The band is Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section
-    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places, or the mean over
-    the places up to `apart` away if that is larger. A run may also deviate by the same amount at all places, and there
-    are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than Student's interval
-    of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the complete band.
+    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places. If the mean over
+    the places up to `apart` away is larger, this mean is used instead. A run may also deviate by the same amount at all
+    places, and there are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than
+    Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the
+    complete band.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)

@@ -57,8 +57,8 @@ class TrackedRow:
 def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str, Any]]) -> list[TrackedRow]:
     """Return the rows of measured steps.
 
-    `lines` are all lines of the metrics file, from which the cost is computed. `records` are those that are still part
-    of the run, without steps that a later job repeated.
+    `lines`: all lines of the metrics file; the cost is computed from them. `records`: the lines that are still part of
+    the run, without steps that a later job repeated.
     """
     seconds, usd = clock(lines)
     rows: dict[int, TrackedRow] = {}
