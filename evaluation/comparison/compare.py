@@ -28,7 +28,7 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: the interval of a difference. It excludes zero if Holm's procedure finds a difference, at 5 % for all "
+    "Brackets: the interval of a difference excludes zero if Holm's procedure finds this difference, at 5 % for all "
     "pairs of a measure together. Each interval covers its own difference with a probability of at least 95 %; the "
     "probability that all intervals cover their differences is lower."
 )
@@ -204,7 +204,7 @@ def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult |
 
     Each model has a newest result for each data set that it was measured on. The table shows the result for the data
     set that most models were measured on. A tie between data sets goes to the result that leaves out the fewest items.
-    If there is still a tie, the data set of the latest measurement of all models wins.
+    If there is still a tie, the data set with the latest measurement wins.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(

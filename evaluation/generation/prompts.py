@@ -40,7 +40,7 @@ def latest_turns(
 
     The prompt always begins with the messages of `system`, followed by a message of the user. It leaves a quarter of
     the context for the answer, or `longest` tokens if that is less. TooLong is raised if the last message of the user
-    does not leave so much room, even without earlier turns.
+    does not leave that much room, even without earlier turns.
     """
     limit = context - max(1, min(longest, context // 4))
     ids: list[int] = []

@@ -96,7 +96,7 @@ class Engine:
             return not (self._end and not self._active)
 
     def _begin(self, answer: ServedAnswer) -> None:
-        """Give an answer the slot whose cache has the largest part of its prompt, or a new slot if no cache has any."""
+        """Give an answer the slot with the longest cached beginning of its prompt, or a new slot if none has any."""
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))
         is_full = len(self._idle) + len(self._active) >= self.slots

@@ -511,7 +511,7 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
 
 def _pairwise_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
-    """Return the level of the second t-interval, which uses only the seeds of the one or two models in `sides`.
+    """Return the level of the t-interval that uses only the seeds of the one or two models in `sides`.
 
     `variances` (M,): the variance of each model's mean over seeds. An F-test compares the larger variance in `sides`
     with the mean of all other models' variances. The larger the p-value of this test, the less reason there is to doubt

@@ -2,7 +2,7 @@
 
 A stored result has two hashes. `weights_sha256` is the hash of the values in fp32, ordered by name; it is the same for
 a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Results are matched
-by the second hash, because it requires no loaded model: the manifest of a Lockstep checkpoint contains it.
+by the second hash. No model has to be loaded for this, because the manifest of a Lockstep checkpoint contains the hash.
 """
 
 from collections.abc import Mapping

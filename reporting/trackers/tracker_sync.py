@@ -174,7 +174,7 @@ class TrackerSync:
         Raise NotBegun if the run has no metrics, and BadInput if the tracker fails.
         """
         check_begun(self._directory)
-        running = is_locked(self._directory)  # checked before reading: if no job is running, no lines can follow
+        running = is_locked(self._directory)  # checked first: without a running job, the lines are complete
         lines = read_counted(self._directory).records
         rows = tracked_rows(lines, current_records(lines))
         rows = rows[:-1] if running else rows  # more records of the newest step may follow, so it is sent later
