@@ -181,11 +181,11 @@ class FineTuneSettings:
     """Hyperparameters of fine-tuning. The defaults are from Raschka's book; gpjt's comparisons use them, too."""
 
     seed: Annotated[
-        int, option("first seed; it determines the order of the records, and dropout", "N", check=integer(0))
+        int, option("first seed; a seed determines the order of the records and the dropout", "N", check=integer(0))
     ] = 0
     epochs: Annotated[int, option("largest number of epochs", "N", check=COUNT)] = 20
     batch_size: Annotated[
-        int, option("approximate number of records per update (a row holds several)", "N", check=COUNT)
+        int, option("approximate number of records per update, because a row holds several", "N", check=COUNT)
     ] = 8
     learning_rate: Annotated[float, option("constant learning rate", "X", check=number(0, above=True))] = 5e-5
     weight_decay: Annotated[float, option("weight decay", "X", check=number(0))] = 0.1

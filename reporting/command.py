@@ -59,9 +59,11 @@ class ReportCommand:
     ] = None
     reference: Annotated[
         Path | None,
-        option("write the expected loss range of a recipe, measured on these runs, into DIR; write no page", "DIR"),
+        option("measure a recipe's expected loss range on these runs, and write it into DIR; write no page", "DIR"),
     ] = None
-    watch: Annotated[bool, option("update the page or the tracker as the runs grow, until they end or Ctrl-C")] = False
+    watch: Annotated[
+        bool, option("update the page or the tracker as the runs grow, until they end or you press Ctrl-C")
+    ] = False
     every: Annotated[
         float | None, option("with --watch: seconds between updates; default: 10", "SECONDS", check=SECONDS)
     ] = None
@@ -140,8 +142,8 @@ def _send(command: ReportCommand, name: str) -> None:
 def _write(command: ReportCommand) -> None:
     """Write the page.
 
-    If samples are missing, write it twice: at once without them, because recording the samples of a large model takes
-    minutes, and again when they are recorded.
+    If samples are missing, first write the page without them, because recording the samples of a large model takes
+    minutes. Write the page again when the samples are recorded.
     """
     from reporting.report_page import experiment_results, report_page
     from reporting.run_history import NotBegun, read_history, run_names
@@ -185,7 +187,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the begun runs in the folder of an experiment or archive.
+    """Return the runs in the folder of an experiment or archive, without runs that have not begun.
 
     A trial that ended before its first pair of runs has only probe runs.
     """

@@ -155,7 +155,7 @@ def is_experiment(directory: Path) -> bool:
 
 
 def experiment_results(directory: Path) -> str | None:
-    """Return the results of experiment.py in a directory as HTML, or None if it ran no experiment there."""
+    """Return the results that experiment.py wrote to a directory, as HTML, or None if it ran no experiment there."""
     template = "reporting/templates/experiment_results.html"
     for name in EXPERIMENTS:
         table_file, path = result_files(directory, name)

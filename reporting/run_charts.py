@@ -78,8 +78,8 @@ def common_top(curves: Sequence[Curve], *, losses: bool) -> float:
     """Return the largest value that a chart of these curves shows, or infinity if it shows all values.
 
     Spikes, outlying runs and, if the curves are `losses`, the first losses of a run may be cut off. No run is hidden
-    completely: at least a quarter of its values is shown, however many runs there are. Of two runs, for example,
-    neither can be called the ordinary one.
+    completely: at least a quarter of each run's values is shown. This matters if there are only two runs, because
+    neither of them can be called the ordinary one.
     """
     early_share = EARLY_SHARE if losses else 0.0
     later_values = [

@@ -176,7 +176,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, JobRecord, list[No
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
-    """Return the names of runs for people: the last folder of each path, or the whole path if it is not unique."""
+    """Return the names of runs for people: the last folder of each path, or the whole path if that is not unique."""
     paths = [directory.resolve().parts for directory in directories]
     names = ["/".join(parts[-3 if parts[-2:-1] == (ARCHIVE,) else -1 :]) for parts in paths]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
@@ -210,7 +210,7 @@ def _axes(
 
 
 def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
-    """Yield the marks of a run's records. `lines` are the lines of all jobs; the first start in them gets no mark."""
+    """Yield the marks of a run's records. `lines`: those of all jobs. The first start among them gets no mark."""
     first = next((record for record in lines if event_of(record) == RunEvent.START), None)
     for record in records:
         event = event_of(record)

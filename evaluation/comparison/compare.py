@@ -28,13 +28,13 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: an interval excludes zero if Holm's procedure finds a difference, at 5 % for all pairs of a measure "
-    "together. The probability that an interval covers its own difference is at least 95 %; the probability that all "
-    "intervals do is lower."
+    "Brackets: the interval of a difference excludes zero if Holm's procedure finds this difference, at 5 % for all "
+    "pairs of a measure together. Each interval covers its own difference with a probability of at least 95 %; the "
+    "probability that all intervals cover their differences is lower."
 )
 ADVICE = (
-    "No winner is named if the seed noise is unknown: train each recipe with the same two or more values of "
-    "random_seed and compare all runs, or pass --seed-deviation NATS."
+    "No winner is named if the seed noise is unknown: train each recipe with two or more values of random_seed, the "
+    "same values for all recipes, and compare all runs, or pass --seed-deviation NATS."
 )
 NOT_COMPARED = "Published values have no interval, so no model is ranked against them."
 FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures
@@ -202,9 +202,9 @@ def _evaluations(rows: list[Row]) -> list[str]:
 def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult | None]:
     """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
-    This is the model's newest result on the data that most models were measured on. If several data sets are equally
-    common, the result that leaves out the fewest items is chosen. If several results leave out equally few items, the
-    result on the data that was used last, for any model, is chosen.
+    Each model has a newest result for each data set that it was measured on. The table shows the result for the data
+    set that most models were measured on. A tie between data sets goes to the result that leaves out the fewest items.
+    If there is still a tie, the data set with the latest measurement wins.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(

@@ -120,7 +120,7 @@ def find_winners(
 
 
 def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> list[list[Group]]:
-    """Return the groups of each subject, in the order of the rows. `results`: the result that each row shows."""
+    """Return a list of groups for each subject, in the order of the rows. `results`: the result that each row shows."""
     subjects: dict[str, dict[object, Group]] = {}
     for index, (row, result) in enumerate(zip(rows, results, strict=True)):
         if result is not None:

@@ -42,7 +42,7 @@ from model.loss import token_losses
 from tokens.search.overlap import GRAM, find_overlap, forms, open_comparable
 from training.parallel.process_group import Ranks, from_coordinator
 
-ITEMS_AT_ONCE = 16  # number of items, of similar lengths, that form a unit of work for a rank
+ITEMS_AT_ONCE = 16  # a rank's unit of work: this number of items of similar lengths
 
 HEADS = ["task", "items", "accuracy", "centered", "error", "gold bits/byte"]
 COLUMNS = ("items", "accuracy", "centered", "centered_error", "gold_bits_per_byte")

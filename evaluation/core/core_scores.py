@@ -41,8 +41,8 @@ class CoreSample:
 def is_published_data(data: Mapping[str, Any], tasks: Collection[str]) -> bool:
     """Return whether the scores of a bundle can be compared with published ones.
 
-    They can if they were measured on all items of nanochat's own archive. `data`: the description of the bundle that
-    `read_bundle` returns. Results of earlier versions have only the file's name.
+    This is so if the scores were measured on all items of nanochat's own archive. `data`: the description of the bundle
+    that `read_bundle` returns. Results of earlier versions have only the name of the bundle's file.
     """
     is_complete = data["count"] is None and {*tasks} == {*LABELS}
     return is_complete and data.get(IS_NANOCHATS, data.get("file") == str(DOWNLOADED)) is True

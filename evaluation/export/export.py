@@ -151,7 +151,7 @@ def generation_defaults(trained: Trained) -> dict[str, Any]:
 def modelfile(trained: Trained) -> str | None:
     """Return the content of a Modelfile, with which ollama loads `model.gguf` from the same folder.
 
-    Return None if the model has no chat template or a template that is not one of ours.
+    Return None unless the model has one of our chat templates.
     """
     go_template = None if trained.template is None else GO_TEMPLATES.get(trained.template.text)
     if go_template is None:
@@ -173,5 +173,5 @@ def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> N
     replace_file(directory / GENERATION, json.dumps(generation_defaults(trained), indent=2) + "\n")
     if (ollama := modelfile(trained)) is not None:
         replace_file(directory / MODELFILE, ollama)
-    # safetensors makes the file readable only by its owner, so it gets the same permissions as the other files.
+    # safetensors makes the weights readable only by their owner, so we copy the permissions of another file.
     (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)

@@ -32,7 +32,7 @@ class TextPiece(NamedTuple):
     """The text of a token."""
 
     text: str  # the characters that the token completes
-    offset: int  # position, in characters of the complete text, of the character that contains the token's first byte
+    offset: int  # index, in the complete text, of the character that contains the token's first byte
 
 
 class TextDecoder:
@@ -117,7 +117,7 @@ def load_for_generation(options: ModelOptions) -> Trained:
 
 
 def sampling_of(options: GenerationOptions, number: int) -> Sampling:
-    """Return the sampling options for the text `number` of a command. Numbers start at 0."""
+    """Return the sampling options for one of a command's texts. `number`: the index of the text, from 0."""
     seed = options.seed + number
     return Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=seed)
 

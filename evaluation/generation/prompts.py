@@ -6,7 +6,7 @@ from common.errors import BadInput, refusing
 from common.json_files import FILE_BYTES, check_text
 from tokens.tokenizer.template import USER, Message
 
-FILE = "FILE:"  # prefix of a path from which the prompt is read, as in nanoGPT's sample.py
+FILE = "FILE:"  # with this prefix, --prompt is the path of a file, as in nanoGPT's sample.py
 
 
 class TooLong(BadInput):
@@ -39,8 +39,8 @@ def latest_turns(
     """Return the number of oldest turns that must be left out, and the ids of the prompt without these turns.
 
     The prompt always begins with the messages of `system`, followed by a message of the user. It leaves a quarter of
-    the context for the answer, or `longest` tokens if that is less. If even the last message of the user, without
-    earlier turns, leaves less, TooLong is raised.
+    the context for the answer, or `longest` tokens if that is less. TooLong is raised if the last message of the user
+    does not leave that much room, even without earlier turns.
     """
     limit = context - max(1, min(longest, context // 4))
     ids: list[int] = []

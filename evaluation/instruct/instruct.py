@@ -53,9 +53,9 @@ from training.supervision.run_lock import read_exit
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER, WEIGHTS_VALUES
 
 TRAIN_SHARE, TEST_SHARE = 0.85, 0.10  # shares of the records; the rest is used for validation
-# Keys under "settings" in a file of answers that are not settings, but outcomes of the fine-tuning run.
+# A file of answers also stores these outcomes of the fine-tuning run under "settings".
 OUTCOME_KEYS = {"losses", "best_epoch"}
-IDENTITY = "instruct.json"  # file in the directory of a fine-tuning run that states its model, data and settings
+IDENTITY = "instruct.json"  # file in a fine-tuning run's directory; states the model, data and settings of the run
 
 
 @attrs.frozen(kw_only=True)
@@ -222,7 +222,7 @@ def summary(fine_tunings: list[Tuned], questions: HeldOutQuestions, settings: Fi
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
     """Return the model's greedy answers and its losses on the reference answers. All ranks share the work.
 
-    This changes the network's layout for generation.
+    For generation, this changes the layout of the network.
     """
 
     def reference_loss(record: Record) -> float:

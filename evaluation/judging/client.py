@@ -135,7 +135,7 @@ class RequestSlots:
 
 
 class Asker:
-    """The sender of a session's requests. RequestSlots limits how many are sent at once, up to --concurrency."""
+    """The sender of a session's requests. RequestSlots limits the requests in flight: at most --concurrency."""
 
     def __init__(self, judgement: Judgement, key: str):
         self._judgement, self._key = judgement, key
@@ -151,8 +151,8 @@ class Asker:
     async def ask(self) -> None:
         """Send all outstanding requests.
 
-        After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. The second one abandons the requests in
-        flight.
+        After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. A second signal abandons the requests
+        in flight.
         """
         judgement, before, task = self._judgement, -1, asyncio.current_task()
         assert task is not None
@@ -282,7 +282,7 @@ class Asker:
 
 
 def _limit_transports(client: httpx2.AsyncClient, seconds: float) -> list[BoundedTransport]:
-    """Replace each transport of a client, also those for proxies, with a BoundedTransport, and return the new ones."""
+    """Wrap each transport of a client, including those for proxies, in a BoundedTransport. Return the wrappers."""
     bounded: dict[int, BoundedTransport] = {}
 
     def wrap(transport: httpx2.AsyncBaseTransport) -> BoundedTransport:
@@ -317,8 +317,8 @@ def _decompress(content: bytes) -> bytes:
 def read_reply(request: JudgeRequest, body: Any) -> Reply:
     """Return the reply in the body of a response.
 
-    If the body is not a chat completion, the reply has an error and counts as an invalid verdict, because it was paid
-    for as well. Except for the choices and their message, fields may be null, empty or missing. The content of a
+    If the body is not a chat completion, the reply has an error. Such a reply was paid for, too, so it counts as an
+    invalid verdict. Except for the choices and their message, fields may be null, empty or missing. The content of a
     message may be missing only if the judge refuses. A field with a value of the wrong type is an error; the value is
     not converted to a string such as "None" or "5", because the judge did not write that.
     """

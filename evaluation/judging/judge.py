@@ -25,7 +25,7 @@ NOTHING_LOST = "nothing is lost; run the same command again to continue"
 
 
 def run(command: JudgeCommand) -> int:
-    """Print the scores that need no judge, ask the judge for the missing verdicts, and store and print its scores.
+    """Print the scores that need no judge. Then ask the judge for the missing verdicts, and store and print its scores.
 
     Return the exit status.
     """
@@ -39,8 +39,8 @@ def run(command: JudgeCommand) -> int:
     try:
         price = read_price(command.prices or PRICES, judge.model)
     except BadInput:
-        # An unknown price is an error if the server is OpenAI's, if --max-usd needs the price, or if --prices should
-        # contain it.
+        # An unknown price is an error if the server is OpenAI's, if --max-usd needs the price, or if the user passed a
+        # price table.
         if url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
             raise
         price = UNKNOWN_PRICE
@@ -69,8 +69,8 @@ def run(command: JudgeCommand) -> int:
 def find_key(base_url: str) -> str:
     """Return the API key. Raises BadInput if it is missing, cannot be sent, or would be sent unencrypted.
 
-    Without this check, a key that is not valid in a header would make every request fail, and each of them only after
-    its cost was reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder,
+    Without this check, a key that is not valid in a header would make every request fail, after the cost of the request
+    had been reserved. A key of fewer than SHORTEST_KEY characters is not considered a secret: it is a placeholder,
     such as EMPTY, for a server that needs no key. Only OpenAI's server always needs a key.
     """
     key = os.environ.get("OPENAI_API_KEY", "").strip()

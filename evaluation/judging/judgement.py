@@ -67,7 +67,7 @@ class Judgement:
     def cost(self) -> JudgeCost:
         """The cost of all sessions of this judgement.
 
-        Requests without an outcome or without a recorded token count are charged at their maximum.
+        A request without an outcome or without a recorded token count adds its maximum cost.
         """
         usages = [reply.usage for key in self.by_key for reply in self.store.by_prompt[key] if reply.usage is not None]
         open_usages = [request.most for request in self.store.open.values() if request.key in self.by_key]
@@ -78,7 +78,7 @@ class Judgement:
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
 
     def is_settled(self, prompt: Prompt) -> bool:
-        """Return whether a prompt is not sent again: it has a verdict, a refusal, or too many invalid replies."""
+        """Return whether a prompt needs no more requests: it has a verdict, a refusal, or too many invalid replies."""
         return self.verdict(prompt).state in ("judged", "refused", "invalid")
 
     def plan(self) -> str:
@@ -155,7 +155,7 @@ class Judgement:
         return [self.verdict(prompt) for prompt in self.prompts]
 
     def snapshots(self) -> list[str]:
-        """Return the names by which the server called the models that answered."""
+        """Return the server's names for the models that answered."""
         replies = [reply for prompt in self.prompts for reply in self.store.by_prompt[prompt.key]]
         return sorted({reply.model for reply in replies if reply.model is not None})
 

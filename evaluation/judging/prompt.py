@@ -74,7 +74,7 @@ class Panel:
 
 
 def find_files(names: Sequence[str]) -> list[Path]:
-    """Return the answer files that a command line names. A MODEL stands for all answer files of that model.
+    """Return the answer files for the ANSWERS of a command line. A MODEL stands for all answer files of that model.
 
     Raises BadInput if there are none.
     """
@@ -217,8 +217,9 @@ def verdict_schema(answers: int) -> dict[str, Any]:
 
 
 def read_grades(text: str, answers: int) -> list[Grade]:
-    """Return the grades of a verdict by position. Raises ValueError with a description of what is wrong with it."""
-    fenced = FENCE.fullmatch(text.strip())  # not every server enforces the schema
+    """Return the grades of a verdict by position. If the verdict is invalid, raises ValueError with the reason."""
+    # A server that does not enforce the schema may return the JSON in a Markdown code block.
+    fenced = FENCE.fullmatch(text.strip())
     try:
         verdict = parse_json(text if fenced is None else fenced[1], None)
     except ValueError as error:
@@ -253,7 +254,7 @@ def _files_of_model(reference: str) -> list[Path]:
             problem = "no answers of the model's current weights"
             continue
         by_title.setdefault(answers.model, []).append(file)
-    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint, whose name is at the end of its titles
+    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint; its name is the last word of the titles
         checkpoint = path.resolve().name
         problem = f"no answers of {checkpoint}"
         by_title = {title: files for title, files in by_title.items() if title.rpartition(" ")[2] == checkpoint}
@@ -306,7 +307,7 @@ def _shared_questions(by_question: dict[Path, dict[Question, Answer]], *, common
     shared = ours
     for path, theirs in rest:
         if theirs != ours and not common:
-            counts = f"{len(ours)} and {len(theirs)}, of which {len(theirs & ours)} are shared"
+            counts = f"{len(ours)} and {len(theirs)} questions, {len(theirs & ours)} of them shared"
             raise BadInput(
                 f"{path}: questions differ from {first}: {counts}; to judge only the shared questions, pass --common"
             )

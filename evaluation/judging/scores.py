@@ -39,7 +39,7 @@ ONE_SEED_NOTE = (
     "ranks, and no model is called better. For ranks, use instruct --seeds 2 or more."
 )
 COMMENTS_TITLE = "# Comments of "  # the beginning of every file of comments, followed by the judge's name
-SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # keys that are equal in comparable results
+SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # keys whose values are equal in comparable results
 IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate", "answers_sha256")
 
 

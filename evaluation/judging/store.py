@@ -1,9 +1,9 @@
 """The verdict store: an append-only JSON Lines file of requests and replies, and what they cost.
 
 Each line contains one of three things: a request that is about to be sent, with the largest usage that can be billed; a
-reply, with the key of its prompt; or the ids of requests that ended without being billed. A request without an outcome
-is always charged at its maximum. Prices are dollars per million tokens; they come from a dated JSON file that users
-edit.
+reply, with the key of its prompt; or the ids of requests that ended without being billed. For a request without an
+outcome, the maximum cost is always added. Prices are dollars per million tokens; they come from a dated JSON file that
+users edit.
 """
 
 import math
@@ -28,13 +28,13 @@ BYTES_PER_TOKEN = 4  # approximately, in English; the judges' own tokenizers wou
 TOKENS_PER_GRADE = 40  # expected tokens of a label, a comment and a score
 MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for comments longer than the rubric's 15 words
 # Reasoning tokens by effort: the expected number, which is a guess, and the limit. If the limit is too low, a reply is
-# cut off: it is paid for in vain and requested again with twice the limit. If the limit is too high, too much is
-# charged for requests without an answer.
+# cut off: we pay for it in vain, and request it again with twice the limit. If the limit is too high, requests without
+# an answer count with too high a cost.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
 MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends starting with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except SILENT_BY_DEFAULT
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
-NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about models in none of these three lists
+NEVER_REASONING = ("gpt-4", "gpt-3.5")  # nothing is known about a model that is in none of these three lists
 _USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
 
 
@@ -113,7 +113,7 @@ class VerdictStore:
             self._lock = open_locked(
                 path, f"{path}: in use by another judge session; wait for it, or pass another --verdicts"
             )
-            self._log = JsonLog(path)  # opened under the lock, because it checks whether the last line is complete
+            self._log = JsonLog(path)  # opened under the lock, because JsonLog checks whether the last line is complete
         lines = read_json_lines(path, lambda record: structured(record, StoreLine, unknown_keys=True))
         for line in lines.records:
             self._take(line)

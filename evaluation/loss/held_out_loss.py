@@ -43,9 +43,9 @@ UNKNOWN_START = "\n  The run began with the weights of {source}, whose training 
 class HeldOutLoss:
     """A model's loss on a range of tokens.
 
-    Standard errors are over documents, because the tokens of a document are correlated. The errors are larger if
-    neighboring documents are similar, so that the value plus and minus about two errors is always a 95 % interval
-    (`stored_error`).
+    Standard errors are over documents, because the tokens of a document are correlated. If neighboring documents are
+    similar, `stored_error` enlarges the errors, so that the value plus and minus about two errors is always a 95 %
+    interval.
     """
 
     tokens: int

@@ -33,18 +33,18 @@ class NamedRange:
 
 
 NAMED_RANGES: dict[RangeName, NamedRange] = {
-    # The README of KellerJordan/modded-nanogpt lists record losses on this range.
+    # KellerJordan/modded-nanogpt measures its record runs on this range.
     "fineweb-val-10m": NamedRange(dataset="kjj0/fineweb10B-gpt2", split="validation", start=0, count=10_485_760),
     # gpjt/ddp-base-model-from-scratch compares its models on this range.
     "gpjt-test": NamedRange(dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800),
 }
-VALIDATION_RANGES = ("fineweb-val-10m",)  # ranges that are meant for validation in training and for published losses
+VALIDATION_RANGES = ("fineweb-val-10m",)  # losses on these ranges are published, but runs may also validate on them
 GPJT_RANGE = attrs.asdict(NAMED_RANGES["gpjt-test"])  # in the form in which results store it
 
 
 @attrs.frozen(kw_only=True)
 class LossSample:
-    """The sums of a result over groups of documents, which are used to compare models."""
+    """A result's sums over groups of documents. Models are compared by these sums."""
 
     nats: np.ndarray  # float64 (groups,)
     tokens: np.ndarray  # float64 (groups,)
@@ -110,7 +110,7 @@ def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
 
 
 def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
-    """Yield the result in a stored record. Raises ValueError and other UNREADABLE exceptions if it is damaged."""
+    """Yield the result in a stored record. If the record is damaged, raise an UNREADABLE exception."""
     span, groups = record["range"], record["groups"]
     nats, tokens, text_bytes = np.array([groups["nats"], groups["tokens"], groups["text_bytes"]], np.float64)
     if (nats < 0).any() or (tokens <= 0).any() or (text_bytes < 0).any() or record["nats_per_token"] < 0:
@@ -138,6 +138,6 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
         record,
         subject=f"{span['sha256']} {tokens.astype(int).tolist()}",  # the sizes identify the groups of documents
         description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
-        "documents, which accounts for the similarity of neighbors",
+        "documents, which is larger if neighboring documents are similar",
         measurements=measurements,
     )

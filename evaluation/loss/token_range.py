@@ -124,14 +124,14 @@ def choose_named(name: RangeName, directory: Path | None, locations: list[ModelL
 def check_unseen(location: ModelLocation, span: Range) -> None:
     """Raise BadInput if a model was trained or validated on tokens of a range.
 
-    For a range that is meant for validation, a model that was validated on it only causes a note.
+    If the range is meant for validation, a model that was validated on it causes only a note.
     """
     for how, begin, end in _ranges_read(location, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name in VALIDATION_RANGES:
                 show(note(f"{location.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
-            problem = f"{span}: {location.path} was {how} on tokens {begin:,} to {end:,} of it"
+            problem = f"{span}: {location.path} was {how} on tokens {begin:,} to {end:,} of this split"
             raise BadInput(f"{problem}; pass another --from, --count or --split")
 
 

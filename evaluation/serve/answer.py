@@ -25,7 +25,7 @@ JSON = dict[str, Any]
 class Score(NamedTuple):
     """The log-probabilities of a token and of the likeliest tokens at its position.
 
-    They are the model's own probabilities, before temperature and top-p are applied.
+    The probabilities are the model's own, before temperature and top-p are applied.
     """
 
     log_probability: float  # nats
@@ -36,7 +36,7 @@ class ScoredToken(NamedTuple):
     """A token of an answer, with its score."""
 
     token: int
-    offset: int  # position, in characters of the text, of the character that contains the token's first byte
+    offset: int  # index, in the text, of the character that contains the token's first byte
     score: Score | None  # None for the first token of a prompt, which is not predicted
 
 
@@ -63,7 +63,7 @@ class ServedAnswer:
         self._decoder = TextDecoder(served.trained.spell)
         self._posted, self._unposted = 0, ""  # number of posted characters; text that has not been posted yet
         self._tokens: list[ScoredToken] = []  # tokens that have not been posted yet
-        self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens that have been computed
+        self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens, as far as they are computed
 
     @property
     def scores_prompt(self) -> bool:
@@ -101,7 +101,7 @@ class ServedAnswer:
             yield self.take(self.drawing.take(logits))
 
     def take(self, choice: DrawnToken) -> AnswerPart:
-        """Return the part that a new token completes. Its text may be empty."""
+        """Return the part of the answer that a new token completes. The text of the part may be empty."""
         alternatives = self.request.alternatives
         score = None if alternatives is None else scores_of([choice.token], choice.logits[None], alternatives)[0]
         if choice.finish == "stop":
@@ -137,7 +137,7 @@ class ServedAnswer:
         return self._part(len(self._unposted), None) if self.request.count else self._part(None, "length")
 
     def _part(self, end: int | None, finish: str | None) -> AnswerPart:
-        """Return a part with the text up to `end` that has not been posted yet, and with the tokens of this text.
+        """Return a part with the unposted text up to `end`, and with the tokens of this text.
 
         If `end` is None, the part has all of the text, including an incomplete last character.
         """

@@ -109,7 +109,7 @@ class CompletionBody(AnswerOptions):
     """The body of a request to /v1/completions."""
 
     prompt: Any
-    # Earlier texts and their continuations, in turn, which precede each prompt
+    # Earlier texts, each followed by its continuation. All of them precede each prompt.
     earlier: list[str] = attrs.field(factory=list, validator=TEXTS)
     n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
     echo: bool = attrs.field(default=False, validator=boolean())
@@ -137,7 +137,7 @@ class AnswerRequest:
     """
 
     prompt: list[int]
-    is_first: bool = True  # True for only one of the answers to a prompt, so that its tokens are counted once
+    is_first: bool = True  # True for only one of the answers to a prompt, so that the prompt is counted once
     left_out: int | None = None  # number of oldest turns that were left out; None: truncation is disabled
     echo: list[int] | None = None  # the prompt's tokens, if the answer has to begin with them; [] for an empty prompt
     count: int  # largest number of new tokens; 0 only with echo
@@ -279,9 +279,9 @@ def _seed(body: AnswerOptions, index: int) -> int:
 
 
 def _prompts_of(body: CompletionBody) -> dict[str, Any]:
-    """Return the prompts of a request. The keys are their names in error messages.
+    """Return the prompts of a request. The keys are the prompts' names in error messages.
 
-    The field `prompt` contains a single prompt, which is a string or a list of token ids, or a list of prompts.
+    The field `prompt` contains one prompt or a list of prompts. Each prompt is a string or a list of token ids.
     """
     prompt = body.prompt
     if isinstance(prompt, list) and prompt and not all(type(entry) is int for entry in prompt):
@@ -315,9 +315,9 @@ def _plain_prompt(where: str, content: Any, body: CompletionBody, served: Served
 
 
 def _check_scored(where: str, content: Any, served: ServedModel) -> None:
-    """Raise an error if a prompt whose tokens are scored is a text that contains the name of a special token.
+    """Raise an error if the request scores the tokens of a text that contains the name of a special token.
 
-    The client would expect a single token, but in a text, the name consists of several ordinary tokens.
+    The client would expect a score for a single token, but in a text, the name consists of several ordinary tokens.
     lm-evaluation-harness sends such texts with tokenized_requests=False.
     """
     special = served.trained.tokenizer.special_tokens

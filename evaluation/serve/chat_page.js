@@ -2,7 +2,7 @@
 const byId = (id) => document.getElementById(id);
 const facts = byId("facts").dataset, isChat = facts.chat === "1", bounds = facts.bounds.split(" ").map(Number);
 const talk = byId("talk"), message = byId("message");
-let history = [];       // messages of the conversation; for a base model, prompts and continuations in turn
+let history = [];       // messages of the conversation; for a base model, alternating prompts and continuations
 let running = null;     // AbortController of the answer that is being generated
 let forgets = false;    // true if the oldest turns are no longer sent, because they no longer fit in the context
 

@@ -19,7 +19,7 @@ GRACE_SECONDS = 3.0  # time that active answers get to finish when the server st
 
 
 class Engine:
-    """The slots of active answers, and a queue of answers that wait for one.
+    """The slots of active answers, and a queue of answers that wait for a slot.
 
     A free slot keeps the cache of its last text. A prompt gets the free slot whose text shares the longest beginning
     with it.
@@ -96,7 +96,7 @@ class Engine:
             return not (self._end and not self._active)
 
     def _begin(self, answer: ServedAnswer) -> None:
-        """Give an answer the slot whose cache has most of the prompt, or a new slot if no cache has any part of it."""
+        """Give an answer the slot with the longest cached beginning of its prompt, or a new slot if none has any."""
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))
         is_full = len(self._idle) + len(self._active) >= self.slots
@@ -106,14 +106,14 @@ class Engine:
         answer.begin(Prefix(self.trained.network) if is_new else self._idle.pop(0 if answer.request.repeatable else -1))
 
     def _advance(self, group: list[ServedAnswer]) -> None:
-        """Compute the next token of each answer in a group, or the next chunk of the prompt of a single answer."""
+        """Compute the next token of each answer in a group or, for a single answer, the next chunk of its prompt."""
         with self._ending(group):
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
             scores_prompt = group[0].scores_prompt  # such an answer is the only one in its group
             logits = advance(drawings, most=CHUNK, all_positions=scores_prompt)
             if scores_prompt:
                 group[0].score_prompt(logits)
-            if drawings[0].new:  # a part of a long prompt is not computed yet; the answer to it is alone in the group
+            if drawings[0].new:  # the rest of a long prompt is not computed yet; its answer is alone in the group
                 return
             for answer, row in zip(group, logits[-len(group) :], strict=True):
                 with self._ending([answer]):

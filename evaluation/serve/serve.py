@@ -26,7 +26,7 @@ from evaluation.serve.web_app import BODY_SECONDS, web_app
 KEY_VARIABLE = "LOCKSTEP_API_KEY"
 KEY_CHARACTERS = 16  # smallest number of characters in a key
 REQUEST_SECONDS, HEADER_BYTES = ANSWER_SECONDS + 30.0, 1 << 14
-CONNECTIONS = 1024  # limit of the connections that wait to be accepted, and of open connections
+CONNECTIONS = 1024  # limit of open connections, and of connections that wait to be accepted
 
 
 def run(command: ServeCommand) -> None:
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 with time limits, so that slow clients are disconnected.
 
-    The time is limited for the headers of a request, and for the complete request with its answer.
+    One limit applies to the headers of a request, and another to the complete request with its answer.
     """
 
     deadline: asyncio.TimerHandle | None = None

@@ -41,27 +41,27 @@ from model.stock_weights import from_stock
 from training.checkpoints.directory import WEIGHTS
 
 KEYS = stock_keys(GPT2)  # our keys -> the keys of Hugging Face's GPT-2
-# Our keys that may have any supported value. All others must have their defaults (see ONLY_VALUES), because weights
-# with GPT-2's names do not show the values of these other keys.
+# Our keys that may have any supported value. All other keys must have their defaults (see ONLY_VALUES), because weights
+# with GPT-2's names do not reveal which values they were trained with.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
     *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
 }
-# The only supported values of these keys, some of which are Hugging Face's and some ours. With any other value, the
-# same weights would form a different network.
+# The only supported values of these keys: with another value, the same weights would form a different network. Some of
+# the keys are Hugging Face's, and some are ours.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": (GPT2,),
     "scale_attn_weights": (True,),
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
-# Hugging Face's, nanoGPT's and our keys for values that must agree with the shapes of the weights.
+# Keys whose values must agree with the shapes of the weights: Hugging Face's keys, nanoGPT's keys and ours.
 SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     key: name
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
     for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(NANOGPT_KEYS, ()))
 }
-# The keys that name the activation, each with a mapping from the names of activations in the file to our names.
+# The keys that name the activation. Each key has a mapping from the file's names of activations to our names.
 ACTIVATION_KEYS = {
     KEYS["activation"]: {theirs: ours for theirs, ours in OUR_ACTIVATIONS.items() if ours in UNGATED},
     "activation": {name: name for name in UNGATED},

@@ -29,7 +29,7 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     location: ModelLocation
-    # The tokenizer that --tokenizer names; None: the option was not passed, or its tokenizer gives the model's own ids
+    # The tokenizer that --tokenizer names; None: the option was not passed, or that tokenizer gives the model's own ids
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property
@@ -130,6 +130,7 @@ def load_network(location: ModelLocation) -> GPT:
 def load_on_all(ranks: Ranks, location: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. If one rank fails, all raise BadInput."""
     loaded: list[Trained] = []
-    # `together` sends what the function returns to all ranks; appending to a list keeps the model local.
+    # `together` sends the function's return value to all ranks. This function returns None, and the list keeps each
+    # rank's model on that rank.
     together(ranks, lambda: loaded.append(load(location, tokenizer, ranks.device)))
     return loaded[0]

@@ -55,7 +55,7 @@ def trained_on(
 
 
 def describe_drift(records: Sequence[dict[str, Any]], step: int) -> list[str]:
-    """Return a line for each resume before `step` that changed the numerics, for example the precision."""
+    """Return a line for each resumed job before `step` that changed the numerics, for example the precision."""
     drifts = [line for line in records if event_of(line) == RunEvent.NUMERICS_DRIFT and line.get("step", 0) < step]
     return [
         f"changed at step {line.get('step', 0):,}: {', '.join(map(str, line.get(Detail.CHANGES) or []))}"

@@ -36,12 +36,12 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
         if loaded is not None and recorded_identity is not None and identity(loaded) != recorded_identity:
             problem = f"differs from the tokenizer that {location.run}/{RESOLVED} names for the run's tokens"
             raise BadInput(
-                f"{location.path}: its tokenizer {problem}; move the tokenizer files out of it, or pass --tokenizer"
+                f"{location.path}: its tokenizer {problem}; move its tokenizer files elsewhere, or pass --tokenizer"
             )
         loaded = loaded or _recorded_tokenizer(location, config)
     if loaded and loaded.surrounding_note is not None:
         show(loaded.surrounding_note, once=True)
-    # nanoGPT's character-level models have no end-of-text id, but our tokenizer has one and includes it in its size.
+    # nanoGPT's character-level models have no end-of-text id, but our tokenizer adds one to its vocabulary.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
         raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")

@@ -74,7 +74,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Create the folder that an output option names. Raises BadInput if it is not writable.
+    """Create the folder that was passed to an output option. Raises BadInput if it is not writable.
 
     Call this before anything is trained.
     """
@@ -129,8 +129,8 @@ def read_answers(path: Path) -> Answers:
 def _home(path: Path, recorded: Any) -> Path | None:
     """Return the directory of a model's results.
 
-    This is the run or model directory if the file is in its answers/ folder; otherwise, it is the directory that the
-    file names.
+    If the file is in the answers/ folder of a run or model directory, this is that directory. Otherwise, it is the
+    directory that is recorded in the file.
     """
     folder = path.resolve().parent
     enclosing = folder.parent if folder.name == ANSWERS else None

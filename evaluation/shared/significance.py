@@ -25,12 +25,12 @@ from scipy import fft, optimize, special
 ERROR = 0.05  # probability that at least one false difference is reported when there is no real one
 CONFIDENCE = 1 - ERROR
 PAIRWISE_EXPONENT = 2 / 3
-BAND_ERROR = 0.04  # level for a run's mean in `prediction_band`; for the single places together, the level is ERROR
+BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single values together, the level is ERROR
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
 # PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3 % and 23 %. The p-value is
-# from a test of whether one of the two models varies more than all other models; it is close to 0 if one clearly does.
+# from a test of whether one of the two models varies more than all other models: if so, it is close to 0.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
 SOUGHT_DEVIATIONS = 3.0  # difference, in standard deviations over seeds, that the default number of seeds must detect
@@ -44,11 +44,11 @@ _LEAST_UNITS, _MOST_UNITS = 8, 1024
 # A model with correlation has two more parameters than a model of independent units, so it is preferred only if twice
 # its log-likelihood is higher by at least this amount.
 _PREFERRED = 4.0
-# A spectrum is considered if twice its log-likelihood is within this amount of the highest such value. Of the spectra
-# that are considered, the most cautious one is used.
+# Spectra are compared by twice their log-likelihood. Those within this amount of the best one are considered, and the
+# most cautious of them is used.
 _AS_LIKELY = 1.0
-# The mean power that the spectrum predicts for the frequencies that are used must be at least this share of the power
-# at frequency zero.
+# Only the lowest frequencies are used: as many as possible, but so few that the spectrum predicts for them a mean power
+# of at least this share of the power at frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
@@ -59,7 +59,7 @@ class Interval:
     """An estimate with the bounds of its confidence interval."""
 
     value: float
-    low: float | None = None  # `low` and `high` are None if there is a single unit, so that the spread is unknown
+    low: float | None = None  # `low` and `high` are None for a single unit, because the spread is unknown
     high: float | None = None
     error: float | None = None  # standard error, if the bounds come from Student's t
 
@@ -201,10 +201,10 @@ def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None
     are 0 if both models hit or both miss an item.
 
     If all items are hits, all are misses, or the models never differ, the plain error is 0, as if no other sample could
-    have given a different mean. Therefore, the error is never smaller than it would be with two additional items. These
-    are a hit and a miss (Agresti and Coull, American Statistician 52, 1998), or, if `paired`, an item on which the
-    models differ, half in each direction, and an item on which they agree (Agresti and Min, Statistics in Medicine 24,
-    2005).
+    have given a different mean. Therefore, the error is never smaller than it would be with two additional items. One
+    of these items is a hit, and the other one is a miss (Agresti and Coull, American Statistician 52, 1998). If
+    `paired`, the models agree on one additional item and differ on the other one, which counts half for each model
+    (Agresti and Min, Statistics in Medicine 24, 2005).
     """
     error, number = mean_and_error(values)[1], len(values) + 2
     if error is None:
@@ -243,10 +243,10 @@ def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
     treats them as independent is then too small, by half or more. Therefore, the units' deviations from the mean are
     transformed to frequencies (cosines). For independent units, the power is the same at all frequencies. If a spectrum
     of correlated units explains the powers better, according to Whittle's likelihood, the variance is estimated from
-    the mean power of the lowest frequencies only. This mean is divided by the share of the power at frequency zero that
-    the spectrum predicts for it, and each of these frequencies adds a degree of freedom (Mueller, Journal of
-    Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise, the error
-    is the one that `mean_and_error` returns.
+    the mean power of the lowest frequencies only. According to the spectrum, this mean is a certain share of the power
+    at frequency zero, so it is divided by that share. Each of these frequencies adds a degree of freedom (Mueller,
+    Journal of Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise,
+    the error is the one that `mean_and_error` returns.
 
     Correlation that extends over more units than the stream has cannot be detected. benchmarks/document_errors.py
     measures how often the intervals cover the true value.
@@ -291,9 +291,9 @@ def _power_at_zero(powers: np.ndarray) -> tuple[int, float]:
 def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
-    The first spectrum belongs to independent units. The arrays have, for each spectrum, its inverse (spectra,
-    frequencies); the sum of the logarithms of its powers (spectra,); and its mean power over the lowest 1, 2, ...
-    frequencies, as a share of its power at zero (spectra, frequencies).
+    The first spectrum belongs to independent units. For each spectrum, the first array has its inverse (spectra,
+    frequencies), and the second array has the sum of the logarithms of its powers (spectra,). The third array has its
+    mean power over the lowest 1, 2, ... frequencies, as a share of its power at zero (spectra, frequencies).
     """
     cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
     rows, at_zero = [np.ones(number)], [1.0]
@@ -314,10 +314,11 @@ def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndar
     number of places apart are assumed to have independent noise.
 
     The band is Student's interval of one further observation (Hahn and Meeker, Statistical Intervals, 1991, section
-    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places, or the mean over
-    the places up to `apart` away if that is larger. A run may also deviate by the same amount at all places, and there
-    are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than Student's interval
-    of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the complete band.
+    4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places. If the mean over
+    the places up to `apart` away is larger, this mean is used instead. A run may also deviate by the same amount at all
+    places, and there are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than
+    Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the
+    complete band.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
@@ -474,12 +475,12 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     ValueError unless the same questions were judged for all models.
 
     Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, each
-    interval is at least as wide as a t-interval that is computed only from the seeds of the one or two models that it
-    concerns. The level of this t-interval depends on whether these models vary more than the others
-    (`_pairwise_error`). With two seeds, the safeguard is weak: the intervals assume that the seeds of all models vary
-    alike. The error over questions and the error over seeds both include the noise of single answers, so the intervals
-    are conservative. With one seed, they cover only the choice of questions and do not show which model is better. The
-    intervals of the differences are simultaneous (Bonferroni).
+    interval is at least as wide as a t-interval for the same one or two models that is computed only from their seeds.
+    The level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
+    seeds, the safeguard is weak: the intervals assume that the seeds of all models vary alike. The error over questions
+    and the error over seeds both include the noise of single answers, so the intervals are conservative. With one seed,
+    they cover only the choice of questions and do not show which model is better. The intervals of the differences are
+    simultaneous (Bonferroni).
     """
     judged = ~np.isnan(scores)
     if (judged != judged[0]).any() or not judged.any():
@@ -510,11 +511,11 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
 
 
 def _pairwise_error(variances: np.ndarray, sides: tuple[int, ...], seeds: int) -> float:
-    """Return the level of the t-interval that is computed only from the seeds of the one or two models in `sides`.
+    """Return the level of the t-interval that uses only the seeds of the one or two models in `sides`.
 
     `variances` (M,): the variance of each model's mean over seeds. An F-test compares the larger variance in `sides`
-    with the mean of all other models' variances. The larger its p-value, the less reason there is to doubt the pooled
-    variance, and the narrower this interval may be.
+    with the mean of all other models' variances. The larger the p-value of this test, the less reason there is to doubt
+    the pooled variance, and the narrower the t-interval may be.
     """
     if seeds == 2:
         return PAIRWISE_ERROR_OF_TWO_SEEDS

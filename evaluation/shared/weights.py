@@ -2,7 +2,7 @@
 
 A stored result has two hashes. `weights_sha256` is the hash of the values in fp32, ordered by name; it is the same for
 a checkpoint, a copy of it, and an export in fp32. `weights_file_sha256` is the hash of the files. Results are matched
-by the second hash, because the manifest of a Lockstep checkpoint contains it, so that no model has to be loaded.
+by the second hash. No model has to be loaded for this, because the manifest of a Lockstep checkpoint contains the hash.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ class WeightsIdentity:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "WeightsIdentity | None":
-        """Return the identity in a stored record, or None if it has no hash, so that its weights are unknown."""
+        """Return the identity in a stored record. Return None if the record has no hash: its weights are unknown."""
         values, files = (
             value if isinstance(value := record.get(key), str) else None for key in (WEIGHTS_VALUES, WEIGHTS_FILE)
         )
         return None if values is None and files is None else cls(values_sha256=values, files_sha256=files)
 
     def as_record(self) -> dict[str, str]:
-        """Return the hashes under the keys of a stored record."""
+        """Return the hashes, with the keys that a stored record has for them."""
         hashes = {WEIGHTS_VALUES: self.values_sha256, WEIGHTS_FILE: self.files_sha256}
         return {key: value for key, value in hashes.items() if value is not None}
 

@@ -30,7 +30,7 @@ def files_sha256(directory: Path) -> str | None:
         return weights_digest(directory)
     try:
         digests = [(path.name, sha256(path)) for path in model_files(directory)]
-    except OSError:  # for example, because a file that an index names is missing
+    except OSError:  # for example, because a file that is listed in an index is missing
         return None
     return hashlib.sha256(repr(digests).encode()).hexdigest() if digests else None
 

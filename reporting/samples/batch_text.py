@@ -1,6 +1,6 @@
 """The batch of a step as text: each sequence with its source and token losses.
 
-The batch is rebuilt from the run's record. No lock is taken, so the run may be training at the same time.
+The batch is rebuilt from the run's record. No lock is taken, so this also works while the run is training.
 """
 
 import json
@@ -50,7 +50,7 @@ from training.telemetry.metrics_log import Detail, RunEvent, event_of, read_metr
 
 LISTED = 10  # number of sequences of a large batch that the terminal shows: those with the highest loss
 PRINTED_TOKENS = 1 << 12  # a batch of at most this number of tokens is printed completely
-STRETCH = 16  # number of tokens that are printed of each sequence of a large batch
+STRETCH = 16  # number of tokens to print for each sequence of a large batch
 COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colors in a terminal with 256 colors
 SIGN = b"Lockstep's <code>train.py --look</code>"
 
@@ -233,7 +233,7 @@ def describe(run: Run, model: ModelConfig, sequences: list[ReadSequence]) -> Ite
     for sequence in sequences:
         document = "ids" if tokenizer is None else f"document {documents_before[sequence.number] + 1:,}"
         if (length := sequence.directory.train.context_length) is not None:
-            # Rows of conversations have padding, whose ids do not end documents, so documents cannot be counted.
+            # Documents cannot be counted in rows of conversations, because the ids of the padding do not end documents.
             document = f"row {sequence.first // length + 1:,}"
         source = (
             f"sequence {sequence.number}, rank {sequence.rank}: {sequence.directory.path.name}, {document}, "

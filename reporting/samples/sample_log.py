@@ -71,7 +71,7 @@ class CheckpointSample:
     starts: int  # number of the run's jobs when this line was recorded: a later job may replace the checkpoint
     said: list[Said]
     held_out: HeldOutText | None  # None if the run's tokens could not be read
-    # nats, of the text's tokens from the second on (the first is not predicted); an entry is None if it is not finite
+    # In nats, for the text's second token and all later ones (the first is not predicted); None: not finite
     log_probabilities: list[float | None] | None
     problem: str | None = None  # why there is nothing to show
 
@@ -133,7 +133,8 @@ def record_samples(run: Path) -> list[str]:
         with writing(path), closing(JsonLog(path)) as log:
             contention = f"{path}: another report.py is recording samples; this page shows the samples recorded so far"
             lock(log.file, path, contention)
-            for name in _missing(run, text):  # list them again, because another process may have recorded some of them
+            # List the missing samples again, because another process may have recorded some of them.
+            for name in _missing(run, text):
                 starts = len(read_starts(run))
                 try:
                     if (sample := _sample(run, name, text, starts)) is not None:
@@ -233,7 +234,7 @@ def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
 
 
 def _questions(trained: Trained, stream: TokenStream, span: range) -> list[AskedPrompt]:
-    """Return the first question of each row of conversations in a part of a stream, without repetitions."""
+    """Return the first question of each complete row of conversations in `span`, without repetitions."""
     length = stream.context_length
     assert length is not None
     questions: dict[str, AskedPrompt] = {}

@@ -17,14 +17,14 @@ from training.supervision.run_lock import is_locked
 
 MOST_SHOWN = 12  # largest number of checkpoints in the gallery; samples.jsonl has all of them
 MOST_LISTED = 40  # largest number of checkpoints whose means are listed, for all runs together
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # smallest difference that gets each color, whether better or worse
+DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)  # the smallest difference for each color, in both directions
 # Reasons for leaving out a run.
 NOT_RECORDED = "no log-probabilities are recorded for it"
 OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context length"
 NAMED = {"\n": "↵\n", "\t": "⇥\t", "\r": "␍", " ": " "}
 
 Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # a label and the samples
-Values: TypeAlias = Sequence[float | None]  # nats, by token; None if the token is not predicted or not finite
+Values: TypeAlias = Sequence[float | None]  # nats by token; None: not predicted, or not finite
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Markup], list[str | Notice]]:

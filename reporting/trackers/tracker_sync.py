@@ -57,8 +57,8 @@ class TrackedRow:
 def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str, Any]]) -> list[TrackedRow]:
     """Return the rows of measured steps.
 
-    `lines` are all lines of the metrics file, from which the cost is computed. `records` are those that are still part
-    of the run, without steps that a later job repeated.
+    `lines`: all lines of the metrics file; the cost is computed from them. `records`: the lines that are still part of
+    the run, without steps that a later job repeated.
     """
     seconds, usd = clock(lines)
     rows: dict[int, TrackedRow] = {}
@@ -120,13 +120,14 @@ class Store(Protocol):
         """Discard the data, because all rows will be sent again. `version` increases if earlier rows have changed."""
 
     def append(self, rows: Sequence[TrackedRow]) -> None:
-        """Add rows of later steps."""
+        """Add rows. Their steps come after those of all stored rows."""
 
     def close(self) -> None:
         """Store the added rows durably. With `at_once`, there is nothing to do."""
 
 
-# By package, whose name is also a value of `--to`: the tested version, and the module and the class of the Store.
+# The keys are names of packages and values of `--to`. Each entry has the tested version of the package, and the module
+# and the class of the Store.
 TRACKERS = {
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
@@ -173,7 +174,7 @@ class TrackerSync:
         Raise NotBegun if the run has no metrics, and BadInput if the tracker fails.
         """
         check_begun(self._directory)
-        running = is_locked(self._directory)  # check this before reading, so that the last lines of a job are sent
+        running = is_locked(self._directory)  # checked first: without a running job, the lines are complete
         lines = read_counted(self._directory).records
         rows = tracked_rows(lines, current_records(lines))
         rows = rows[:-1] if running else rows  # more records of the newest step may follow, so it is sent later
@@ -207,9 +208,9 @@ class TrackerSync:
             self._lock.close()
 
     def _stored_rows(self, store: Store, rows: Sequence[TrackedRow]) -> int:
-        """Return the number of rows that the tracker has already.
+        """Return the number of rows that the tracker already has.
 
-        If its rows differ from `rows`, discard its data and return 0.
+        If the tracker's rows differ from `rows`, discard the tracker's data and return 0.
         """
         progress = self._progress
         same_run = progress.identity == self._run.identity

@@ -123,7 +123,7 @@ def test_incompatible_answers_are_refused(sessions: Sessions, tmp_path: Path) ->
     overlapping = write(tmp_path, "other", 50, questions=range(3, 9))
     far = write(tmp_path, "far", 50, questions=range(20, 25))
     assert (
-        f"{overlapping}: questions differ from {good}: 5 and 6, of which 2 are shared; to judge only the shared"
+        f"{overlapping}: questions differ from {good}: 5 and 6 questions, 2 of them shared; to judge only the shared"
         in refused(good, overlapping)
     )
     assert "no overlap" in refused(good, far, common=True)

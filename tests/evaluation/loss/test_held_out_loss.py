@@ -189,7 +189,7 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
         "sha256": hashlib.sha256(tokens.astype(np.uint32).tobytes()).hexdigest(),
     }
     command = ("loss", trained, "--count", "100")
-    validated = f"was validated on tokens 0 to {VALIDATED + 1:,} of it; pass another --from"
+    validated = f"was validated on tokens 0 to {VALIDATED + 1:,} of this split; pass another --from"
     assert validated in refused(*command, "--from", "0")
     assert validated in refused(*command, "--from", str(VALIDATED))
     loss(trained, "--from", str(VALIDATED + 1), "--count", "100")
@@ -237,7 +237,7 @@ def test_seen_tokens_are_recognized_after_new_shards(make_run: MakeRun, token_fi
     complete(run)
     write_llm_c(shards / "tiny_train_3.bin", stream.read(0, 2000))
     measured = ("--tokens", shards, "--split", "train", "--count", "100", "--tokenizer", "bytes")
-    assert "was trained on tokens 0 to 257 of it" in refused("loss", run, *measured, "--from", "200")
+    assert "was trained on tokens 0 to 257 of this split" in refused("loss", run, *measured, "--from", "200")
     loss(run, *measured, "--from", "257")
 
 

@@ -65,7 +65,7 @@ def test_validation_on_the_named_range_is_noted(
     span = Range(directory=token_files, split="validation", start=0, count=100, name="fineweb-val-10m")
     check_unseen(locate(str(run), None), span)
     assert "was validated on tokens 0 to 513 of fineweb-val-10m" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="was validated on tokens 0 to 513 of it"):
+    with pytest.raises(BadInput, match="was validated on tokens 0 to 513 of this split"):
         check_unseen(locate(str(run), None), attrs.evolve(span, name="gpjt-test"))
 
 
