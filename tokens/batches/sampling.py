@@ -79,8 +79,8 @@ def balance(microbatches: int, ranks: int) -> float:
 def odd_factor(count: int) -> int:
     """Return the largest odd divisor of `count`.
 
-    In a sum tree with `count` leaves, groups of this many leaves are first added in order; their sums are then added
-    pairwise.
+    In a sum tree with `count` leaves, the leaves in each group of this size are added in order. The sums of the groups
+    are then added pairwise.
     """
     return count // (count & -count)
 
@@ -179,7 +179,7 @@ class WindowOrder:
 
 
 def permute(positions: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Permute positions 0 .. count - 1, each with the pseudo-random permutation that its key selects; returns int64.
+    """Permute positions in 0 .. count - 1, and return int64. Each position has a key that selects its permutation.
 
     The permutation is a Feistel network with a 64-bit key. Keys are passed as arrays because arithmetic with uint64
     arrays wraps around silently, whereas scalars would cause overflow warnings.

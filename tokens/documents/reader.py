@@ -197,7 +197,7 @@ class Reader:
         if self._text_field not in record:
             field_names = ", ".join(islice(record, SHOWN_FIELDS))
             self.problems.add(
-                "no text field", where, f"no '{self._text_field}'; it has {field_names}; pass --text-field"
+                "no text field", where, f"no '{self._text_field}'; the record has {field_names}; pass --text-field"
             )
             return
         if line.count(self._quoted_field) > 1 and _is_duplicated(line, str(self._text_field)):

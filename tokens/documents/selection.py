@@ -149,7 +149,7 @@ def by_split(names: Iterable[str]) -> dict[str | None, list[str]]:
 
 
 def are_mixed(splits: dict[str | None, list[str]]) -> bool:
-    """Return whether the names belong to a held-out split and to another split as well.
+    """Return whether some of the names belong to a held-out split, and some to another split.
 
     Text files count as mixed only if there is a training split, because a name such as test.txt alone says little.
     """

@@ -366,7 +366,7 @@ def check_sha256(where: object, got: str, expected: str) -> None:
 
 
 def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
-    """Raise BadInput unless the file of byte-pair ranks that a manifest names exists next to the manifest, intact."""
+    """Raise BadInput unless the file of ranks that a manifest names is next to the manifest and undamaged."""
     name, expected_sha256 = tokenizer.ranks_file, tokenizer.ranks_sha256
     if name is None:
         return

@@ -35,7 +35,7 @@ class TokenStream:
         self.dtype = np.result_type(*{file.dtype for file in files})
         self._starts = [0, *itertools.accumulate(file.length for file in files)]
         self._descriptor = lru_cache(OPEN_FILES)(lambda number: _Descriptor(_open(files[number].path)))
-        # The versions of the files when the stream was opened, to notice changes; empty for files that still grow.
+        # Version of each file when the stream was opened, to notice later changes; empty if the files still grow.
         self.versions: dict[Path, Version | None] = {file.path: version_of(file.path) for file in files}
 
     @property
@@ -52,7 +52,7 @@ class TokenStream:
         return next((file.context_length for file in self.files), None)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens start .. start + count, 1-D. Raises BadInput if a file can no longer be read."""
+        """Return the `count` tokens from `start` on as a 1-D array. Raises BadInput if a file is no longer readable."""
         tokens = np.empty(count, self.dtype)
         self.read_into(tokens, start)
         return tokens

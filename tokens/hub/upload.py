@@ -130,5 +130,7 @@ def _held_out(manifest: Manifest) -> str:
         return f"the last documents ({' and '.join(rule.from_tail)})"
     if rule.shortened:
         excess = f"except the last documents of {' and '.join(rule.shortened)}, which were moved to train"
-        return f"the documents that were selected by {rule_text}, {excess}; copies may be in several splits"
+        return (
+            f"the documents that were selected by {rule_text}, {excess}; copies of a document may be in several splits"
+        )
     return f"the documents that were selected by {rule_text}, so all copies of a document are in the same split"

@@ -73,7 +73,7 @@ class Result:
     problems: dict[str, int]  # number of problems, by kind
     lost_documents: int
     lost_bytes: int  # bytes of input
-    examples: dict[str, list[str]]  # the first examples of problems, by kind; kinds that caused a loss come first
+    examples: dict[str, list[str]]  # a few examples of each kind of problem; kinds that lost data come first
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
@@ -134,7 +134,7 @@ def delete_own_files(units: Path) -> None:
 
 
 class _PartWriter:
-    """Writes a unit's tokens for one split. Their file gets its final name when it is complete."""
+    """Writes a unit's tokens for one split to a file. The file gets its final name when it is complete."""
 
     def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash

@@ -131,7 +131,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
     receiver, line = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this until they set their own handler
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit SIG_IGN, and later set their own handler
     try:
         for _ in range(count):  # each submission starts a process, so that its imports run before the first task
             pool.submit(os.getpid)

@@ -158,7 +158,7 @@ def _write(
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
-        # Another command may then start in this folder.
+        # Without these files, another command may start in this folder.
         for path in (*partial_files(directory), directory / COMMITS, directory / PLAN):
             path.unlink(missing_ok=True)
         ranks = directory / RANKS_FILE
@@ -189,7 +189,7 @@ def _compute(
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     progress = UnitProgress(plan, writer.totals)
-    try:  # the workers start during the next lines
+    try:  # the workers start while the next lines run
         if not slow_noted:
             recipe = write_recipe(tokenizer, units / "recipe.json")
         record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)

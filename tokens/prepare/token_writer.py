@@ -290,7 +290,7 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
 
 
 def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
-    """Raise TooFewDocuments if a text is too short for the requested shares, even if it is cut by tokens."""
+    """Raise TooFewDocuments if a text is too short for the requested shares, although documents may be divided."""
     total = sum(lengths.values())
     for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
         least = math.ceil(1000 * size / total) / 1000
@@ -302,7 +302,7 @@ def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: in
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
-    """Return where the last `count` non-empty documents before `end` begin in the train stream."""
+    """Return the position in the train stream at which the last `count` non-empty documents before `end` begin."""
     stop = end - 1  # end-of-text id of the last document
     while stop > 0:
         begin = max(0, stop - COPY_TOKENS)

@@ -1,7 +1,7 @@
 """Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write a tokenizer.json.
 
-Of equally frequent pairs, the one with the lower ranks is merged first, so the number of threads and the order of the
-texts do not matter.
+If two pairs are equally frequent, the pair with the lower ranks is merged first. The result therefore does not depend
+on the number of threads or the order of the texts.
 """
 
 import re

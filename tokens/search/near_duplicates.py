@@ -89,7 +89,10 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
     def least_hashes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where documents end in a block, and the least hashes of each part of the block between these ends."""
+        """Return the positions where documents end in a block, and the least hashes of each part of the block.
+
+        The ends divide the block into parts.
+        """
         words, ends = words_of_ngrams(block.astype(dtype, copy=False), SHINGLE), np.flatnonzero(block == end)
         is_inside = np.ones(len(block), bool)  # True if the n-gram at this token contains no end of text
         is_inside[np.maximum(ends[:, None] - np.arange(SHINGLE), 0)] = is_inside[len(words[0]) :] = False
@@ -130,7 +133,7 @@ def _similarity(documents: list[np.ndarray]) -> float:
 
 
 def _roots(originals: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the first document of each document's group."""
+    """Return, for each document, the first document of its group."""
     while (originals[numbers] != numbers).any():
         numbers = originals[numbers]
     return numbers

@@ -67,7 +67,10 @@ class NgramFinder:
         self._filter, self._strided = BitFilter(ngrams.hashes), BitFilter(self._hashes_of_runs())
 
     def find(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where n-grams begin in a block (1-D), in ascending order, and their numbers. Both are int64, 1-D."""
+        """Return the positions in a block (1-D) at which n-grams begin, in ascending order, and the n-grams' numbers.
+
+        Both are 1-D int64 arrays.
+        """
         ngrams = self._ngrams
         if len(block) < ngrams.n or not ngrams.count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -84,7 +87,7 @@ class NgramFinder:
         return places[exact], numbers[exact]
 
     def _candidates(self, block: np.ndarray) -> np.ndarray:
-        """Return where n-grams may begin, in ascending order: at tokens near a hashed run that occurs in an n-gram."""
+        """Return, in ascending order, the positions near hashed runs of n-grams, because n-grams may begin there."""
         words = block[: len(block) // self._per_word * self._per_word].view(f"u{self._per_word * block.itemsize}")
         count = (len(words) - self._words) * self._per_word // self._stride + 1
         hashes = hash_columns([words[k :: self._stride // self._per_word][:count] for k in range(self._words)])
@@ -105,7 +108,7 @@ class NgramFinder:
 
 
 class BitFilter:
-    """A set of uint64 hashes, stored as two bits for each. It accepts every hash in the set, and a few that are not."""
+    """A set of uint64 hashes that stores two bits per hash. It accepts every hash in the set, and a few others."""
 
     def __init__(self, hashes: np.ndarray):
         self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())

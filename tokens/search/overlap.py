@@ -40,7 +40,7 @@ class Overlap:
 
     @property
     def touched(self) -> np.ndarray:
-        """True for each item that shares an n-gram with the streams, bool (items,); False if the item is too short."""
+        """Whether each item shares an n-gram with the streams, bool (items,). False for an item that is too short."""
         return self.places != NOWHERE
 
 

@@ -87,7 +87,7 @@ KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its
 def tokenizer_text(tokenizer: Tokenizer) -> str:
     """Return the text of tokenizer.json.
 
-    Raises BadInput for a character tokenizer with characters of several bytes, which merges cannot form.
+    Raises BadInput for a character tokenizer that has multi-byte characters, because merges cannot form them.
     """
     ranks = tokenizer.coder.ranks
     if tokenizer.characters is not None and any(len(token) > 1 for token in ranks):
@@ -404,7 +404,7 @@ def _check_known(path: Path, where: str, values: dict[str, Any], supported: dict
 
 def _unsupported(path: Path, got: str) -> BadInput:
     expected = "byte-level BPE as in GPT-2, cl100k, Llama 3, Qwen 3, DeepSeek or o200k"
-    advice = "if the model was trained with the gpt2 or bytes tokenizer, name it with --tokenizer"
+    advice = "if the model was trained with the gpt2 or bytes tokenizer, pass that name as --tokenizer"
     return BadInput(f"{path}: {got}: not supported, wanted {expected}; {advice}")
 
 

@@ -35,7 +35,7 @@ RANKS_SUFFIXES = (".tiktoken", ".model")  # Llama 3's file is a .model
 SUFFIXES = (".pkl", ".json")  # files of characters, or a tokenizer.json
 NANOGPT = "meta.pkl"  # next to nanoGPT's tokens
 DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # pickle instructions that build dicts
-CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
+CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a folder with cached ranks"
 CHARACTERS = "chars:"  # the full name of a character tokenizer is this prefix and its characters
 
 

@@ -113,7 +113,7 @@ class TemplateProcess:
         atexit.register(self._end)
 
     def render(self, conversation: TemplateInput) -> RenderedText:
-        """Return the text of a conversation. Raises BadInput like `conversation_text`, and for an exceeded limit."""
+        """Return the text of a conversation. Raises BadInput like `conversation_text`, or if a limit is exceeded."""
         line = json.dumps(attrs.asdict(conversation)).encode() + b"\n"
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
@@ -163,7 +163,7 @@ class TemplateProcess:
 
 
 def main() -> None:
-    """Render the conversations on the lines of stdin, and write one line for each, until the input ends."""
+    """Read one conversation per line of stdin until it ends, render each, and write each result as a line."""
     seconds = float(sys.argv[1])
     with suppress(ValueError, OSError):  # the limit may already be lower
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -180,7 +180,7 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process of the process with this id.
+    """Return the rendering process that belongs to the process with this id.
 
     A forked process must not use the rendering process of its parent.
     """

@@ -27,7 +27,7 @@ TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in the text t
 SUFFIX = ".jinja"  # end of a template file's name
 ODD = ' Is "A"\n<b>& c? '  # a text that a filter, such as trim or escape, would change
 REASONING = "</think>"  # some templates divide an answer here
-PROBE_END = "</s>"  # the end of text when PROBES are rendered
+PROBE_END = "</s>"  # used as the end of text when PROBES are rendered
 # Questions and answers with which a template is checked when it is loaded
 PROBES = (("1", "2"), (ODD, ODD), ("/no_think 1", f"<think>\n2\n{REASONING}\n\n3"))
 
@@ -62,7 +62,7 @@ class Template:
         return [token for token, weight in zip(ids, weights, strict=True) if weight and token in special]
 
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Return the ids of a conversation and their weights: 1 for answers and the special token that ends each.
+        """Return the ids of a conversation and their weights: 1 for an answer and the special token that ends it.
 
         Raises BadInput if the template refuses the messages, or if the ids before an answer differ from its `prompt`.
         """
@@ -135,7 +135,7 @@ class Template:
     ) -> RenderedText:
         """Return a conversation as text. Raises BadInput like `render`.
 
-        With `asks_for_answers`, the text before each answer must be the prompt for the answer.
+        If `asks_for_answers` is true, the text before each answer must equal the prompt that asks for this answer.
         """
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
         is_ours = self.text in OURS  # a test checks our prompts, which do not depend on contents

@@ -166,7 +166,7 @@ class Tokenizer:
     coder: Coder
     special_tokens: dict[str, int]  # spelling -> id: the end of text, and the markers of turns
     end_of_text: str = END_OF_TEXT
-    # Whether a file of ranks is written next to token files; False if the name or the characters alone define all ids
+    # Whether the ranks are written to a file next to the tokens. False if the name or the characters define all ids.
     has_ranks_file: bool = True
     # Special tokens that the tokenizer.json puts before or after each text. Lockstep does not add them.
     surrounding_tokens: tuple[str, ...] = ()

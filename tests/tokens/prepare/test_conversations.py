@@ -270,7 +270,8 @@ def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
     manifest = write(tmp_path / "some", source, template=str(tmp_path / "a.jinja"), context_length=T)
-    assert manifest.problems == {"cannot be encoded": 19}  # if a question contains a 7, only its prompt ends with "no"
+    # The prompt of a question with a 7 ends with "no", but the text of the conversation does not.
+    assert manifest.problems == {"cannot be encoded": 19}
 
 
 def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:

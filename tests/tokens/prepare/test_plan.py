@@ -55,7 +55,7 @@ def test_a_plan_of_older_rules_is_not_resumed(tmp_path: Path) -> None:
     older = read_plan(tmp_path / "now")
     assert older is not None and older.fingerprint() == fingerprint != now.plan
     with pytest.raises(
-        BadInput, match=r"plan\.json: was started by an earlier version of prepare_data\.py; pass another"
+        BadInput, match=r"plan\.json: was written by an earlier version of prepare_data\.py; pass another"
     ):
         write(tmp_path / "now", tmp_path / "a.jsonl")
 
@@ -68,7 +68,7 @@ def records_of(directory: Path) -> str:
 def test_a_preparation_resumes_with_a_newly_signed_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_version: bool
 ) -> None:
-    """The URL is signed anew for each command. Plans that an earlier version wrote contain the URL with its secrets."""
+    """Each command gets a newly signed URL. A plan from an earlier version contains the URL with its secrets."""
     (tmp_path / "web").mkdir()
     jsonl(tmp_path / "web" / "a.jsonl", ["one", "two"])
     with (tmp_path / "web" / "a.jsonl").open("a") as file:
