@@ -28,7 +28,7 @@ WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, cod
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
 HEAD_BYTES = 1 << 18  # bytes at the start of a file that tell text from other data
 BAD_SHARE, BAD_BYTES = 0.01, 16  # share and number of bad bytes; a head that exceeds both is not text
-EDGE_BYTES = 1 << 16  # number of bytes that are searched for a cut position at a time
+EDGE_BYTES = 1 << 16  # number of bytes that are searched at a time for a cut position
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
 Line = tuple[bytes | None, int, int]  # line, position and length; line and length are as in `read_line`
@@ -157,7 +157,7 @@ def text_pieces(
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        # A text without a cut position ends at the next cut position, so its length is known only when that is found.
+        # A piece that is too long ends at the next cut position. Its length is known only when that position is found.
         if dropped + first_candidate > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:
             cut = _first_cut(text, first_candidate, len(text) - (not last), pattern) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:

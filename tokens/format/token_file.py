@@ -93,7 +93,10 @@ class TokenStream:
             values, start = values[read:], start + read
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
-        """Raise BadInput for the first id in a range that is not below the vocabulary size, with the id's position."""
+        """Raise BadInput if a range contains an id that is not below the vocabulary size.
+
+        The error names the position of the first such id.
+        """
         for at in range(start, start + count, SCAN_TOKENS):
             ids = self.read(at, min(SCAN_TOKENS, start + count - at))
             if ids.max() >= vocabulary_size:

@@ -29,7 +29,7 @@ LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # texts are cut here: the trainer's
 
 
 def train_tokenizer(command: TokenizerCommand) -> list[str]:
-    """Write a tokenizer and return lines to print. Raises BadInput, also if too much of the text cannot be read."""
+    """Write a tokenizer and return lines to print. Raises BadInput, for example if too much text cannot be read."""
     path, size, pattern = command.output, command.vocab_size, PATTERNS[command.pattern]
     _refuse_existing(path)
     with writing(path):

@@ -125,7 +125,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
 
 
 def _similarity(documents: list[np.ndarray]) -> float:
-    """Return the Jaccard similarity of the sets of n-grams of two documents."""
+    """Return the Jaccard similarity of two documents, which are compared as sets of n-grams."""
     ngrams = Ngrams(documents, SHINGLE, np.dtype(np.uint32))
     occurs = np.zeros((2, ngrams.count), bool)
     occurs[ngrams.sequences, ngrams.numbers] = True

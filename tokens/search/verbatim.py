@@ -1,4 +1,4 @@
-"""Runs of tokens of a text that occur verbatim in token streams, each as long as possible."""
+"""The longest runs of a text's tokens that occur verbatim in token streams."""
 
 from collections.abc import Iterator, Sequence
 
@@ -54,7 +54,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 
 
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield arrays of places in a block, ascending, and of positions in the text where the same n-grams begin.
+    """Yield pairs of arrays: ascending places in a block, and positions in the text where the same n-grams begin.
 
     A run is never divided between two of the yielded parts.
     """

@@ -133,7 +133,8 @@ class TemplateProcess:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
             environment = {**os.environ, "PYTHONPATH": path}  # PYTHONSAFEPATH may hide the current folder
-            # The process has its own session, so that Ctrl-C at the terminal does not reach it. It ends with its input.
+            # The process has its own session, so that Ctrl-C at the terminal does not reach it. It ends when its
+            # input ends.
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:

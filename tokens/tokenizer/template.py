@@ -172,7 +172,7 @@ OURS = frozenset(template.text for template in TEMPLATES.values())
 
 
 def load_template(name: str) -> Template:
-    """Return the template "turns" or "alpaca", or the template of a file.
+    """Return the template "turns" or "alpaca", or a template that is read from a file.
 
     Raises BadInput unless the template renders each message once.
     """

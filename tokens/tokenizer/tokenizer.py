@@ -48,7 +48,7 @@ class Encoder(Protocol):
     def end_of_text_id(self) -> int: ...
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the concatenated ids of the texts, 1-D, in `token_dtype`, and the length of each text, int64."""
+        """Return the ids of all texts in one array (1-D, `token_dtype`), and the number of ids of each text (int64)."""
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class ByteCoder:
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """The byte sequences that have an id, except special tokens, and their ids."""
+        """The id of each byte sequence that has one. Special tokens are not included."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -284,7 +284,7 @@ def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
 def fingerprint(encoder: Encoder) -> str:
     """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ.
 
-    The only special token that affects it is the end of text. Names and versions of encoders are not sufficient,
+    The only special token that affects the hash is the end of text. Names and versions of encoders are not sufficient,
     because tiktoken's ids may change when its regex library gets new Unicode tables.
     """
     if isinstance(encoder, Tokenizer) and encoder.characters is not None:

@@ -47,8 +47,8 @@ def check(directory: Path) -> dict[str, Content]:
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
     """Flip each of the given bits in turn, and check what `read` does with the damaged file.
 
-    It must return the same as before, or raise a one-line error that begins with the path `named`. By default, `named`
-    is `path`.
+    `read` must return the same as before, or raise a one-line error that begins with the path `named`. By default,
+    `named` is `path`.
     """
     good, intact = path.read_bytes(), read()
     for bit in bits:
