@@ -96,7 +96,7 @@ class Reading:
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
-    weighted: bool = False  # True if targets have the weights in their stream's files; if not, all count the same
+    weighted: bool = False  # True if the files contain weights of the targets; False if all targets count the same
 
     @property
     def growing(self) -> "list[GrowingTokens]":

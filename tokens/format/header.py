@@ -3,7 +3,7 @@
 A token file contains a 1-D tensor `tokens` of uint16 or uint32. A file of conversations also contains `weights`, one
 uint8 for each token, directly after `tokens`: 1 if the token counts as a target, and 0 if not. The metadata of such a
 file gives `context_length`, the length T of the rows into which the conversations are packed: row r begins
-at token r T.
+at token r * T.
 """
 
 import json

@@ -68,7 +68,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
 def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
     """Return whether the directory contains token files from elsewhere, or a download that is large enough.
 
-    It is large enough if it has all train tokens of the dataset, or at least `train_tokens` of them.
+    A download is large enough if it has all train tokens of the dataset, or at least `train_tokens` of them.
     """
     if (directory / RECEIPT).is_file():
         downloaded = tokens_downloaded(directory)

@@ -57,7 +57,7 @@ class UnitProgress:
 
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
-    """Print what was written and left out."""
+    """Print what was written and what was left out."""
     noun = "document" if manifest.rows is None else "conversation"
     contents = counted(manifest.documents, noun)
     show(f"{command.output}: {contents}, {manifest.tokens:,} tokens in {seconds:.1f} s")

@@ -117,7 +117,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the path of the file with a unit's tokens for one split. It exists until those tokens are committed."""
+    """Return the path of a file with a unit's tokens for one split. The file exists until its tokens are committed."""
     return directory / f"{index:08d}.{split}"
 
 
@@ -215,7 +215,7 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches of pieces. To bound memory, the length of a batch's texts is limited, not their number."""
+    """Yield batches of pieces. To bound memory, a batch is limited by its total text length, not by its pieces."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:

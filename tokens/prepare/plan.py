@@ -173,7 +173,7 @@ def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
 
 
 def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
-    """Return the settings of a command, whose options have the same names."""
+    """Return a command's settings, which have the same names as its options."""
     record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
     recorded = {name: getattr(record, name) for name in RECORDED}
     names = [field.name for field in attrs.fields(PrepareSettings) if hasattr(command, field.name)]

@@ -1,6 +1,6 @@
 """Token writer: append units in the order of the plan, make each commit durable, and name the files at the end.
 
-If a held-out split finally misses its requested share, tokens are moved between it and the end of train.
+If a held-out split misses its requested share at the end, tokens are moved between this split and the end of train.
 """
 
 import io
@@ -326,9 +326,9 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
 
 
 def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
-    """Append the tokens from `begin` up to, but not including, `end` of `source` to `target`.
+    """Append tokens of `source` to `target`: from position `begin` up to, but not including, `end`.
 
-    Returns when they are on the disk.
+    Returns when the tokens are on the disk.
     """
     for start in range(begin, end, COPY_TOKENS):
         target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))

@@ -176,7 +176,7 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Return slices of the bytes from `begin` up to, but not including, `end` in the concatenation of all slices."""
+    """Concatenate the slices, and return the part from byte `begin` up to, but not including, `end` as slices."""
     selected, position = [], 0
     for piece in slices:
         first, last = max(begin, position), min(end, position + piece.end - piece.begin)

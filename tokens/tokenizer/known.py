@@ -82,7 +82,7 @@ KNOWN_TOKENIZERS = {
 
 
 def recognized(ranks: dict[bytes, int], file_sha256: str | None = None) -> str | None:
-    """Return the name of the known tokenizer to which ranks belong, by their content or their file's hash.
+    """Return the name of the known tokenizer that has these ranks, judging by their content or by their file's hash.
 
     Returns None if the ranks are unknown.
     """

@@ -66,9 +66,10 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
 
 
 def printable_letters() -> dict[int, str]:
-    """Return the table that translates Latin-1 characters to GPT-2's printable character for the same byte.
+    """Return the table that translates Latin-1 characters to GPT-2's printable characters for the same bytes.
 
-    The table contains only the bytes that have no printable character in Latin-1. Their characters start at U+0100.
+    The table contains only the bytes that have no printable character in Latin-1. GPT-2's characters for these bytes
+    start at U+0100.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unprintable_bytes = [byte for byte in range(256) if byte not in printable]

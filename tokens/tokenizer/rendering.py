@@ -217,7 +217,7 @@ def _with_places(conversation: TemplateInput, seconds: float | None) -> Rendered
 
 
 def _output(conversation: TemplateInput, seconds: float | None) -> str:
-    """Return the text that a template writes for a conversation. Raises BadInput if it fails or writes too much."""
+    """Return a template's text for a conversation. Raises BadInput if the template fails or writes too much."""
     messages = [{"role": role, "content": content} for role, content in conversation.messages]
     longest = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)
     # transformers sets the same variables.

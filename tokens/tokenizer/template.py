@@ -114,7 +114,7 @@ class Template:
                 # This content and the text around it are encoded as one text, as other programs do.
                 text, follows_answer = text + rendered.contents[number], False
             else:
-                # A special token ends an answer, together with any white space before it.
+                # A special token, together with any white space before it, ends an answer.
                 ends = follows_answer and number is None
                 add(tokenizer.encode(text).tolist(), int(ends))
                 if number is None:
