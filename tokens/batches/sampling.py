@@ -142,7 +142,7 @@ class WindowOrder:
     shuffle: bool
     seed: int
     era: int | None = None  # windows
-    source: int = 0  # index of the stream in a mixture; every stream has different permutations
+    source: int = 0  # index of the stream in a mixture; each stream has its own permutations
 
     def windows(self, positions: np.ndarray) -> np.ndarray:
         """Return the window (int64) that is read at each of the given positions.

@@ -159,7 +159,7 @@ def are_mixed(splits: dict[str | None, list[str]]) -> bool:
 
 
 def describe_splits(splits: dict[str | None, list[str]]) -> str:
-    """Return a list of the splits with their numbers of files, such as "train in 2 files, test in 1"."""
+    """List the splits with the number of files in each, for example "train in 2 files, test in 1"."""
     counts = [f"{split or 'no split'} in {len(names):,}" for split, names in splits.items()]
     plural = "s" * (len(next(iter(splits.values()))) > 1)
     return f"{counts[0]} file{plural}{''.join(f', {count}' for count in counts[1:])}"

@@ -113,7 +113,7 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
             for item in source.inputs
         ]
         inputs = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
-        # If the files are not in alphabetical order, the card of the dataset lists them in this order, which is kept.
+        # If the files are not in alphabetical order, the dataset's card lists them in its own order. Keep that order.
         if inputs == sorted(inputs, key=lambda item: item.path):
             inputs.sort(key=lambda item: by_number(item.path))
         return inputs

@@ -48,7 +48,7 @@ def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
 def lines_from(stream: BinaryIO, begin: int, end: int, longest: int) -> Iterator[Line]:
     """Yield the lines that begin in a range, with position and length. Raises EOFError if the file is too short."""
     position = begin
-    if begin > 0:  # a line that began earlier belongs to the range before
+    if begin > 0:  # a line that began earlier belongs to the previous range
         stream.seek(begin - 1)
         position += _skip_line(stream, end - begin + 1) - 1
     while position < end:

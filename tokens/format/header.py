@@ -106,7 +106,7 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError that is raised in the `with` block, which reads `path`, into BadInput.
+    """Raise BadInput instead of an OSError in the `with` block, which reads `path`.
 
     A FileNotFoundError passes through, because a file that is being prepared may be renamed to its final name at this
     moment.

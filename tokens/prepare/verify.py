@@ -130,7 +130,7 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
-    """Yield the tokens in `where` that do not match their unit's digest in the commit log, with the unit's sources."""
+    """Describe each unit whose tokens in `where` do not match its digest in the commit log, and name its sources."""
     if plan.settings.template is not None:  # the digest is of words in the growing files, not of tokens
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize

@@ -27,7 +27,7 @@ EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 
 @attrs.frozen(eq=False)
 class NearDuplicates:
-    """The documents of streams, except empty ones, and for each document the first one in its group.
+    """The documents of streams, except empty documents, and the first document of each document's group.
 
     Documents are in the same group if they are near-duplicates, directly or through other documents.
     """

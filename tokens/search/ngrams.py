@@ -43,7 +43,7 @@ class Ngrams:
             hashes = hash_columns(words, self.seed)[self.starts]
             # `hashes` and `first` are indexed by the number of an n-gram.
             self.hashes, first, self.numbers = np.unique(hashes, return_index=True, return_inverse=True)
-            self.firsts = self.starts[first]  # where the first n-gram with each number begins in `tokens`
+            self.firsts = self.starts[first]  # position in `tokens` of the first n-gram with each number
             # Different n-grams with the same hash would hide each other; another seed gives them different hashes.
             if all((word[self.starts] == word[self.firsts][self.numbers]).all() for word in words):
                 break

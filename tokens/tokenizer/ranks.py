@@ -110,7 +110,7 @@ def library_values(
 
 
 def _halves(token: bytes, ranks: dict[bytes, int]) -> Pair | None:
-    """Return the two parts that become a token after all earlier merges, or None if more than two parts remain."""
+    """Apply all earlier merges to a token. Return the two parts that remain, or None if there are more parts."""
     parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
     while len(parts) > 2:
         merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]

@@ -189,7 +189,7 @@ def _process_of(_: int) -> TemplateProcess:
 
 
 def _with_places(conversation: TemplateInput, seconds: float | None) -> RenderedText:
-    """Render a conversation twice, once with its contents and once with places for them, and compare the texts."""
+    """Render a conversation twice, once with its contents and once with a PLACE for each, and compare the texts."""
     contents = [content for _, content in conversation.messages]
     places = [[role, PLACE.format(number)] for number, (role, _) in enumerate(conversation.messages)]
     text = _output(attrs.evolve(conversation, messages=places), seconds)

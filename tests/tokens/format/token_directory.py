@@ -1,4 +1,4 @@
-"""Token files for tests: a directory with a manifest, and files in other formats; also a run's check of its files."""
+"""Token files for tests: a directory with a manifest, files in other formats, and the check that a run makes."""
 
 import hashlib
 import json
