@@ -124,7 +124,7 @@ def ledger_lines(directory: Path) -> int:
 
 
 def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, line_count: int) -> None:
-    """Wait until a ledger has `line_count` lines, or until `process`, which writes it, ends."""
+    """Wait until a ledger has `line_count` lines, or until the process that writes the ledger ends."""
     deadline = time.monotonic() + 230  # after this time, the process must be hanging
     while ledger_lines(directory) < line_count and process.poll() is None:
         assert time.monotonic() < deadline

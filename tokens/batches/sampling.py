@@ -205,7 +205,7 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def _subtree_boundary(first: int, last: int, odd: int) -> int:
-    """Return the multiple of `odd` * 2^k in `first` .. `last` for the largest possible k, or `last` if none exists."""
+    """For the largest possible k, return the multiple of `odd` * 2^k in `first` .. `last`, or `last` without one."""
     step = odd << last.bit_length()
     while step >= odd:
         if (number := last // step * step) >= first:

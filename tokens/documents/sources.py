@@ -75,7 +75,7 @@ class Source:
 
     @property
     def recorded(self) -> "Source":
-        """The source as a plan records it, without passwords and signatures in URLs, because they may change."""
+        """The source as a plan records it: without the passwords and signatures in URLs, which may change."""
         inputs = [attrs.evolve(item, path=redacted_name(item.path)) for item in self.inputs]
         return Source(redacted_name(self.name), tuple(inputs))
 

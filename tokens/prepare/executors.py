@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # maximum number of restarts of all workers in a row, with no unit finished between them
+RESTARTS = 5  # maximum number of times in a row that all workers are restarted, without a finished unit in between
 CONNECT_SECONDS = 10.0
 
 
@@ -82,7 +82,7 @@ class RayCluster(Executor):
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
-        """Join the cluster at an address. If it is None, start a cluster on this machine for this command."""
+        """Join the cluster at `address`. If `address` is None, start a cluster on this machine for this command."""
         try:
             import ray
         except ImportError as error:

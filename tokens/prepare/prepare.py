@@ -116,7 +116,7 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
     """Return the tokenizer of a command, and download it if necessary.
 
-    The vocabulary of `chars` is all characters of the documents.
+    The vocabulary of `chars` consists of all characters in the documents.
     """
     if command.tokenizer != "chars":
         tokenizer = load_tokenizer(command.tokenizer)

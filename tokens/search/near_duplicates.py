@@ -43,7 +43,7 @@ class NearDuplicates:
 def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> NearDuplicates:
     """Compare all documents of streams. Needs about 250 bytes of memory for each document.
 
-    Among the documents that agree in a band, each one is compared with the first and with the previous one. Raises
+    If several documents agree in a band, each of them is compared with the first and with the previous one. Raises
     BadInput like `in_blocks`.
     """
     parts = list(_signatures(streams, end_of_text_id))

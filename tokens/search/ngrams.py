@@ -23,7 +23,7 @@ MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, 2^64 / golden ratio
 
 
 class Ngrams:
-    """The n-grams of token sequences: where each begins, and its number (0, 1, 2 ...), which equal n-grams share."""
+    """The n-grams of token sequences: where each begins, and its number (0, 1, 2 ...). Equal n-grams share a number."""
 
     def __init__(self, sequences: Sequence[np.ndarray], n: int, dtype: np.dtype):
         """Take the n-grams of all sequences (1-D), except n-grams with an id that `dtype` cannot hold."""

@@ -90,6 +90,8 @@ def open_comparable(directory: Path, split: str, tokenizer: Tokenizer) -> TokenS
     manifest = read_manifest(directory)
     if manifest is not None and not is_recorded(tokenizer, manifest.tokenizer, directory):
         other_name = manifest.tokenizer.name
-        problem = f"its tokenizer {other_name} gives different ids than {tokenizer.name}, so the two cannot be compared"
+        problem = (
+            f"its tokenizer {other_name} gives different ids than {tokenizer.name}, so the tokens are not comparable"
+        )
         raise BadInput(f"{directory}: {problem}; pass tokens that were made with the same tokenizer")
     return open_listed(directory, split, manifest)

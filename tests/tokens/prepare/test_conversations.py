@@ -1,4 +1,4 @@
-"""Conversations are packed into rows with weights. None is divided, and every bad record is reported."""
+"""Conversations are packed undivided into rows with weights, and every bad record is reported."""
 
 import gzip
 import json
@@ -225,7 +225,7 @@ def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> No
     for number, record in enumerate(SAME):
         source = lines(tmp_path / f"{number}.jsonl", [record])
         if kind == "parquet":
-            # Parquet has no type for some of these.
+            # Parquet cannot store some of these records.
             with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
                 source = tmp_path / "a.parquet"
