@@ -148,7 +148,7 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _from_list(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
-    """Return the messages of a list. `first` is the number by which errors refer to its first message."""
+    """Return the messages of a list. In errors, messages are numbered from `first` on."""
     for number, value in enumerate(values, first):
         _check_unique(f"message {number}", value)
     messages = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]

@@ -205,7 +205,7 @@ def _stem(file: str) -> str:
 
 
 def _same_stems(names: Iterable[str]) -> list[list[str]]:
-    """Return groups of names that differ only in the suffix of their kind, such as a.jsonl and a.jsonl.gz."""
+    """Return groups of names that differ only in their suffixes, such as a.jsonl and a.jsonl.gz."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_stem(name), []).append(name)

@@ -246,7 +246,7 @@ def _in_added_token(before: str, character: str, after: str, pattern: str) -> bo
 
 @lru_cache(maxsize=8)
 def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
-    """Return each white space in the added tokens of a structure, with the characters before and after it.
+    """Return each white-space character in a structure's added tokens, with the characters before and after it.
 
     The character after it is "" if the token ends there. The `tokenizers` library looks for an added token such as
     "New York" in the whole text before the text is split.

@@ -321,7 +321,7 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Read complete files and return the `Content` of each by name.
+    """Read complete files, and return a dict from the name of each file to its `Content`.
 
     Raises BadInput if a file differs from its manifest entry.
     """

@@ -34,7 +34,7 @@ class Slice(NamedTuple):
 
 
 def status(where: str) -> list[str]:
-    """Return the progress of a preparation in a folder or bucket as lines. Raises BadInput if there is none."""
+    """Return lines about the progress of a preparation. Raises BadInput if a folder or bucket has no preparation."""
     with _described_directory(where) as directory:
         plan = read_plan(directory)
         if plan is None:
@@ -150,7 +150,7 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
 
 
 def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: int) -> dict[str, list[Slice]]:
-    """Return, for each split, where the tokens that the units wrote for it are now, in order.
+    """For each split, return the slices, in order, that now contain the tokens that units wrote for this split.
 
     At the end of a preparation, a held-out split may have received tokens from the end of train, or may have lost its
     last tokens to train.

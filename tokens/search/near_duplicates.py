@@ -17,7 +17,7 @@ from tokens.search import stream_blocks
 from tokens.search.ngrams import Ngrams, hash_columns, mixed, words_of_ngrams
 from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 
-# Tokens of an n-gram. It is short because two texts from one template share only the runs between the words filled in.
+# Number of tokens in an n-gram. It is small because two texts from one template share only short runs of words.
 SHINGLE = 5
 BANDS, ROWS = 20, 4
 SIMILARITY = 0.6  # least similarity of near-duplicates; 94 % of pairs at 0.6 become candidates, and 99.997 % at 0.8

@@ -30,7 +30,7 @@ Item = Sequence[np.ndarray]  # sequences of tokens, each 1-D
 
 @attrs.frozen(eq=False)
 class Overlap:
-    """Where items overlap with streams: the first place of an n-gram that both contain."""
+    """For each item, the first place in the streams at which an n-gram of the item occurs."""
 
     # Length of the n-gram that was searched for or found, int64 (items,). It is n, or less for a short item, or 0 for
     # an item that is too short.

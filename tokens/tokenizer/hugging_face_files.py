@@ -147,7 +147,7 @@ def write_tokenizer_files(
 
 
 def read_tokenizer_files(directory: Path) -> Tokenizer | None:
-    """Return the tokenizer of a Hugging Face model directory, or None if it has none.
+    """Return the tokenizer of a Hugging Face model directory, or None if there is no tokenizer.
 
     Raises BadInput if a file is damaged or not supported.
     """
@@ -316,7 +316,7 @@ def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
 
 
 def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a sequence, which are the value of `key`, or a single step as a list."""
+    """Return a list of steps: the value of `key` if `step` is a sequence, or else the single step."""
     if step is None:
         return []
     return list(step[key]) if step["type"] == "Sequence" else [step]

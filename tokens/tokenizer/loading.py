@@ -152,7 +152,7 @@ def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) 
 
 
 def read_characters(path: Path) -> str:
-    """Return the characters in meta.pkl, a JSON list, a JSON object of ids, or a manifest, in the order of their ids.
+    """Read meta.pkl, a JSON list, a JSON object of ids or a manifest. Return its characters in the order of their ids.
 
     Raises BadInput if the file contains anything else.
     """
