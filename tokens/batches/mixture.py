@@ -14,7 +14,7 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # maximum length of a table; one of this length takes a second to compute and occupies 8 MiB
+MOST_ENTRIES = 1 << 20  # maximum length of a table; a table of this length takes 8 MiB and a second to compute
 
 
 @attrs.frozen

@@ -42,7 +42,7 @@ class TokenFile:
 
 
 def read_header(path: Path) -> TokenFile:
-    """Read the header of the token file at a path. Raises BadInput unless it has exactly a token file's tensors."""
+    """Read the header of a token file. Raises BadInput unless the file has exactly the tensors of a token file."""
     with readable_tokens(path), open_regular(path) as file:
         size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0

@@ -25,7 +25,7 @@ from tokens.format.token_file import TokenStream, open_split
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks, next to the token files
-PLAN = "plan.json"  # plan of the preparation, which exists from its start
+PLAN = "plan.json"  # plan of the preparation; written when the preparation starts
 FORMAT = 1
 # Fields that must be equal in the record of a tokenizer and in the record of its extension
 SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")

@@ -119,7 +119,7 @@ class _Source:
 def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int | None) -> int | None:
     """Download a dataset of another program: the held-out splits, and train shards with at least `train_tokens` tokens.
 
-    Returns the number of tokens in these train shards, or None if they are all train shards of the dataset.
+    Returns the number of tokens in these train shards, or None if the dataset has no other train shards.
     """
     by_split = foreign_names(f"dataset {source.dataset}", [name for name in sizes if "/" not in name])
     train = by_split.pop("train", [])

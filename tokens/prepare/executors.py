@@ -143,7 +143,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
-    """Yield the results in the order of the tasks. Each batch has the results that are ready.
+    """Yield the results in batches, in the order of the tasks. Each batch contains the results that are ready.
 
     Up to `window` units are in flight. If a unit fails, its exception is raised.
     """

@@ -131,7 +131,7 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
     """Describe each unit whose tokens in `where` do not match its digest in the commit log, and name its sources."""
-    if plan.settings.template is not None:  # the digest is of words in the growing files, not of tokens
+    if plan.settings.template is not None:  # the digest was computed from words of the growing files
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
     files = _slices_by_split(where, log, manifest, item_bytes)

@@ -33,7 +33,7 @@ class Overlap:
     """For each item, the first place in the streams at which an n-gram of the item occurs."""
 
     # Length of the n-gram that was searched for or found, int64 (items,). It is n, or less for a short item, or 0 for
-    # an item that is too short.
+    # an item that is too short to be searched for.
     lengths: np.ndarray
     # position of the first match in the concatenation of all streams, int64 (items,), or NOWHERE
     places: np.ndarray

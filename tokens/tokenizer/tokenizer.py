@@ -181,7 +181,7 @@ class Tokenizer:
 
     @property
     def pattern(self) -> str | None:
-        """The splitting pattern of byte pairs."""
+        """The splitting pattern of a `BytePairCoder`, or None for any other coder."""
         return self.coder.pattern if isinstance(self.coder, BytePairCoder) else None
 
     @property
