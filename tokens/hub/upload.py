@@ -82,7 +82,7 @@ def public_manifest(manifest: Manifest) -> Manifest:
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without local folders. From a URL, secrets, user name and query are removed as well."""
+    """Return a source's name without local folders. The secrets, user name and query of a URL are removed as well."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:

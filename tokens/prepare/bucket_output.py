@@ -108,7 +108,7 @@ class BucketOutput:
             (self._scratch / COMMITS).unlink()
 
     def upload(self, path: Path) -> Content:
-        """Upload a full shard, and return its content."""
+        """Upload a full shard, and return its `Content`."""
         content = read_content(read_header(path))
         self._bucket.upload_verified(path, content.sha256)
         reached("shard uploaded")

@@ -48,7 +48,7 @@ def test_a_plan_of_older_rules_is_not_resumed(tmp_path: Path) -> None:
     assert plan is not None
     values = attrs.asdict(attrs.evolve(plan, settings=attrs.evolve(plan.settings, version=1)))
     newer = ("version", "separator", "pattern", "structure", "special_tokens", "template", "context_length")
-    for name in newer:  # version 1 of the rules did not write these
+    for name in newer:  # version 1 of the rules did not write these fields
         del values["settings"][name]
     fingerprint = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     (tmp_path / "now" / "plan.json").write_text(json.dumps({"format": 1, "fingerprint": fingerprint, **values}))
