@@ -153,7 +153,7 @@ class Reader:
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], unit: str) -> Iterator[Piece]:
         """Yield the documents of lines. Positions in messages are counted in `unit`: "byte", "line" or "record"."""
-        number, position, blank = 0, 0, True  # an error about damage reports the last number or position
+        number, position, blank = 0, 0, True  # an error about damage uses the last number and position
         try:
             for number, (line, position, length) in enumerate(lines, start=1):
                 where = f"{item.path}: {unit} {position if unit == 'byte' else number}"

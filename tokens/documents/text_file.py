@@ -211,7 +211,7 @@ def cut_positions(text: str, pattern: str | None = None) -> list[int]:
 
 
 def gap_position(text: str, begin: int = 0) -> int | None:
-    """Return a position after `begin` in a run of at least LONGEST_GAP white-space characters, or None without one."""
+    """Return a position after `begin` in a run of at least LONGEST_GAP white-space characters, or else None."""
     for position in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):
         if text[position].isspace():
             before, after = text[position - LONGEST_GAP + 1 : position], text[position : position + LONGEST_GAP]

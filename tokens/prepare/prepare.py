@@ -158,7 +158,7 @@ def _write(
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
-        # Without these files, another command may start in this folder.
+        # Once these files are deleted, another command can start in this folder.
         for path in (*partial_files(directory), directory / COMMITS, directory / PLAN):
             path.unlink(missing_ok=True)
         ranks = directory / RANKS_FILE

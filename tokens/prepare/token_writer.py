@@ -290,7 +290,7 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
 
 
 def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
-    """Raise TooFewDocuments if a text is too short for the requested shares, although documents may be divided."""
+    """Raise TooFewDocuments if a text is too short for the requested shares, even if documents may be divided."""
     total = sum(lengths.values())
     for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
         least = math.ceil(1000 * size / total) / 1000

@@ -78,7 +78,7 @@ def documents(stream: TokenStream, end_of_text_id: int, start: int = 0, count: i
 
 
 def forms(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
-    """Return a text's ids twice: as at the start of a document, and after a space, as inside a sentence."""
+    """Return a text's ids in two forms: at the start of a document, and after a space, as inside a sentence."""
     return [tokenizer.encode(text), tokenizer.encode(f" {text}")]
 
 

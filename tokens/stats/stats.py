@@ -36,7 +36,7 @@ SAMPLE_BLOCK_TOKENS = 1 << 16
 def stats(
     directory: Path, end_of_text_id: int | None = None, against: tuple[Path, ...] = (), *, near_duplicates: bool = False
 ) -> list[str]:
-    """Return lines of statistics of a token directory, and draw a chart. Raises BadInput if there are no tokens.
+    """Return the statistics of a token directory as lines, and draw a chart. Raises BadInput if there are no tokens.
 
     `against` names files and token directories whose texts are searched for in the train split. With `near_duplicates`,
     the documents are also compared with each other.

@@ -2,7 +2,7 @@
 
 Merges stay within the matches of a pattern, and the matches cover every text. The patterns use neither possessive
 repetition nor `$`, because engines interpret these differently. cl100k's pattern differs from tiktoken's, but gives the
-same ids, because no rank contains a line end that text follows.
+same ids, because no rank contains text after a line end.
 """
 
 import hashlib

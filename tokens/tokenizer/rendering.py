@@ -164,7 +164,7 @@ class TemplateProcess:
 
 
 def main() -> None:
-    """Read one conversation per line of stdin until it ends, render each, and write each result as a line."""
+    """Render the conversation in each line of stdin, and write each result as a line."""
     seconds = float(sys.argv[1])
     with suppress(ValueError, OSError):  # the limit may already be lower
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

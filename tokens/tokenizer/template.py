@@ -138,9 +138,7 @@ class Template:
         If `asks_for_answers` is true, the text before each answer must equal the prompt that asks for this answer.
         """
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
-        is_ours = (
-            self.text in OURS
-        )  # our prompts do not depend on the messages, so it is enough that a test checks them
+        is_ours = self.text in OURS  # our prompts do not depend on the messages, so a test checks them once
         conversation = TemplateInput(
             template=self.text,
             values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},
