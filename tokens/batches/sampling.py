@@ -134,8 +134,8 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 class WindowOrder:
     """The order in which a stream's windows are read: as in the stream, or in a new permutation in each epoch.
 
-    With eras, windows are permuted only within each era of `era` windows, so that reading a window needs the stream
-    only up to the end of the window's era.
+    If there are eras, each of `era` consecutive windows, the windows are permuted only within their era. To read a
+    window, the stream is then needed only up to the end of the window's era.
     """
 
     count: int  # windows of one epoch

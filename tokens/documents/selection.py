@@ -166,7 +166,7 @@ def describe_splits(splits: dict[str | None, list[str]]) -> str:
 
 
 def list_briefly(names: Iterable[str]) -> str:
-    """Return the first name in alphabetical order, and the number of further names."""
+    """Return the alphabetically first name and the number of other names, such as "a.txt and 3 more"."""
     sorted_names = sorted(names)
     return sorted_names[0] + (f" and {len(sorted_names) - 1:,} more" if len(sorted_names) > 1 else "")
 

@@ -109,7 +109,7 @@ class TokenStream:
         return self.files[number].path, position - self._starts[number]
 
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
-        """Return an error message for an id that is not below the vocabulary size, with the id's file and offset."""
+        """Return a message that names the file and offset of an id that is not below the vocabulary size."""
         path, offset = self.file_at(position)
         problem = "these tokens were made with another tokenizer, or the file is damaged"
         return f"{path}: token {offset}: got id {token}, wanted less than vocab_size {vocabulary_size}; {problem}"

@@ -91,8 +91,8 @@ def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> N
 def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:
     """Raise BadInput if more of the `size_bytes` of input was lost than is acceptable.
 
-    The output exists anyway, so the message ends like "the token files are complete without it", where `subject` is
-    "the token files are".
+    The output exists anyway, and the message says so. If `subject` is "the token files are", the message ends with "the
+    token files are complete without it".
     """
     documents = outcome.documents + outcome.lost_documents
     unacceptable = [

@@ -92,8 +92,8 @@ def prepare(command: PrepareCommand) -> Manifest:
 def check_cuts(tokenizer: Tokenizer) -> None:
     """Raise BadInput for a tokenizer whose ids would depend on where a long text is cut.
 
-    A text is cut before a lone white space. In some tokenizer.json files, the structure attaches this white
-    space to the word before it.
+    A text is cut before a lone white-space character. In some tokenizer.json files, the structure attaches this
+    character to the word before it.
     """
     if not isinstance(tokenizer.coder, LibraryCoder):
         return

@@ -49,9 +49,9 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
     """Return the number of tokens that each split will have: between half and twice its requested share.
 
     A held-out split without documents gets whole documents from the end of the train stream. The hash may have selected
-    none for it, and with --split tail all held-out splits begin empty. If whole documents would miss a share by more
-    than a factor of LARGEST_FACTOR, the splits are cut by tokens instead, if necessary inside a document. Packed
-    conversations are always cut by rows. Raises TooFewDocuments.
+    no document for this split, and with --split tail all held-out splits begin empty. If whole documents would miss a
+    share by more than a factor of LARGEST_FACTOR, the splits are cut by tokens instead, if necessary inside a document.
+    Packed conversations are always cut by rows. Raises TooFewDocuments.
     """
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"the hash selected every document for a held-out split; {ADVICE}")

@@ -1,7 +1,7 @@
 """Near-duplicate documents: MinHash of their n-grams, bands of hashes, and exact Jaccard similarity of the candidates.
 
-The smallest value of a random hash over the n-grams is the same in two documents with probability s, where s is the
-share of their distinct n-grams that both contain (Broder, "On the resemblance and containment of documents", 1997).
+With probability s, the smallest random hash of an n-gram is the same in two documents, where s is the share of their
+distinct n-grams that both contain (Broder, "On the resemblance and containment of documents", 1997).
 Documents that agree in all ROWS hashes of at least one of BANDS bands become candidates. That selects
 1 - (1 - s^ROWS)^BANDS of the pairs with similarity s (Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets",
 section 3.4).

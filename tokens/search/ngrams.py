@@ -36,7 +36,7 @@ class Ngrams:
         too_large = np.cumsum(np.append(0, tokens > np.iinfo(dtype).max))
         fits = too_large[starts + n] == too_large[starts]
         self.tokens = tokens.astype(dtype)
-        self.starts = starts[fits]  # first token of each n-gram, in `tokens`
+        self.starts = starts[fits]  # position in `tokens` of each n-gram's first token
         self.sequences = np.repeat(np.arange(len(lengths)), counts)[fits]  # sequence of each n-gram
         words = words_of_ngrams(self.tokens, n)
         for self.seed in itertools.count():

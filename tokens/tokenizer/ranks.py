@@ -84,8 +84,8 @@ def library_values(
 ) -> dict[str, Any]:
     """Return the content of tokenizer.json, the file of the `tokenizers` library, for byte-pair ranks.
 
-    `added_tokens` are in the order of their ids, and have the same keys as in that file. The library gives such a token
-    its id only if the token is a word of the model, or if its id is the next one after the words.
+    `added_tokens` are in the order of their ids, and have the same keys as in that file. The library gives an added
+    token its id only if the token is a word of the model, or if the id is the next one after the ids of the words.
     """
     letters = printable_letters()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
