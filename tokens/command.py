@@ -137,7 +137,7 @@ def _misspelled_command(words: Sequence[str]) -> str | None:
 
 
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
-    """Return the command that a command line calls, and the options, as `read_command` does.
+    """Return the command that a command line calls, and the values of its options, like `read_command`.
 
     The first word selects one of COMMANDS. If it is not the name of a command, the command line prepares tokens.
     """

@@ -86,7 +86,7 @@ COMMAND = (*FRACTION, "--unit-bytes", "100000")
 def kill_again_and_again(
     sources: list[str], out: Path, expected_files: dict[str, str], kills: int, ray_address: str
 ) -> None:
-    """Kill preparations that write to `out` until `kills` of them were hit, and then let the last one finish."""
+    """Start preparations that write to `out`, and kill them until `kills` were hit. Then let the last one finish."""
     draw, hits = random.Random(kills), 0
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
     ways.append(("--executor", "ray", "--ray-address", ray_address))
@@ -124,7 +124,7 @@ def ledger_lines(directory: Path) -> int:
 
 
 def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, line_count: int) -> None:
-    """Wait until a ledger has `line_count` lines, or until `process`, which writes it, ends."""
+    """Wait until a ledger has `line_count` lines, or until the process that writes the ledger ends."""
     deadline = time.monotonic() + 230  # after this time, the process must be hanging
     while ledger_lines(directory) < line_count and process.poll() is None:
         assert time.monotonic() < deadline

@@ -96,7 +96,7 @@ class Reading:
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
-    weighted: bool = False  # True if targets have the weights in their stream's files; if not, all count the same
+    weighted: bool = False  # True if the weights in the files apply to the targets; False if all count the same
 
     @property
     def growing(self) -> "list[GrowingTokens]":
@@ -109,8 +109,9 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a data-parallel rank for the given steps.
 
-    If the token files are still growing, `wait_for` is called with each step before the step is read. It returns True
-    as soon as the step is `ready`, or False to end the iteration. Raises BadInput for an id outside the vocabulary.
+    If the token files are still growing, `wait_for` is called with each step before the step is read. The call returns
+    True as soon as the step is `ready`, or False to end the iteration. Raises BadInput for an id outside the
+    vocabulary.
     """
     layout, size = reading.layout, reading.layout.microbatch_size
     ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps

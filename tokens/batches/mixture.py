@@ -14,7 +14,7 @@ from fractions import Fraction
 import attrs
 import numpy as np
 
-MOST_ENTRIES = 1 << 20  # maximum length of a table; one of this length takes a second to compute and occupies 8 MiB
+MOST_ENTRIES = 1 << 20  # maximum length of a table; a table of this length takes 8 MiB and a second to compute
 
 
 @attrs.frozen
@@ -106,7 +106,7 @@ def assign(shares: Sequence[int]) -> list[int]:
     unit = 2 * len(sources) - 2
 
     def next_sample(source: int, count: int) -> tuple[int, int, int]:
-        """Return the earliest position and due date of a source's next sample, and the source, which breaks ties."""
+        """Return the earliest position of a source's next sample, its due date, and the source, which breaks ties."""
         earliest = -(-(unit * count + 1) * size // (unit * shares[source]))
         # Due dates are fractions with denominators up to 2^20, so 40 more bits separate any two different due dates.
         due_date = (unit * (count + 1) - 1 << 40) // shares[source]

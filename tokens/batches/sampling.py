@@ -79,8 +79,8 @@ def balance(microbatches: int, ranks: int) -> float:
 def odd_factor(count: int) -> int:
     """Return the largest odd divisor of `count`.
 
-    In a sum tree with `count` leaves, groups of this many leaves are first added in order; their sums are then added
-    pairwise.
+    In a sum tree with `count` leaves, the leaves in each group of this size are added in order. The sums of the groups
+    are then added pairwise.
     """
     return count // (count & -count)
 
@@ -134,15 +134,15 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 class WindowOrder:
     """The order in which a stream's windows are read: as in the stream, or in a new permutation in each epoch.
 
-    With eras, windows are permuted only within each era of `era` windows, so that reading a window needs the stream
-    only up to the end of the window's era.
+    If there are eras, each of `era` consecutive windows, the windows are permuted only within their era. To read a
+    window, the stream is then needed only up to the end of the window's era.
     """
 
     count: int  # windows of one epoch
     shuffle: bool
     seed: int
     era: int | None = None  # windows
-    source: int = 0  # index of the stream in a mixture; every stream has different permutations
+    source: int = 0  # index of the stream in a mixture; each stream has its own permutations
 
     def windows(self, positions: np.ndarray) -> np.ndarray:
         """Return the window (int64) that is read at each of the given positions.
@@ -179,7 +179,7 @@ class WindowOrder:
 
 
 def permute(positions: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Permute positions 0 .. count - 1, each with the pseudo-random permutation that its key selects; returns int64.
+    """Permute positions in 0 .. count - 1, and return int64. Each position has a key that selects its permutation.
 
     The permutation is a Feistel network with a 64-bit key. Keys are passed as arrays because arithmetic with uint64
     arrays wraps around silently, whereas scalars would cause overflow warnings.
@@ -205,7 +205,7 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def _subtree_boundary(first: int, last: int, odd: int) -> int:
-    """Return the multiple of `odd` * 2^k in `first` .. `last` for the largest possible k, or `last` if none exists."""
+    """For the largest possible k, return the multiple of `odd` * 2^k in `first` .. `last`. Otherwise return `last`."""
     step = odd << last.bit_length()
     while step >= odd:
         if (number := last // step * step) >= first:

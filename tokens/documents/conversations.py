@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
 UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
-NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # limits for unread fields that are counted by name: number, length of a name
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # limits for unread fields counted by name: number of fields, length of a name
 # If a key occurs twice in an object, that key is stored in the object under REPEATED. No file has a key of this name.
 REPEATED = "a key given twice\0"
 
@@ -148,7 +148,7 @@ def _elements(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _from_list(values: list[Any], roles: Mapping[str, str] = OPENAI_ROLES, first: int = 1) -> ReadConversation:
-    """Return the messages of a list. `first` is the number by which errors refer to its first message."""
+    """Return the messages of a list. In errors, messages are numbered from `first` on."""
     for number, value in enumerate(values, first):
         _check_unique(f"message {number}", value)
     messages = [read_message(value, f"message {number}", roles) for number, value in enumerate(values, first)]

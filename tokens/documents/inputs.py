@@ -125,5 +125,5 @@ def remote_input(file: RemoteFile) -> Input:
 
 
 def readable(path: str) -> AbstractContextManager[None]:
-    """Turn an OSError that is raised in the `with` block, which reads `path`, into BadInput."""
+    """Raise BadInput instead of an OSError in the `with` block, which reads `path`."""
     return refusing(f"{path}: cannot be read", "restore it, then rerun the same command", (OSError,))

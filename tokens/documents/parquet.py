@@ -80,7 +80,7 @@ def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str | No
 def values(table: "pyarrow.parquet.ParquetFile", group: int, name: str | None) -> Iterator[list[Any]]:
     """Yield a row group's values in batches. Raises Damaged.
 
-    In place of a text that is not valid UTF-8, its UnicodeDecodeError is yielded.
+    If a text is not valid UTF-8, the UnicodeDecodeError is yielded in its place.
     """
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TOO_LONG = "more than {:,} bytes without a line end; wanted one record per line"
 SHOWN_FIELDS = 20  # fields shown in an error about a record without the text field
-HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # hashed to choose a document's split; a character has at most four bytes
+HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # characters hashed to choose a split; each has at most four bytes
 WRONG_ENCODING = "wrong encoding"  # the kind of problem if a document is lost because it is not UTF-8
 SEPARATES = f"it is read as ordinary text; if it separates documents, start over with --separator '{END_OF_TEXT}'"
 
@@ -153,9 +153,9 @@ class Reader:
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], unit: str) -> Iterator[Piece]:
         """Yield the documents of lines. Positions in messages are counted in `unit`: "byte", "line" or "record"."""
-        number, position, blank = 0, 0, True
+        number, position, blank = 0, 0, True  # an error about damage uses the last number and position
         try:
-            for number, (line, position, length) in enumerate(lines, start=1):  # used after the loop, too
+            for number, (line, position, length) in enumerate(lines, start=1):
                 where = f"{item.path}: {unit} {position if unit == 'byte' else number}"
                 if line is None:
                     blank = False
@@ -197,7 +197,7 @@ class Reader:
         if self._text_field not in record:
             field_names = ", ".join(islice(record, SHOWN_FIELDS))
             self.problems.add(
-                "no text field", where, f"no '{self._text_field}'; it has {field_names}; pass --text-field"
+                "no text field", where, f"no '{self._text_field}'; the record has {field_names}; pass --text-field"
             )
             return
         if line.count(self._quoted_field) > 1 and _is_duplicated(line, str(self._text_field)):

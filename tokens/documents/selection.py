@@ -149,7 +149,7 @@ def by_split(names: Iterable[str]) -> dict[str | None, list[str]]:
 
 
 def are_mixed(splits: dict[str | None, list[str]]) -> bool:
-    """Return whether the names belong to a held-out split and to another split as well.
+    """Return whether some of the names belong to a held-out split, and some to another split.
 
     Text files count as mixed only if there is a training split, because a name such as test.txt alone says little.
     """
@@ -159,14 +159,14 @@ def are_mixed(splits: dict[str | None, list[str]]) -> bool:
 
 
 def describe_splits(splits: dict[str | None, list[str]]) -> str:
-    """Return a list of the splits with their numbers of files, such as "train in 2 files, test in 1"."""
+    """List the splits with the number of files in each, for example "train in 2 files, test in 1"."""
     counts = [f"{split or 'no split'} in {len(names):,}" for split, names in splits.items()]
     plural = "s" * (len(next(iter(splits.values()))) > 1)
     return f"{counts[0]} file{plural}{''.join(f', {count}' for count in counts[1:])}"
 
 
 def list_briefly(names: Iterable[str]) -> str:
-    """Return the first name in alphabetical order, and the number of further names."""
+    """Return the alphabetically first name and the number of other names, such as "a.txt and 3 more"."""
     sorted_names = sorted(names)
     return sorted_names[0] + (f" and {len(sorted_names) - 1:,} more" if len(sorted_names) > 1 else "")
 
@@ -205,7 +205,7 @@ def _stem(file: str) -> str:
 
 
 def _same_stems(names: Iterable[str]) -> list[list[str]]:
-    """Return groups of names that differ only in the suffix of their kind, such as a.jsonl and a.jsonl.gz."""
+    """Return groups of names that differ only in their suffixes, such as a.jsonl and a.jsonl.gz."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_stem(name), []).append(name)

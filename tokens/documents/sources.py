@@ -75,7 +75,7 @@ class Source:
 
     @property
     def recorded(self) -> "Source":
-        """The source as a plan records it, without passwords and signatures in URLs, because they may change."""
+        """The source as a plan records it: without the passwords and signatures in URLs, which may change."""
         inputs = [attrs.evolve(item, path=redacted_name(item.path)) for item in self.inputs]
         return Source(redacted_name(self.name), tuple(inputs))
 
@@ -96,7 +96,7 @@ def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = (
     duplicates = [path for path, count in counts.items() if count > 1]
     if duplicates:
         show(note(f"named twice, so prepared twice: {list_briefly(duplicates)}"))
-    if STANDARD_LIBRARY not in names:  # modules of the library may have any name
+    if STANDARD_LIBRARY not in names:  # a module of the library may have a name such as test
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
             show(note(f"the sources contain several splits, and all are read: {describe_splits(splits)}"))
@@ -113,7 +113,7 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
             for item in source.inputs
         ]
         inputs = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
-        # If the files are not in alphabetical order, the card of the dataset lists them in this order, which is kept.
+        # If the files are not in alphabetical order, the dataset's card lists them in its own order. Keep that order.
         if inputs == sorted(inputs, key=lambda item: item.path):
             inputs.sort(key=lambda item: by_number(item.path))
         return inputs

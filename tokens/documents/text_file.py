@@ -20,7 +20,7 @@ TEXT_PIECE_BYTES = 1 << 20  # bytes of a text file that are read at a time
 LINE_BLOCK_BYTES = 1 << 20  # bytes that are read at a time to skip a line
 LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not be read into memory completely
 LONGEST_PIECE = 1 << 26  # maximum number of characters without a cut position; real text has far fewer
-LONGEST_GAP = 500_000  # characters of white space; with more, tiktoken's engine fails, although fastokens does not
+LONGEST_GAP = 500_000  # characters; tiktoken's engine, but not fastokens, fails at longer runs of white space
 GAP = f"{LONGEST_GAP:,} or more characters of white space"
 LONE_SPACES = " \n\t"
 NUL = "NUL bytes: not text, or not in UTF-8; convert the file to UTF-8, or leave it out"
@@ -28,7 +28,7 @@ WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, cod
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
 HEAD_BYTES = 1 << 18  # bytes at the start of a file that tell text from other data
 BAD_SHARE, BAD_BYTES = 0.01, 16  # share and number of bad bytes; a head that exceeds both is not text
-EDGE_BYTES = 1 << 16  # number of bytes that are searched for a cut position at a time
+EDGE_BYTES = 1 << 16  # number of bytes that are searched at a time for a cut position
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
 Line = tuple[bytes | None, int, int]  # line, position and length; line and length are as in `read_line`
@@ -48,7 +48,7 @@ def read_line(stream: IO[bytes], longest: int) -> tuple[bytes | None, int]:
 def lines_from(stream: BinaryIO, begin: int, end: int, longest: int) -> Iterator[Line]:
     """Yield the lines that begin in a range, with position and length. Raises EOFError if the file is too short."""
     position = begin
-    if begin > 0:  # a line that began earlier belongs to the range before
+    if begin > 0:  # a line that began earlier belongs to the previous range
         stream.seek(begin - 1)
         position += _skip_line(stream, end - begin + 1) - 1
     while position < end:
@@ -157,7 +157,7 @@ def text_pieces(
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        # A text without a cut position ends at the next cut position, so its length is known only when that is found.
+        # A piece that is too long ends at the next cut position. Its length is known only when that position is found.
         if dropped + first_candidate > LONGEST_PIECE - 2 * TEXT_PIECE_BYTES:
             cut = _first_cut(text, first_candidate, len(text) - (not last), pattern) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
@@ -211,7 +211,7 @@ def cut_positions(text: str, pattern: str | None = None) -> list[int]:
 
 
 def gap_position(text: str, begin: int = 0) -> int | None:
-    """Return a position after `begin` inside LONGEST_GAP or more characters of white space, or None."""
+    """Return a position after `begin` in a run of at least LONGEST_GAP white-space characters, or else None."""
     for position in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):
         if text[position].isspace():
             before, after = text[position - LONGEST_GAP + 1 : position], text[position : position + LONGEST_GAP]
@@ -246,7 +246,7 @@ def _in_added_token(before: str, character: str, after: str, pattern: str) -> bo
 
 @lru_cache(maxsize=8)
 def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
-    """Return each white space in the added tokens of a structure, with the characters before and after it.
+    """Return each white-space character in a structure's added tokens, with the characters before and after it.
 
     The character after it is "" if the token ends there. The `tokenizers` library looks for an added token such as
     "New York" in the whole text before the text is split.

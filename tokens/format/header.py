@@ -3,7 +3,7 @@
 A token file contains a 1-D tensor `tokens` of uint16 or uint32. A file of conversations also contains `weights`, one
 uint8 for each token, directly after `tokens`: 1 if the token counts as a target, and 0 if not. The metadata of such a
 file gives `context_length`, the length T of the rows into which the conversations are packed: row r begins
-at token r T.
+at token r * T.
 """
 
 import json
@@ -42,7 +42,7 @@ class TokenFile:
 
 
 def read_header(path: Path) -> TokenFile:
-    """Read the header of the token file at a path. Raises BadInput unless it has exactly a token file's tensors."""
+    """Read the header of a token file. Raises BadInput unless the file has exactly the tensors of a token file."""
     with readable_tokens(path), open_regular(path) as file:
         size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -106,7 +106,7 @@ def write_weighted(path: Path, tokens: np.ndarray, weights: np.ndarray, context_
 
 @contextmanager
 def readable_tokens(path: Path) -> Iterator[None]:
-    """Turn an OSError that is raised in the `with` block, which reads `path`, into BadInput.
+    """Raise BadInput instead of an OSError in the `with` block, which reads `path`.
 
     A FileNotFoundError passes through, because a file that is being prepared may be renamed to its final name at this
     moment.

@@ -25,7 +25,7 @@ from tokens.format.token_file import TokenStream, open_split
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks, next to the token files
-PLAN = "plan.json"  # plan of the preparation, which exists from its start
+PLAN = "plan.json"  # plan of the preparation; written when the preparation starts
 FORMAT = 1
 # Fields that must be equal in the record of a tokenizer and in the record of its extension
 SAME_IN_EXTENSIONS = ("end_of_text_id", "pattern", "structure", "characters")
@@ -49,7 +49,7 @@ class FileEntry(Content):
 
 
 def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: str | None) -> None:
-    """Raise ValueError unless a tokenizer's structure is None or a text whose added tokens can be read."""
+    """Raise ValueError if a tokenizer's structure is not None, and its added tokens cannot be read."""
     if value is not None:
         try:
             added_tokens(value)
@@ -321,7 +321,7 @@ def read_finished(directory: Path) -> Manifest | None:
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Read complete files and return the `Content` of each by name.
+    """Read complete files, and return a dict from the name of each file to its `Content`.
 
     Raises BadInput if a file differs from its manifest entry.
     """
@@ -366,7 +366,7 @@ def check_sha256(where: object, got: str, expected: str) -> None:
 
 
 def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
-    """Raise BadInput unless the file of byte-pair ranks that a manifest names exists next to the manifest, intact."""
+    """Raise BadInput unless the file of ranks that a manifest names is next to the manifest and undamaged."""
     name, expected_sha256 = tokenizer.ranks_file, tokenizer.ranks_sha256
     if name is None:
         return

@@ -35,7 +35,7 @@ class TokenStream:
         self.dtype = np.result_type(*{file.dtype for file in files})
         self._starts = [0, *itertools.accumulate(file.length for file in files)]
         self._descriptor = lru_cache(OPEN_FILES)(lambda number: _Descriptor(_open(files[number].path)))
-        # The versions of the files when the stream was opened, to notice changes; empty for files that still grow.
+        # Version of each file when the stream was opened, to notice later changes; empty if the files still grow.
         self.versions: dict[Path, Version | None] = {file.path: version_of(file.path) for file in files}
 
     @property
@@ -52,7 +52,7 @@ class TokenStream:
         return next((file.context_length for file in self.files), None)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens start .. start + count, 1-D. Raises BadInput if a file can no longer be read."""
+        """Return the `count` tokens from `start` on as a 1-D array. Raises BadInput if a file is no longer readable."""
         tokens = np.empty(count, self.dtype)
         self.read_into(tokens, start)
         return tokens
@@ -93,7 +93,10 @@ class TokenStream:
             values, start = values[read:], start + read
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
-        """Raise BadInput for the first id in a range that is not below the vocabulary size, with the id's position."""
+        """Raise BadInput if a range contains an id that is not below the vocabulary size.
+
+        The error names the position of the first such id.
+        """
         for at in range(start, start + count, SCAN_TOKENS):
             ids = self.read(at, min(SCAN_TOKENS, start + count - at))
             if ids.max() >= vocabulary_size:
@@ -106,7 +109,7 @@ class TokenStream:
         return self.files[number].path, position - self._starts[number]
 
     def bad_id(self, position: int, token: int, vocabulary_size: int) -> str:
-        """Return an error message for an id that is not below the vocabulary size, with the id's file and offset."""
+        """Return a message that names the file and offset of an id that is not below the vocabulary size."""
         path, offset = self.file_at(position)
         problem = "these tokens were made with another tokenizer, or the file is damaged"
         return f"{path}: token {offset}: got id {token}, wanted less than vocab_size {vocabulary_size}; {problem}"

@@ -21,7 +21,7 @@ from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, rea
 from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last, so a download without it is incomplete
-INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket, whose files may be replaced
+INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket; its local files may be replaced
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # files of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # endings of the names of token files
@@ -68,7 +68,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
 def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
     """Return whether the directory contains token files from elsewhere, or a download that is large enough.
 
-    It is large enough if it has all train tokens of the dataset, or at least `train_tokens` of them.
+    A download is large enough if it has all train tokens of the dataset, or at least `train_tokens` of them.
     """
     if (directory / RECEIPT).is_file():
         downloaded = tokens_downloaded(directory)
@@ -119,7 +119,7 @@ class _Source:
 def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int | None) -> int | None:
     """Download a dataset of another program: the held-out splits, and train shards with at least `train_tokens` tokens.
 
-    Returns the number of tokens in these train shards, or None if they are all train shards of the dataset.
+    Returns the number of tokens in these train shards, or None if the dataset has no other train shards.
     """
     by_split = foreign_names(f"dataset {source.dataset}", [name for name in sizes if "/" not in name])
     train = by_split.pop("train", [])

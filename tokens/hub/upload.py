@@ -82,7 +82,7 @@ def public_manifest(manifest: Manifest) -> Manifest:
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without local folders. From a URL, secrets, user name and query are removed as well."""
+    """Return a source's name without local folders. The secrets, user name and query of a URL are removed as well."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:
@@ -130,5 +130,7 @@ def _held_out(manifest: Manifest) -> str:
         return f"the last documents ({' and '.join(rule.from_tail)})"
     if rule.shortened:
         excess = f"except the last documents of {' and '.join(rule.shortened)}, which were moved to train"
-        return f"the documents that were selected by {rule_text}, {excess}; copies may be in several splits"
+        return (
+            f"the documents that were selected by {rule_text}, {excess}; copies of a document may be in several splits"
+        )
     return f"the documents that were selected by {rule_text}, so all copies of a document are in the same split"

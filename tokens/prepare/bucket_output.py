@@ -64,7 +64,7 @@ class BucketOutput:
         return manifest
 
     def describe(self) -> None:
-        """Copy those of plan, commit log, manifest and ranks that exist to the scratch folder."""
+        """Copy the plan, commit log, manifest and ranks to the scratch folder, as far as they exist."""
         names = self._objects()
         for name in sorted(names.keys() & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
             replace_file(self._scratch / name, self._read(name))
@@ -108,7 +108,7 @@ class BucketOutput:
             (self._scratch / COMMITS).unlink()
 
     def upload(self, path: Path) -> Content:
-        """Upload a full shard, and return its content."""
+        """Upload a full shard, and return its `Content`."""
         content = read_content(read_header(path))
         self._bucket.upload_verified(path, content.sha256)
         reached("shard uploaded")

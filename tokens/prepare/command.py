@@ -17,7 +17,7 @@ from tokens.tokenizer.template import TURN_TOKENS
 FRACTION = number(0, 1, below=True)
 COUNT = integer(1)
 SPECIAL = 1 + len(TURN_TOKENS)  # special tokens of a trained tokenizer: the end of text, and the markers of turns
-TEXT_FIELD = "text"  # the field of a record that is read by default
+TEXT_FIELD = "text"  # name of the field that is read by default
 LARGEST_SAMPLE = (1 << 31) - 1  # bytes; the trainer counts pairs in 32 bits
 LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes; S3 cannot copy an object to its final name if it has more than 5 GB
 

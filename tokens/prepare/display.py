@@ -57,7 +57,7 @@ class UnitProgress:
 
 
 def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
-    """Print what was written and left out."""
+    """Print what was written and what was left out."""
     noun = "document" if manifest.rows is None else "conversation"
     contents = counted(manifest.documents, noun)
     show(f"{command.output}: {contents}, {counted(manifest.tokens, 'token')} in {seconds:.1f} s")
@@ -91,8 +91,8 @@ def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> N
 def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:
     """Raise BadInput if more of the `size_bytes` of input was lost than is acceptable.
 
-    The output exists anyway, so the message ends like "the token files are complete without it", where `subject` is
-    "the token files are".
+    The output exists anyway, and the message says so. If `subject` is "the token files are", the message ends with "the
+    token files are complete without it".
     """
     documents = outcome.documents + outcome.lost_documents
     unacceptable = [

@@ -73,7 +73,7 @@ class Result:
     problems: dict[str, int]  # number of problems, by kind
     lost_documents: int
     lost_bytes: int  # bytes of input
-    examples: dict[str, list[str]]  # the first examples of problems, by kind; kinds that caused a loss come first
+    examples: dict[str, list[str]]  # a few examples of each kind of problem; kinds that lost data come first
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
@@ -117,7 +117,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return the path of the file with a unit's tokens for one split. It exists until those tokens are committed."""
+    """Return the path of a file with a unit's tokens for one split. The file exists until its tokens are committed."""
     return directory / f"{index:08d}.{split}"
 
 
@@ -134,7 +134,7 @@ def delete_own_files(units: Path) -> None:
 
 
 class _PartWriter:
-    """Writes a unit's tokens for one split. Their file gets its final name when it is complete."""
+    """Writes a unit's tokens for one split to a file. The file gets its final name when it is complete."""
 
     def __init__(self, path: Path, settings: PrepareSettings, encoder: Encoder, problems: Problems):
         import xxhash
@@ -215,7 +215,7 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches of pieces. To bound memory, the length of a batch's texts is limited, not their number."""
+    """Yield batches of pieces. To bound memory, a batch is limited by its total text length, not by its pieces."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:

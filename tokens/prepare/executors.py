@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # maximum number of restarts of all workers in a row, with no unit finished between them
+RESTARTS = 5  # maximum number of times in a row that all workers are restarted, without a finished unit in between
 CONNECT_SECONDS = 10.0
 
 
@@ -82,7 +82,7 @@ class RayCluster(Executor):
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
-        """Join the cluster at an address. If it is None, start a cluster on this machine for this command."""
+        """Join the cluster at `address`. If `address` is None, start a cluster on this machine for this command."""
         try:
             import ray
         except ImportError as error:
@@ -131,7 +131,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
     receiver, line = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, _begin_worker, (receiver,))
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this until they set their own handler
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit SIG_IGN, and later set their own handler
     try:
         for _ in range(count):  # each submission starts a process, so that its imports run before the first task
             pool.submit(os.getpid)
@@ -143,7 +143,7 @@ def start_workers(count: int) -> tuple[ProcessPoolExecutor, Connection]:
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
-    """Yield the results in the order of the tasks. Each batch has the results that are ready.
+    """Yield the results in batches, in the order of the tasks. Each batch contains the results that are ready.
 
     Up to `window` units are in flight. If a unit fails, its exception is raised.
     """

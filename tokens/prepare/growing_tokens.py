@@ -19,9 +19,9 @@ from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, is_steady, read_plan
 
-# The lock is checked if nothing was written for this time, in which a killed preparation can be restarted.
+# After this time without a write, the lock is checked. A killed preparation can be restarted within this time.
 DEAD_SECONDS = 60.0
-# If the lock cannot be checked, the preparation counts as abandoned if nothing was written for this time.
+# If the lock cannot be checked, the preparation counts as abandoned after this time without a write.
 STALLED_SECONDS = 1800.0
 NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # pause and number of tries to open a file that was just renamed
 

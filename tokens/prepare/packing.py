@@ -42,7 +42,7 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 class Packer:
-    """Encodes the conversations of one split in a unit, and collects them to be packed."""
+    """Encodes a unit's conversations for one split, and collects them until they are packed into rows."""
 
     def __init__(self, settings: PrepareSettings, tokenizer: Tokenizer, write: Callable[..., None], problems: Problems):
         """`write` is called with the words of complete rows and, as keyword arguments, counts for the `UnitPart`."""

@@ -68,7 +68,7 @@ class PrepareSettings:
     structure: str | None = None
     special_tokens: dict[str, int] | None = None
     template: str | None = None  # Jinja template of conversations; None for text
-    context_length: int | None = None  # tokens of the rows into which conversations are packed
+    context_length: int | None = None  # tokens per row of packed conversations; None for text
 
     @property
     def growing_dtype(self) -> np.dtype:
@@ -173,7 +173,7 @@ def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
 
 
 def settings_of(command: PrepareCommand, tokenizer: Tokenizer, template: Template | None = None) -> PrepareSettings:
-    """Return the settings of a command, whose options have the same names."""
+    """Return a command's settings, which have the same names as its options."""
     record = record_of(tokenizer, ranks=False, template=None if template is None else template.text)
     recorded = {name: getattr(record, name) for name in RECORDED}
     names = [field.name for field in attrs.fields(PrepareSettings) if hasattr(command, field.name)]
@@ -214,7 +214,7 @@ def write_plan(directory: Path, plan: UnitPlan) -> None:
 
 
 def read_plan(directory: Path) -> UnitPlan | None:
-    """Return the plan of a token directory, or None if it has none. Raises BadInput if the plan is damaged."""
+    """Return the plan of a token directory, or None if there is no plan. Raises BadInput if the plan is damaged."""
     path = directory / PLAN
     try:
         with readable_tokens(path), refusing(f"{path}: damaged", "start over in another --output"):
@@ -235,7 +235,7 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
     advice = "repeat that command, or pass another --output"
     if plan.settings.version != settings.version:
         raise BadInput(
-            f"{directory / PLAN}: was started by an earlier version of prepare_data.py; pass another --output"
+            f"{directory / PLAN}: was written by an earlier version of prepare_data.py; pass another --output"
         )
     for field in attrs.fields(PrepareSettings):
         got, was = getattr(settings, field.name), getattr(plan.settings, field.name)

@@ -92,8 +92,8 @@ def prepare(command: PrepareCommand) -> Manifest:
 def check_cuts(tokenizer: Tokenizer) -> None:
     """Raise BadInput for a tokenizer whose ids would depend on where a long text is cut.
 
-    A text is cut before a lone white space. In some tokenizer.json files, the structure attaches this white
-    space to the word before it.
+    A text is cut before a lone white-space character. In some tokenizer.json files, the structure attaches this
+    character to the word before it.
     """
     if not isinstance(tokenizer.coder, LibraryCoder):
         return
@@ -116,7 +116,7 @@ def _write_ranks(tokenizer: Tokenizer, directory: Path) -> None:
 def _tokenizer_of(command: PrepareCommand, sources: list[Source], plan: UnitPlan | None) -> Tokenizer:
     """Return the tokenizer of a command, and download it if necessary.
 
-    The vocabulary of `chars` is all characters of the documents.
+    The vocabulary of `chars` consists of all characters in the documents.
     """
     if command.tokenizer != "chars":
         tokenizer = load_tokenizer(command.tokenizer)
@@ -158,7 +158,7 @@ def _write(
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
-        # Another command may then start in this folder.
+        # Once these files are deleted, another command can start in this folder.
         for path in (*partial_files(directory), directory / COMMITS, directory / PLAN):
             path.unlink(missing_ok=True)
         ranks = directory / RANKS_FILE
@@ -189,7 +189,7 @@ def _compute(
     if command.executor != "inline":
         executor = RayCluster(command.ray_address) if command.executor == "ray" else Processes(command.workers)
     progress = UnitProgress(plan, writer.totals)
-    try:  # the workers start during the next lines
+    try:  # the workers start while the next lines run
         if not slow_noted:
             recipe = write_recipe(tokenizer, units / "recipe.json")
         record = plan.settings.tokenizer_record(directory / RANKS_FILE if tokenizer.has_ranks_file else None)

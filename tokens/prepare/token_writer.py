@@ -1,6 +1,6 @@
 """Token writer: append units in the order of the plan, make each commit durable, and name the files at the end.
 
-If a held-out split finally misses its requested share, tokens are moved between it and the end of train.
+If a held-out split misses its requested share at the end, tokens are moved between this split and the end of train.
 """
 
 import io
@@ -49,9 +49,9 @@ def final_lengths(train: GrowingStream, settings: PrepareSettings, totals: Total
     """Return the number of tokens that each split will have: between half and twice its requested share.
 
     A held-out split without documents gets whole documents from the end of the train stream. The hash may have selected
-    none for it, and with --split tail all held-out splits begin empty. If whole documents would miss a share by more
-    than a factor of LARGEST_FACTOR, the splits are cut by tokens instead, if necessary inside a document. Packed
-    conversations are always cut by rows. Raises TooFewDocuments.
+    no document for this split, and with --split tail all held-out splits begin empty. If whole documents would miss a
+    share by more than a factor of LARGEST_FACTOR, the splits are cut by tokens instead, if necessary inside a document.
+    Packed conversations are always cut by rows. Raises TooFewDocuments.
     """
     if totals.tokens["train"] == 0:
         raise TooFewDocuments(f"the hash selected every document for a held-out split; {ADVICE}")
@@ -290,7 +290,7 @@ def _cut_by_tokens(train: GrowingStream, settings: PrepareSettings, totals: Tota
 
 
 def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: int) -> None:
-    """Raise TooFewDocuments if a text is too short for the requested shares, even if it is cut by tokens."""
+    """Raise TooFewDocuments if a text is too short for the requested shares, even if documents may be divided."""
     total = sum(lengths.values())
     for split in [*settings.long_splits(lengths), *settings.short_splits(lengths)]:
         least = math.ceil(1000 * size / total) / 1000
@@ -302,7 +302,7 @@ def _refuse_lengths(settings: PrepareSettings, lengths: dict[str, int], size: in
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, settings: PrepareSettings) -> int:
-    """Return where the last `count` non-empty documents before `end` begin in the train stream."""
+    """Return the position in the train stream at which the last `count` non-empty documents before `end` begin."""
     stop = end - 1  # end-of-text id of the last document
     while stop > 0:
         begin = max(0, stop - COPY_TOKENS)
@@ -326,9 +326,9 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
 
 
 def _copy(source: GrowingStream, begin: int, end: int, target: GrowingStream) -> None:
-    """Append the tokens from `begin` up to, but not including, `end` of `source` to `target`.
+    """Append tokens of `source` to `target`: from position `begin` up to, but not including, `end`.
 
-    Returns when they are on the disk.
+    Returns when the tokens are on the disk.
     """
     for start in range(begin, end, COPY_TOKENS):
         target.append(io.BytesIO(source.read(start, min(end, start + COPY_TOKENS)).tobytes()))

@@ -1,7 +1,7 @@
 """Train a tokenizer on a sample of the sources with Hugging Face's tokenizers library, and write a tokenizer.json.
 
-Of equally frequent pairs, the one with the lower ranks is merged first, so the number of threads and the order of the
-texts do not matter.
+If two pairs are equally frequent, the pair with the lower ranks is merged first. The result therefore does not depend
+on the number of threads or the order of the texts.
 """
 
 import re
@@ -29,7 +29,7 @@ LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # texts are cut here: the trainer's
 
 
 def train_tokenizer(command: TokenizerCommand) -> list[str]:
-    """Write a tokenizer and return lines to print. Raises BadInput, also if too much of the text cannot be read."""
+    """Write a tokenizer and return lines to print. Raises BadInput, for example if too much text cannot be read."""
     path, size, pattern = command.output, command.vocab_size, PATTERNS[command.pattern]
     _refuse_existing(path)
     with writing(path):

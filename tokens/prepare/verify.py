@@ -34,7 +34,7 @@ class Slice(NamedTuple):
 
 
 def status(where: str) -> list[str]:
-    """Return the progress of a preparation in a folder or bucket as lines. Raises BadInput if there is none."""
+    """Return lines about the progress of a preparation. Raises BadInput if a folder or bucket has no preparation."""
     with _described_directory(where) as directory:
         plan = read_plan(directory)
         if plan is None:
@@ -130,8 +130,8 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
-    """Yield the tokens in `where` that do not match their unit's digest in the commit log, with the unit's sources."""
-    if plan.settings.template is not None:  # the digest is of words in the growing files, not of tokens
+    """Describe each unit whose tokens in `where` do not match its digest in the commit log, and name its sources."""
+    if plan.settings.template is not None:  # the digest was computed from words of the growing files
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
     files = _slices_by_split(where, log, manifest, item_bytes)
@@ -150,7 +150,7 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
 
 
 def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: int) -> dict[str, list[Slice]]:
-    """Return, for each split, where the tokens that the units wrote for it are now, in order.
+    """For each split, return the slices, in order, that now contain the tokens that units wrote for this split.
 
     At the end of a preparation, a held-out split may have received tokens from the end of train, or may have lost its
     last tokens to train.
@@ -176,7 +176,7 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Return slices of the bytes from `begin` up to, but not including, `end` in the concatenation of all slices."""
+    """Concatenate the slices, and return the part from byte `begin` up to, but not including, `end` as slices."""
     selected, position = [], 0
     for piece in slices:
         first, last = max(begin, position), min(end, position + piece.end - piece.begin)

@@ -1,7 +1,7 @@
 """Near-duplicate documents: MinHash of their n-grams, bands of hashes, and exact Jaccard similarity of the candidates.
 
-The smallest value of a random hash over the n-grams is the same in two documents with probability s, where s is the
-share of their distinct n-grams that both contain (Broder, "On the resemblance and containment of documents", 1997).
+With probability s, the smallest random hash of an n-gram is the same in two documents, where s is the share of their
+distinct n-grams that both contain (Broder, "On the resemblance and containment of documents", 1997).
 Documents that agree in all ROWS hashes of at least one of BANDS bands become candidates. That selects
 1 - (1 - s^ROWS)^BANDS of the pairs with similarity s (Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets",
 section 3.4).
@@ -17,7 +17,7 @@ from tokens.search import stream_blocks
 from tokens.search.ngrams import Ngrams, hash_columns, mixed, words_of_ngrams
 from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 
-# Tokens of an n-gram. It is short because two texts from one template share only the runs between the words filled in.
+# Number of tokens in an n-gram. It is small because two texts from one template share only short runs of words.
 SHINGLE = 5
 BANDS, ROWS = 20, 4
 SIMILARITY = 0.6  # least similarity of near-duplicates; 94 % of pairs at 0.6 become candidates, and 99.997 % at 0.8
@@ -27,7 +27,7 @@ EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 
 @attrs.frozen(eq=False)
 class NearDuplicates:
-    """The documents of streams, except empty ones, and for each document the first one in its group.
+    """The documents of streams, except empty documents, and the first document of each document's group.
 
     Documents are in the same group if they are near-duplicates, directly or through other documents.
     """
@@ -43,7 +43,7 @@ class NearDuplicates:
 def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> NearDuplicates:
     """Compare all documents of streams. Needs about 250 bytes of memory for each document.
 
-    Among the documents that agree in a band, each one is compared with the first and with the previous one. Raises
+    If several documents agree in a band, each of them is compared with the first and with the previous one. Raises
     BadInput like `in_blocks`.
     """
     parts = list(_signatures(streams, end_of_text_id))
@@ -89,7 +89,10 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd
 
     def least_hashes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where documents end in a block, and the least hashes of each part of the block between these ends."""
+        """Return the positions where documents end in a block, and the least hashes of each part of the block.
+
+        The ends divide the block into parts.
+        """
         words, ends = words_of_ngrams(block.astype(dtype, copy=False), SHINGLE), np.flatnonzero(block == end)
         is_inside = np.ones(len(block), bool)  # True if the n-gram at this token contains no end of text
         is_inside[np.maximum(ends[:, None] - np.arange(SHINGLE), 0)] = is_inside[len(words[0]) :] = False
@@ -122,7 +125,7 @@ def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.n
 
 
 def _similarity(documents: list[np.ndarray]) -> float:
-    """Return the Jaccard similarity of the sets of n-grams of two documents."""
+    """Return the Jaccard similarity of two documents, which are compared as sets of n-grams."""
     ngrams = Ngrams(documents, SHINGLE, np.dtype(np.uint32))
     occurs = np.zeros((2, ngrams.count), bool)
     occurs[ngrams.sequences, ngrams.numbers] = True
@@ -130,7 +133,7 @@ def _similarity(documents: list[np.ndarray]) -> float:
 
 
 def _roots(originals: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the first document of each document's group."""
+    """Return, for each document, the first document of its group."""
     while (originals[numbers] != numbers).any():
         numbers = originals[numbers]
     return numbers

@@ -23,7 +23,7 @@ MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, 2^64 / golden ratio
 
 
 class Ngrams:
-    """The n-grams of token sequences: where each begins, and its number (0, 1, 2 ...), which equal n-grams share."""
+    """The n-grams of token sequences: where each begins, and its number (0, 1, 2 ...). Equal n-grams share a number."""
 
     def __init__(self, sequences: Sequence[np.ndarray], n: int, dtype: np.dtype):
         """Take the n-grams of all sequences (1-D), except n-grams with an id that `dtype` cannot hold."""
@@ -36,14 +36,14 @@ class Ngrams:
         too_large = np.cumsum(np.append(0, tokens > np.iinfo(dtype).max))
         fits = too_large[starts + n] == too_large[starts]
         self.tokens = tokens.astype(dtype)
-        self.starts = starts[fits]  # first token of each n-gram, in `tokens`
+        self.starts = starts[fits]  # position in `tokens` of each n-gram's first token
         self.sequences = np.repeat(np.arange(len(lengths)), counts)[fits]  # sequence of each n-gram
         words = words_of_ngrams(self.tokens, n)
         for self.seed in itertools.count():
             hashes = hash_columns(words, self.seed)[self.starts]
             # `hashes` and `first` are indexed by the number of an n-gram.
             self.hashes, first, self.numbers = np.unique(hashes, return_index=True, return_inverse=True)
-            self.firsts = self.starts[first]  # where the first n-gram with each number begins in `tokens`
+            self.firsts = self.starts[first]  # position in `tokens` of the first n-gram with each number
             # Different n-grams with the same hash would hide each other; another seed gives them different hashes.
             if all((word[self.starts] == word[self.firsts][self.numbers]).all() for word in words):
                 break
@@ -67,7 +67,10 @@ class NgramFinder:
         self._filter, self._strided = BitFilter(ngrams.hashes), BitFilter(self._hashes_of_runs())
 
     def find(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where n-grams begin in a block (1-D), in ascending order, and their numbers. Both are int64, 1-D."""
+        """Return the positions in a block (1-D) at which n-grams begin, in ascending order, and the n-grams' numbers.
+
+        Both are 1-D int64 arrays.
+        """
         ngrams = self._ngrams
         if len(block) < ngrams.n or not ngrams.count:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -84,7 +87,7 @@ class NgramFinder:
         return places[exact], numbers[exact]
 
     def _candidates(self, block: np.ndarray) -> np.ndarray:
-        """Return where n-grams may begin, in ascending order: at tokens near a hashed run that occurs in an n-gram."""
+        """Return, in ascending order, the positions at which n-grams may begin, because a hash near them matches."""
         words = block[: len(block) // self._per_word * self._per_word].view(f"u{self._per_word * block.itemsize}")
         count = (len(words) - self._words) * self._per_word // self._stride + 1
         hashes = hash_columns([words[k :: self._stride // self._per_word][:count] for k in range(self._words)])
@@ -105,7 +108,7 @@ class NgramFinder:
 
 
 class BitFilter:
-    """A set of uint64 hashes, stored as two bits for each. It accepts every hash in the set, and a few that are not."""
+    """A set of uint64 hashes that stores two bits per hash. It accepts every hash in the set, and a few others."""
 
     def __init__(self, hashes: np.ndarray):
         self._shift = np.uint64(64 - (max(LEAST_BITS, BITS_PER_HASH * len(hashes)) - 1).bit_length())

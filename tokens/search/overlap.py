@@ -30,17 +30,17 @@ Item = Sequence[np.ndarray]  # sequences of tokens, each 1-D
 
 @attrs.frozen(eq=False)
 class Overlap:
-    """Where items overlap with streams: the first place of an n-gram that both contain."""
+    """For each item, the first place in the streams at which an n-gram of the item occurs."""
 
     # Length of the n-gram that was searched for or found, int64 (items,). It is n, or less for a short item, or 0 for
-    # an item that is too short.
+    # an item that is too short to be searched for.
     lengths: np.ndarray
     # position of the first match in the concatenation of all streams, int64 (items,), or NOWHERE
     places: np.ndarray
 
     @property
     def touched(self) -> np.ndarray:
-        """True for each item that shares an n-gram with the streams, bool (items,); False if the item is too short."""
+        """Whether each item shares an n-gram with the streams, bool (items,). False for an item that is too short."""
         return self.places != NOWHERE
 
 
@@ -78,7 +78,7 @@ def documents(stream: TokenStream, end_of_text_id: int, start: int = 0, count: i
 
 
 def forms(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
-    """Return a text's ids without and with a space in front: as at the start of a document and inside a sentence."""
+    """Return a text's ids in two forms: at the start of a document, and after a space, as inside a sentence."""
     return [tokenizer.encode(text), tokenizer.encode(f" {text}")]
 
 
@@ -90,6 +90,8 @@ def open_comparable(directory: Path, split: str, tokenizer: Tokenizer) -> TokenS
     manifest = read_manifest(directory)
     if manifest is not None and not is_recorded(tokenizer, manifest.tokenizer, directory):
         other_name = manifest.tokenizer.name
-        problem = f"its tokenizer {other_name} gives different ids than {tokenizer.name}, so the two cannot be compared"
+        problem = (
+            f"its tokenizer {other_name} gives different ids than {tokenizer.name}, so the tokens are not comparable"
+        )
         raise BadInput(f"{directory}: {problem}; pass tokens that were made with the same tokenizer")
     return open_listed(directory, split, manifest)

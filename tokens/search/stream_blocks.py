@@ -20,7 +20,7 @@ def in_blocks(
 ) -> Iterator[tuple[int, Result]]:
     """Yield, in order, the position of each block's first token and the result of `work` on the block.
 
-    Positions are those in the concatenation of all streams.
+    Positions refer to the concatenation of all streams.
 
     A block also contains the first `overlap` tokens of the following block, or fewer if the stream ends before.
     Memory holds up to AHEAD + 1 blocks for each core that this process may use. Raises BadInput if a file can no longer

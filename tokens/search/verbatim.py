@@ -1,4 +1,4 @@
-"""Runs of tokens of a text that occur verbatim in token streams, each as long as possible."""
+"""The longest runs of a text's tokens that occur verbatim in token streams."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ PAIRS_AT_ONCE = 1 << 22  # maximum number of (place in the streams, place in the
 
 @attrs.frozen
 class VerbatimRun:
-    """A run of a text's tokens that occurs in the streams and is not part of a longer run that occurs there."""
+    """A run of a text's tokens that occurs in the streams. No longer run that contains it occurs there."""
 
     start: int  # position of the first token in the text
     length: int  # tokens
@@ -25,7 +25,7 @@ class VerbatimRun:
 
 
 def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRAM) -> list[VerbatimRun]:
-    """Return, in order, the runs of at least n tokens of a text (1-D) that occur in the streams.
+    """Return the runs of at least n tokens that a text (1-D) shares with the streams, in the order of the text.
 
     A run that is inside a longer run is left out. Raises BadInput like `in_blocks`.
     """
@@ -54,7 +54,7 @@ def verbatim_runs(streams: Sequence[TokenStream], text: np.ndarray, n: int = GRA
 
 
 def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield arrays of places in a block, ascending, and of positions in the text where the same n-grams begin.
+    """Yield pairs of arrays: ascending places in a block, and positions in the text where the same n-grams begin.
 
     A run is never divided between two of the yielded parts.
     """

@@ -43,7 +43,7 @@ def contamination(directory: Path, tokenizer: Tokenizer, sources: tuple[Path, ..
 def read_items(source: Path, tokenizer: Tokenizer) -> list[tuple[str, str, list[Item]]]:
     """Return the items of a JSON Lines file, or of each held-out split of a token directory.
 
-    The entry of the file, or of a split, has a name, a noun for the items, and the items. If a token directory has no
+    Each tuple contains the name of the file or split, a noun for the items, and the items. If a token directory has no
     held-out split, the items are the documents of its train split. Raises BadInput if the source cannot be read or has
     no items.
     """

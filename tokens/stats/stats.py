@@ -36,7 +36,7 @@ SAMPLE_BLOCK_TOKENS = 1 << 16
 def stats(
     directory: Path, end_of_text_id: int | None = None, against: tuple[Path, ...] = (), *, near_duplicates: bool = False
 ) -> list[str]:
-    """Return the statistics of a token directory as lines, and draw a chart. Raises BadInput if it has no tokens.
+    """Return the statistics of a token directory as lines, and draw a chart. Raises BadInput if there are no tokens.
 
     `against` names files and token directories whose texts are searched for in the train split. With `near_duplicates`,
     the documents are also compared with each other.
@@ -113,7 +113,7 @@ def read_split(
         lengths.update((np.diff(ends, prepend=-1 - length) - 1).tolist())
         end_count += len(ends)
         unfinished, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
-    if length:  # if a document is divided among splits, only the last of these splits has its end-of-text id
+    if length:  # if a document is divided among splits, only the last of them has the document's end-of-text id
         lengths[length] += 1
         hashes.append(unfinished.intdigest())
     ascending = np.frombuffer(hashes, np.uint64)

@@ -52,10 +52,10 @@ class FastBytePairEncoder:
 
 
 def write_recipe(tokenizer: Tokenizer, path: Path) -> Path | None:
-    """Write a tokenizer.json for workers, so that they need not load tiktoken. Return None if there is no fastokens.
+    """Write a tokenizer.json, so that workers need not load tiktoken. Return None if fastokens is not installed.
 
-    fastokens can also read .tiktoken files, but it splits text three times as fast if a tokenizer.json gives it a
-    pattern that it knows.
+    fastokens can also read .tiktoken files. But it splits text three times as fast if it finds a known pattern in a
+    tokenizer.json.
     """
     if importlib.util.find_spec("fastokens") is None:
         return None

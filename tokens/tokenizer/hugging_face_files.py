@@ -87,7 +87,7 @@ KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its
 def tokenizer_text(tokenizer: Tokenizer) -> str:
     """Return the text of tokenizer.json.
 
-    Raises BadInput for a character tokenizer with characters of several bytes, which merges cannot form.
+    Raises BadInput for a character tokenizer that has multi-byte characters, because merges cannot form them.
     """
     ranks = tokenizer.coder.ranks
     if tokenizer.characters is not None and any(len(token) > 1 for token in ranks):
@@ -124,7 +124,7 @@ def write_tokenizer_files(
     """
     text = tokenizer_text(tokenizer)
     model = json.loads(text)["model"]
-    # GPT2Tokenizer and vocab.json support neither other patterns nor tokens that merges do not form.
+    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and only tokens that merges form.
     is_like_gpt2 = tokenizer.pattern in (None, GPT2) and "ignore_merges" not in model
     settings: dict[str, Any] = {
         "tokenizer_class": "GPT2Tokenizer" if is_like_gpt2 else "PreTrainedTokenizerFast",
@@ -147,7 +147,7 @@ def write_tokenizer_files(
 
 
 def read_tokenizer_files(directory: Path) -> Tokenizer | None:
-    """Return the tokenizer of a Hugging Face model directory, or None if it has none.
+    """Return the tokenizer of a Hugging Face model directory, or None if there is no tokenizer.
 
     Raises BadInput if a file is damaged or not supported.
     """
@@ -316,7 +316,7 @@ def _surrounding_tokens(path: Path, values: dict[str, Any]) -> list[str]:
 
 
 def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a sequence, which are the value of `key`, or a single step as a list."""
+    """Return a list of steps: the value of `key` if `step` is a sequence, or else the single step."""
     if step is None:
         return []
     return list(step[key]) if step["type"] == "Sequence" else [step]
@@ -404,7 +404,7 @@ def _check_known(path: Path, where: str, values: dict[str, Any], supported: dict
 
 def _unsupported(path: Path, got: str) -> BadInput:
     expected = "byte-level BPE as in GPT-2, cl100k, Llama 3, Qwen 3, DeepSeek or o200k"
-    advice = "if the model was trained with the gpt2 or bytes tokenizer, name it with --tokenizer"
+    advice = "if the model was trained with the gpt2 or bytes tokenizer, pass that name as --tokenizer"
     return BadInput(f"{path}: {got}: not supported, wanted {expected}; {advice}")
 
 

@@ -2,7 +2,7 @@
 
 Merges stay within the matches of a pattern, and the matches cover every text. The patterns use neither possessive
 repetition nor `$`, because engines interpret these differently. cl100k's pattern differs from tiktoken's, but gives the
-same ids, because no rank contains a line end and text after it.
+same ids, because no rank contains text after a line end.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ KNOWN_TOKENIZERS = {
 
 
 def recognized(ranks: dict[bytes, int], file_sha256: str | None = None) -> str | None:
-    """Return the name of the known tokenizer to which ranks belong, by their content or their file's hash.
+    """Return the name of the known tokenizer that has these ranks, judging by their content or by their file's hash.
 
     Returns None if the ranks are unknown.
     """

@@ -35,7 +35,7 @@ RANKS_SUFFIXES = (".tiktoken", ".model")  # Llama 3's file is a .model
 SUFFIXES = (".pkl", ".json")  # files of characters, or a tokenizer.json
 NANOGPT = "meta.pkl"  # next to nanoGPT's tokens
 DICTS = {"PROTO", "FRAME", "EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "STOP"}  # pickle instructions that build dicts
-CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a filled cache"
+CACHE_ADVICE = "set TIKTOKEN_CACHE_DIR to a folder with cached ranks"
 CHARACTERS = "chars:"  # the full name of a character tokenizer is this prefix and its characters
 
 
@@ -152,7 +152,7 @@ def is_recorded(tokenizer: Tokenizer, record: TokenizerRecord, directory: Path) 
 
 
 def read_characters(path: Path) -> str:
-    """Return the characters in meta.pkl, a JSON list, a JSON object of ids, or a manifest, in the order of their ids.
+    """Read meta.pkl, a JSON list, a JSON object of ids or a manifest. Return its characters in the order of their ids.
 
     Raises BadInput if the file contains anything else.
     """

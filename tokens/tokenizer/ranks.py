@@ -66,9 +66,10 @@ def merges(ranks: dict[bytes, int]) -> tuple[list[Pair], list[bytes]]:
 
 
 def printable_letters() -> dict[int, str]:
-    """Return the table that translates Latin-1 characters to GPT-2's printable character for the same byte.
+    """Return the table that translates Latin-1 characters to GPT-2's printable characters for the same bytes.
 
-    The table contains only the bytes that have no printable character in Latin-1. Their characters start at U+0100.
+    The table contains only the bytes that have no printable character in Latin-1. GPT-2's characters for these bytes
+    start at U+0100.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unprintable_bytes = [byte for byte in range(256) if byte not in printable]
@@ -83,8 +84,8 @@ def library_values(
 ) -> dict[str, Any]:
     """Return the content of tokenizer.json, the file of the `tokenizers` library, for byte-pair ranks.
 
-    `added_tokens` are in the order of their ids, and have the same keys as in that file. The library gives such a token
-    its id only if the token is a word of the model, or if its id is the next one after the words.
+    `added_tokens` are in the order of their ids, and have the same keys as in that file. The library gives an added
+    token its id only if the token is a word of the model, or if the id is the next one after the ids of the words.
     """
     letters = printable_letters()
     spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
@@ -109,7 +110,7 @@ def library_values(
 
 
 def _halves(token: bytes, ranks: dict[bytes, int]) -> Pair | None:
-    """Return the two parts that become a token after all earlier merges, or None if more than two parts remain."""
+    """Apply all earlier merges to a token. Return the two parts that remain, or None if there are more parts."""
     parts, rank = [token[at : at + 1] for at in range(len(token))], ranks[token]
     while len(parts) > 2:
         merged = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]

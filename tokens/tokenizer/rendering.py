@@ -113,7 +113,7 @@ class TemplateProcess:
         atexit.register(self._end)
 
     def render(self, conversation: TemplateInput) -> RenderedText:
-        """Return the text of a conversation. Raises BadInput like `conversation_text`, and for an exceeded limit."""
+        """Return the text of a conversation. Raises BadInput like `conversation_text`, or if a limit is exceeded."""
         line = json.dumps(attrs.asdict(conversation)).encode() + b"\n"
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
@@ -133,7 +133,8 @@ class TemplateProcess:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
             environment = {**os.environ, "PYTHONPATH": path}  # PYTHONSAFEPATH may hide the current folder
-            # The process has its own session, so that Ctrl-C at the terminal does not reach it. It ends with its input.
+            # The process has its own session, so that Ctrl-C at the terminal does not reach it. It ends when its
+            # input ends.
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -163,7 +164,7 @@ class TemplateProcess:
 
 
 def main() -> None:
-    """Render the conversations on the lines of stdin, and write one line for each, until the input ends."""
+    """Render the conversation in each line of stdin, and write each result as a line."""
     seconds = float(sys.argv[1])
     with suppress(ValueError, OSError):  # the limit may already be lower
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -180,7 +181,7 @@ def main() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _process_of(_: int) -> TemplateProcess:
-    """Return the rendering process of the process with this id.
+    """Return the rendering process that belongs to the process with this id.
 
     A forked process must not use the rendering process of its parent.
     """
@@ -188,7 +189,7 @@ def _process_of(_: int) -> TemplateProcess:
 
 
 def _with_places(conversation: TemplateInput, seconds: float | None) -> RenderedText:
-    """Render a conversation twice, once with its contents and once with places for them, and compare the texts."""
+    """Render a conversation twice, once with its contents and once with a PLACE for each, and compare the texts."""
     contents = [content for _, content in conversation.messages]
     places = [[role, PLACE.format(number)] for number, (role, _) in enumerate(conversation.messages)]
     text = _output(attrs.evolve(conversation, messages=places), seconds)
@@ -216,7 +217,7 @@ def _with_places(conversation: TemplateInput, seconds: float | None) -> Rendered
 
 
 def _output(conversation: TemplateInput, seconds: float | None) -> str:
-    """Return the text that a template writes for a conversation. Raises BadInput if it fails or writes too much."""
+    """Return a template's text for a conversation. Raises BadInput if the template fails or writes too much."""
     messages = [{"role": role, "content": content} for role, content in conversation.messages]
     longest = ADDED_CHARACTERS + sum(len(content) for _, content in conversation.messages)
     # transformers sets the same variables.

@@ -27,7 +27,7 @@ TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in the text t
 SUFFIX = ".jinja"  # end of a template file's name
 ODD = ' Is "A"\n<b>& c? '  # a text that a filter, such as trim or escape, would change
 REASONING = "</think>"  # some templates divide an answer here
-PROBE_END = "</s>"  # the end of text when PROBES are rendered
+PROBE_END = "</s>"  # used as the end of text when PROBES are rendered
 # Questions and answers with which a template is checked when it is loaded
 PROBES = (("1", "2"), (ODD, ODD), ("/no_think 1", f"<think>\n2\n{REASONING}\n\n3"))
 
@@ -62,7 +62,7 @@ class Template:
         return [token for token, weight in zip(ids, weights, strict=True) if weight and token in special]
 
     def encode(self, tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Return the ids of a conversation and their weights: 1 for answers and the special token that ends each.
+        """Return the ids of a conversation and their weights: 1 for an answer and the special token that ends it.
 
         Raises BadInput if the template refuses the messages, or if the ids before an answer differ from its `prompt`.
         """
@@ -114,7 +114,7 @@ class Template:
                 # This content and the text around it are encoded as one text, as other programs do.
                 text, follows_answer = text + rendered.contents[number], False
             else:
-                # A special token ends an answer, together with any white space before it.
+                # A special token, together with any white space before it, ends an answer.
                 ends = follows_answer and number is None
                 add(tokenizer.encode(text).tolist(), int(ends))
                 if number is None:
@@ -135,10 +135,10 @@ class Template:
     ) -> RenderedText:
         """Return a conversation as text. Raises BadInput like `render`.
 
-        With `asks_for_answers`, the text before each answer must be the prompt for the answer.
+        If `asks_for_answers` is true, the text before each answer must equal the prompt that asks for this answer.
         """
         answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
-        is_ours = self.text in OURS  # a test checks our prompts, which do not depend on contents
+        is_ours = self.text in OURS  # our prompts do not depend on the messages, so a test checks them once
         conversation = TemplateInput(
             template=self.text,
             values=dict.fromkeys(("bos_token", "eos_token"), end_of_text) | {**self.variables},
@@ -172,7 +172,7 @@ OURS = frozenset(template.text for template in TEMPLATES.values())
 
 
 def load_template(name: str) -> Template:
-    """Return the template "turns" or "alpaca", or the template of a file.
+    """Return the template "turns" or "alpaca", or a template that is read from a file.
 
     Raises BadInput unless the template renders each message once.
     """

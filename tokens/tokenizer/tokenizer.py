@@ -48,7 +48,7 @@ class Encoder(Protocol):
     def end_of_text_id(self) -> int: ...
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the concatenated ids of the texts, 1-D, in `token_dtype`, and the length of each text, int64."""
+        """Return the ids of all texts in one array (1-D, `token_dtype`), and the number of ids of each text (int64)."""
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class ByteCoder:
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """The byte sequences that have an id, except special tokens, and their ids."""
+        """The id of each byte sequence that has one. Special tokens are not included."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -166,7 +166,7 @@ class Tokenizer:
     coder: Coder
     special_tokens: dict[str, int]  # spelling -> id: the end of text, and the markers of turns
     end_of_text: str = END_OF_TEXT
-    # Whether a file of ranks is written next to token files; False if the name or the characters alone define all ids
+    # Whether the ranks are written to a file next to the tokens. False if the name or the characters define all ids.
     has_ranks_file: bool = True
     # Special tokens that the tokenizer.json puts before or after each text. Lockstep does not add them.
     surrounding_tokens: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class Tokenizer:
 
     @property
     def pattern(self) -> str | None:
-        """The splitting pattern of byte pairs."""
+        """The splitting pattern of a `BytePairCoder`, or None for any other coder."""
         return self.coder.pattern if isinstance(self.coder, BytePairCoder) else None
 
     @property
@@ -284,7 +284,7 @@ def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
 def fingerprint(encoder: Encoder) -> str:
     """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ.
 
-    The only special token that affects it is the end of text. Names and versions of encoders are not sufficient,
+    The only special token that affects the hash is the end of text. Names and versions of encoders are not sufficient,
     because tiktoken's ids may change when its regex library gets new Unicode tables.
     """
     if isinstance(encoder, Tokenizer) and encoder.characters is not None:

@@ -24,7 +24,7 @@ from tokens.format.token_file import open_split
 CONTEXT, START, ERA = 4, 3, 5
 STEPS = 12
 GLOBAL_BATCH = 8
-LENGTHS = {"a": 165, "b": 46, "c": 90_000}  # from token 3 on, a has 40 windows, b 10, and c many
+LENGTHS = {"a": 165, "b": 46, "c": 90_000}  # from token 3 on, "a" has 40 windows, "b" has 10, and "c" has many
 STAGES = [Stage(0, (3, 1, 0)), Stage(5 * GLOBAL_BATCH, (1, 0, 1)), Stage(8 * GLOBAL_BATCH, (1, 2, 1))]
 
 

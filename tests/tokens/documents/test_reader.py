@@ -61,7 +61,11 @@ def test_a_long_record_is_one_document_in_pieces(tmp_path: Path) -> None:
 WHITE = json.dumps({"text": "a" + " \n" * 250_000}).encode() + b"\n"
 BROKEN = {
     "line.jsonl": (GOOD + b"{'text': 1}\n" + GOOD, ": byte 17: not JSON: ", 2),
-    "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body; pass --t", 2),
+    "field.jsonl": (
+        GOOD + b'{"body": "x"}\n' + GOOD,
+        ": byte 17: no text field: no 'text'; the record has body; pass --t",
+        2,
+    ),
     "null.jsonl": (GOOD + b'{"text": null}\n' + GOOD, ": byte 17: null text: got NoneType, wanted a string", 2),
     "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: got list, wanted one object per line", 2),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], ": damaged file: Compressed file ended", None),

@@ -57,7 +57,7 @@ def test_broken_links_and_unreadable_folders_are_refused(folder: Path, monkeypat
         return scan(path)
 
     with monkeypatch.context() as patch, pytest.raises(BadInput, match=r"sub/b\.txt: cannot be read: .* denied"):
-        # The folder may be listed, but its files may not be read.
+        # The folder can be listed, but its files cannot be read.
         patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))
         resolve(folder)
     monkeypatch.setattr(os, "scandir", refuse)

@@ -157,7 +157,7 @@ def test_no_cut_divides_an_added_token() -> None:
     text = "in New York the end of a begin New Y or <think> x"
     places = [place for place in range(1, len(text) - 1) if _can_cut(text, place, structure)]
     pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
-    # There is no cut in the "w Y" of "New Y or" either, because only neighboring characters are compared.
+    # Only neighboring characters are compared, so the "w Y" of "New Y or" is not cut either.
     divided = ("New", "end", "York the")
     assert not any(piece.strip() in divided for piece in pieces)
     assert pieces == ["in", " New York", " the", " end of", " a", " begin", " New Y", " or", " <think>", " x"]

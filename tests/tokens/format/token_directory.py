@@ -1,4 +1,4 @@
-"""Token files for tests: a directory with a manifest, and files in other formats; also a run's check of its files."""
+"""Token files for tests: a directory with a manifest, files in other formats, and the check that a run makes."""
 
 import hashlib
 import json
@@ -47,8 +47,8 @@ def check(directory: Path) -> dict[str, Content]:
 def check_flips(path: Path, bits: Iterable[int], read: Callable[[], object], named: Path | None = None) -> None:
     """Flip each of the given bits in turn, and check what `read` does with the damaged file.
 
-    It must return the same as before, or raise a one-line error that begins with the path `named`. By default, `named`
-    is `path`.
+    `read` must return the same as before, or raise a one-line error that begins with the path `named`. By default,
+    `named` is `path`.
     """
     good, intact = path.read_bytes(), read()
     for bit in bits:

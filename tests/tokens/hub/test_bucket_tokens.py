@@ -1,4 +1,4 @@
-"""Token files in a bucket are downloaded once, and a download resumes; a prefix without token files is refused."""
+"""Token files in a bucket are downloaded once. A stopped download resumes. A prefix without token files is refused."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Bucket output: token files are the same as in a folder and are verified there; no disk has to hold all of them."""
+"""Bucket output: token files are the same as in a folder, and verified in the bucket. No disk must hold all of them."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Conversations are packed into rows with weights. None is divided, and every bad record is reported."""
+"""Conversations are packed undivided into rows with weights, and every bad record is reported."""
 
 import gzip
 import json
@@ -225,7 +225,7 @@ def test_every_form_gives_the_same_conversation(tmp_path: Path, kind: str) -> No
     for number, record in enumerate(SAME):
         source = lines(tmp_path / f"{number}.jsonl", [record])
         if kind == "parquet":
-            # Parquet has no type for some of these.
+            # Parquet cannot store some of these records.
             with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
                 source = tmp_path / "a.parquet"
@@ -270,7 +270,8 @@ def test_a_template_with_a_different_prompt_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "out", source, template=str(tmp_path / "a.jinja"), context_length=T)
     (tmp_path / "a.jinja").write_text(TEMPLATES["turns"].text + "{{ 'no' if '7' in messages[-1].content }}")
     manifest = write(tmp_path / "some", source, template=str(tmp_path / "a.jinja"), context_length=T)
-    assert manifest.problems == {"cannot be encoded": 19}  # if a question contains a 7, only its prompt ends with "no"
+    # The prompt of a question with a 7 ends with "no", but the text of the conversation does not.
+    assert manifest.problems == {"cannot be encoded": 19}
 
 
 def test_an_unsupported_column_is_refused_only_with_values(tmp_path: Path) -> None:

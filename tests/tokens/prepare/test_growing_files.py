@@ -1,4 +1,4 @@
-"""Shards contain the stream of a single file, cut at the requested length, and are read as one stream."""
+"""Shards contain the tokens of a single file, cut at the requested length. They are read as one stream."""
 
 from collections.abc import Callable
 from pathlib import Path

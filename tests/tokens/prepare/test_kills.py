@@ -29,7 +29,7 @@ BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 
 @pytest.fixture(scope="module")
 def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """The files of preparations that were not killed, by the options of their splits."""
+    """The files of preparations that were not killed, by their split options."""
     files_by_options = {}
     for options in ("hash", "tail --shard-tokens 300"):
         out = tmp_path_factory.mktemp("straight") / "out"
@@ -48,7 +48,7 @@ def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 def in_bucket(server: BucketServer, prefix: str) -> dict[str, str]:
-    """Return the sha256 of each object except plan and ledger. The ledger's lines depend on the commits."""
+    """Return the sha256 of each object except the plan and the ledger. A kill changes the ledger's lines."""
     objects = server.contents(prefix)
     assert {"plan.json", "ledger.jsonl"} < set(objects)
     hashed = objects.keys() - {"plan.json", "ledger.jsonl"}

@@ -48,14 +48,14 @@ def test_a_plan_of_older_rules_is_not_resumed(tmp_path: Path) -> None:
     assert plan is not None
     values = attrs.asdict(attrs.evolve(plan, settings=attrs.evolve(plan.settings, version=1)))
     newer = ("version", "separator", "pattern", "structure", "special_tokens", "template", "context_length")
-    for name in newer:  # version 1 of the rules did not write these
+    for name in newer:  # version 1 of the rules did not write these fields
         del values["settings"][name]
     fingerprint = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     (tmp_path / "now" / "plan.json").write_text(json.dumps({"format": 1, "fingerprint": fingerprint, **values}))
     older = read_plan(tmp_path / "now")
     assert older is not None and older.fingerprint() == fingerprint != now.plan
     with pytest.raises(
-        BadInput, match=r"plan\.json: was started by an earlier version of prepare_data\.py; pass another"
+        BadInput, match=r"plan\.json: was written by an earlier version of prepare_data\.py; pass another"
     ):
         write(tmp_path / "now", tmp_path / "a.jsonl")
 
@@ -68,7 +68,7 @@ def records_of(directory: Path) -> str:
 def test_a_preparation_resumes_with_a_newly_signed_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_version: bool
 ) -> None:
-    """The URL is signed anew for each command. Plans that an earlier version wrote contain the URL with its secrets."""
+    """Each command gets a newly signed URL. A plan from an earlier version contains the URL with its secrets."""
     (tmp_path / "web").mkdir()
     jsonl(tmp_path / "web" / "a.jsonl", ["one", "two"])
     with (tmp_path / "web" / "a.jsonl").open("a") as file:

@@ -14,7 +14,7 @@ from tokens.prepare.verify import verify
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """Tokens from five units of about ninety documents, in shards of 2,000 tokens."""
+    """Shards of 2,000 tokens, prepared in five units with about ninety documents each."""
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
     size = source.stat().st_size // 5
     options = ("--tokenizer", "bytes", "--unit-bytes", str(size), "--shard-tokens", "2000")

@@ -15,7 +15,7 @@ END = 50_256
 
 
 def families(count: int, share: float, seed: int) -> list[list[int]]:
-    """Return three documents from each template, with a share of their tokens replaced."""
+    """Make `count` templates. Return three documents from each, with a share of the template's tokens replaced."""
     draw = np.random.default_rng(seed)
     documents = []
     for template in draw.integers(0, 40_000, (count, 300)):

@@ -94,7 +94,7 @@ def test_bytes_per_token_are_compared_with_gpt2(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     [line] = [line for line in stats.stats(tmp_path / "out") if "versus GPT-2" in line]
-    assert "not compared: tokenizer gpt2: its ranks are" in line and line.endswith("to a filled cache")
+    assert "not compared: tokenizer gpt2: its ranks are" in line and line.endswith("to a folder with cached ranks")
     loaded = tiktokens()
     monkeypatch.setattr(stats, "load_tokenizer", lambda name: loaded)
     [line] = [line for line in stats.stats(tmp_path / "out") if "versus GPT-2" in line]

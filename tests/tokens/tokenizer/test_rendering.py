@@ -147,7 +147,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("template", DIFFERENT.values(), ids=DIFFERENT)
 def test_a_prompt_must_equal_the_training_text(template: str) -> None:
     messages = [["user", " Q2"], ["assistant", "A"], ["user", " R2"], ["assistant", "B"]]
-    assert text(template, messages).text  # the text is rendered if no prompt is compared with it
+    assert text(template, messages).text  # rendering succeeds if the text is not compared with prompts
     with pytest.raises(BadInput, match=r"differs from the prompt|differently than in the prompt|no prompt asks for it"):
         text(template, messages, asks=True)
 
