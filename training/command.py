@@ -143,7 +143,7 @@ class Options:
 
 
 def key_rows() -> KeyRows:
-    """Return the rows of all keys of run directories, so that an error about an unknown option can suggest a key."""
+    """Return the rows of all keys of run directories. An error about an unknown option can suggest one of the keys."""
     from training.config.train_config import KEY_ROWS
 
     return KEY_ROWS
@@ -293,7 +293,7 @@ class TrainCommand:
 
 @attrs.frozen(kw_only=True)
 class FindCommand:
-    """Find the largest micro-batch that fits by running full steps on all GPUs of this machine, or predict it."""
+    """Find the largest micro-batch that fits: run full steps on all GPUs of this machine, or predict the size."""
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="a search",

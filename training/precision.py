@@ -1,4 +1,4 @@
-"""Precision: fp32, or bf16 or fp16 autocast over fp32 weights; with fp16, gradients use a loss scale."""
+"""Precision: plain fp32, or fp32 weights with autocast to bf16 or fp16. With fp16, the loss is scaled."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -99,9 +99,9 @@ class ComparedLog(MetricsLog):
 
 
 class BandComparison(NamedTuple):
-    """Where a run's training loss is in relation to the band of its reference."""
+    """Whether a run's training loss is inside, above or below the band of its reference."""
 
-    line: str | Notice  # the result and since which step it holds, or why the run is not compared
+    line: str | Notice  # the result and the step since which it holds, or why the run is not compared
     side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
 
 

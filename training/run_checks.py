@@ -33,7 +33,7 @@ class CheckedRun:
 
     run: Run
     initial: InitialWeights | None  # the model of --init-from
-    tokens: PlannedTokens | None  # None on several nodes, and if some tokens are not downloaded or prepared yet
+    tokens: PlannedTokens | None  # None on several nodes, or if some tokens are not downloaded or prepared yet
 
 
 def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> CheckedRun:

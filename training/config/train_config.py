@@ -135,7 +135,8 @@ KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for sec
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
 # Values that train better than the defaults, which come from gpjt. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> present name. The second mapping has both directions.
+# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> present name. The second mapping also has the reverse
+# direction.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 

@@ -70,7 +70,7 @@ class PreflightRequirements:
     """What a run requires of this machine."""
 
     device: str | None = None  # the requested device; None: cuda if there are GPUs
-    # Features that compile kernels on a GPU, mapped to the settings that turn them off; `compiled_on_gpu` returns them
+    # The result of `compiled_on_gpu`: each feature that compiles kernels on a GPU -> the setting that turns it off
     compiles: Mapping[str, str] = {"torch.compile": setting(compile=False)}
     disk: DiskNeed | None = None
     ranks: int | None = None  # ranks on this machine; None: one for each GPU

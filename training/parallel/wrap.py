@@ -220,7 +220,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
 def wrap_in_ddp(
     model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock, group: Any
 ) -> DistributedDataParallel:
-    """Wrap a model in DDP with this reduction of gradients. Every rank of the process group has a replica."""
+    """Wrap a model in DDP, which reduces gradients with `reduction`. Every rank of the process group has a replica."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,

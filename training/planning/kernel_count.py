@@ -86,8 +86,8 @@ class _Value:
 
     tensor: Tensor
     of_tokens: bool  # its size is proportional to the micro-batch
-    # The fused kernel that writes it, as (backward, in a block, level); None for an input or the output of a library's
-    # kernel
+    # The fused kernel that writes this value, as (backward, in a block, level). None if the value is an input, or if a
+    # kernel from a library writes it.
     kernel: tuple[bool, bool, int] | None
     level: int = 0  # number of matrix products on the longest path from the inputs to this value
     backward: bool = False
