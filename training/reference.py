@@ -63,7 +63,9 @@ class Reference:
         if len({*zip(self.seeds, self.tokens, strict=True)}) < runs:
             raise ValueError("seeds: got two runs with the same seed and the same tokens, wanted different ones")
         if len(self.band) != 2 or any(len(row) != MARKS for row in (*self.band, *self.losses)):
-            raise ValueError(f"band, losses: wanted two bounds, and {MARKS} numbers in each bound and for each run")
+            raise ValueError(
+                f"band, losses: wanted two bounds in the band, and {MARKS} numbers in each bound and for each run"
+            )
         if any(low > high for low, high in zip(*self.band, strict=True)):
             raise ValueError("band: wanted the lowest losses first, then the highest")
         low, high = np.array(self.band)

@@ -31,7 +31,7 @@ _WEIGHT_ROW = KeyRow(
 def _read_weight(value: Any) -> Stages:
     """Return the stages of a weight as pairs (first step, weight). The first stage starts at step 0.
 
-    `value` is a single weight above 0, or already a list of such pairs. Raises ValueError if it is neither.
+    `value` is a single weight above 0, or a list of such pairs. Raises ValueError if it is neither.
     """
     if is_number(value) and value > 0:
         return ((0, value),)

@@ -288,7 +288,7 @@ def located(problem: Problem, file: Path, explicit_keys: Collection[str], overri
 
 
 def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for the missing keys of a file, and one for each value that is always wrong.
+    """Yield one problem for all missing keys of a file, and one for each value that is wrong by itself.
 
     Contradictions between valid values are checked elsewhere.
     """

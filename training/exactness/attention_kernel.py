@@ -45,7 +45,7 @@ FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this sha
 TOLERANCE = 0.05
 COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
-SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # fields of the numerics on which the speed of kernels depends
+SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # the speed of kernels depends on these fields of the numerics
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Shape:
         Their memory layout is the same as in a block.
         """
         generator, length = torch.Generator(self.device).manual_seed(CASES.index(scores)), self.model.context_length
-        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # the type to which autocast would cast them
+        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # autocast would cast the inputs to this type
         size = (sequences, length, self.model.qkv_width)
         fused = torch.randn(size, generator=generator, device=self.device, dtype=dtype)
         with self.device:
@@ -99,7 +99,7 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the kernel of a checkpoint if this job has chosen another kernel only because of its timings.
+    """Enable the checkpoint's kernel if this job chose another kernel for no other reason than its own timings.
 
     Return the numerics of this job, with the enabled kernel.
 

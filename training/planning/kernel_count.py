@@ -235,7 +235,7 @@ class Kernels(TorchDispatchMode):
             self.saved["block" if value.in_block else "outer", proportional_to] += value.bytes
 
     def _is_first_use(self, value: _Value, use: Any) -> bool:
-        """Return whether this use of a value is new, and record it."""
+        """Return whether this use of a value is new, and record the use."""
         first = (id(value), use) not in self._uses
         self._uses.add((id(value), use))
         return first

@@ -183,9 +183,9 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
         lines.append(f"{ROUGH}: an estimate with a roofline that was fitted to a similar GPU, not to this one")
     if estimate.network.nodes > 1:
         lines.append(
-            f"simulation: the computation time of one node, and communication at {estimate.network.link:g} GB/s "
-            "between nodes, minus the part that the last micro-batch's backward pass hides; none of this is "
-            "measured (docs/nodes.md)"
+            f"simulation: the computation time of one node plus communication at {estimate.network.link:g} GB/s "
+            "between nodes, but without the communication that the last micro-batch's backward pass hides; none of "
+            "this is measured (docs/nodes.md)"
         )
     if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(

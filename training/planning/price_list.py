@@ -85,7 +85,7 @@ class Preemptions:
     segments: float  # number of parts into which checkpoints divide the run
 
     def seconds(self, start_up: float, work: float) -> float:
-        """Return the seconds that are expected to be paid for a run that would need `work` seconds without preemptions.
+        """Return the expected seconds of rent for a run that would need `work` seconds without preemptions.
 
         After a preemption, the machine starts up again and repeats the interrupted segment from its beginning. The
         start-up may be preempted, too. The result is infinite if it is too large for a float.
