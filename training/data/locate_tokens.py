@@ -48,7 +48,7 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
 
 
 def lengths_at_hand(train: TrainConfig) -> dict[str, int | None]:
-    """Return the number of tokens of each dataset's train stream, by dataset.
+    """Map each dataset to the number of tokens in its train stream.
 
     The number is None if any part of the stream is not on this machine. Raises BadInput as `streams_at_hand` does.
     """

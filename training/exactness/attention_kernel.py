@@ -38,10 +38,10 @@ REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most this many in a timed run; enough to fill a GPU, and cheap compared with training
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
-# Largest accepted error, relative to the largest reference output or gradient; bf16 rounds to 0.004. If this
-# largest value is below a minimum, the minimum replaces it. The minimum is `ScoreCase.deviation` for the gradients of
-# queries and keys, and 1 for all other tensors. Only a few saturated rows, which consist mostly of rounding errors,
-# have smaller values.
+# Largest accepted error, relative to the largest reference output or gradient. For comparison, rounding to bf16 changes
+# a value by up to 0.004. If the largest reference value is below a minimum, the error is relative to the minimum. The
+# minimum is `ScoreCase.deviation` for the gradients of queries and keys, and 1 for all other tensors. Only a few
+# saturated rows, which consist mostly of rounding errors, have smaller values.
 TOLERANCE = 0.05
 COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32

@@ -148,7 +148,7 @@ class OrderedGradients:
 
 
 def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
-    """Return the result of a communication hook. DDP's stream waits for the current stream up to this point."""
+    """Return `buffer` as a communication hook's result. DDP's stream waits for the current stream up to this point."""
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future

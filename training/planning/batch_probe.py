@@ -185,7 +185,7 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     numerics = resolve_numerics(run.train, ranks.device)
     # With two micro-batches per rank, the first one's gradients are in memory while the second one's activations are
     # computed. With determinism "elastic", the number of partial sums grows with the number of micro-batches per step,
-    # so the run's real number is used.
+    # so the probe then uses at least as many micro-batches as the run.
     microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, ranks.world_size).microbatches_at(size))

@@ -272,7 +272,7 @@ class _AsOnAGpu(TorchFunctionMode):
         elif function is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         elif function is F.rms_norm:
-            return F.layer_norm(*args)  # when compiled, it saves no more than RMSNorm does
+            return F.layer_norm(*args)  # a compiled LayerNorm saves no more than a compiled RMSNorm
         elif function is F.dropout and kwargs["p"] > 0:
             return torch.native_dropout(args[0], kwargs["p"], True)[0]  # its mask takes one byte per element
         return function(*args, **kwargs)

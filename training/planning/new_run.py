@@ -31,8 +31,8 @@ MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennig
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
     """Return the new run that --like asks for, and write its directory, except in a dry run or plan.
 
-    `network` reads the configuration of a model, given its name or folder. Raises BadInput if an argument is wrong, or
-    if the directory already has files with other values.
+    `network` takes the name or folder of a model and reads its configuration. Raises BadInput if an argument is wrong,
+    or if the directory already has files with other values.
     """
     directory, like, token_files = command.run, command.like or "", command.options.token_files
     writes, model = not (command.dry_run or command.plan), like.startswith(HUB)
