@@ -285,7 +285,7 @@ class TrainCommand:
     def trains(self) -> bool:
         """Whether this command trains, and therefore writes to the run directory.
 
-        It does neither with --dry-run, --preflight, --plan, --find-max-microbatch, --look or --replay.
+        With --dry-run, --preflight, --plan, --find-max-microbatch, --look or --replay, it does not train.
         """
         reports_only = self.dry_run or self.preflight or self.plan or self.find_max_microbatch
         return not (reports_only or self.look is not None or self.options.replay is not None)

@@ -95,7 +95,7 @@ def _active_positions(layout: Layout, device: torch.device) -> Tensor:
 
 @cache
 def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.device) -> tuple[Tensor, int]:
-    """Return the position of each row of the full parameters among the concatenated shards, and a shard's length.
+    """Return where each row of the full parameters is in the concatenated shards, and the length of a shard.
 
     A shard holds its rows of the first parameter, then its rows of the second parameter, and so on. The first shard has
     the most rows; the other shards are padded to its length.

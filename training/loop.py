@@ -137,7 +137,7 @@ class Loop:
             self._save()
 
     def _complete_interrupted_work(self) -> None:
-        """Validate if a validation is due but missing: before a run's first step, or if a stop interrupted validation."""
+        """Validate if a due validation is missing: before the first step, or if a stop interrupted the validation."""
         position = self.state.position
         if position.validation_loss is None and self.intervals.validation_due(position.step):
             self._validate()

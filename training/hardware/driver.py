@@ -42,7 +42,7 @@ def driver_cuda() -> str | None:
 def main() -> int:
     """Print an error if the driver is too old, and return the exit status.
 
-    Only major versions are compared, because a driver supports all releases of a major CUDA version.
+    Only major versions are compared, because a driver supports all releases of its major CUDA version.
     """
     cuda = driver_cuda()
     if cuda is None or int(cuda.partition(".")[0]) >= int(TORCH_CUDA.partition(".")[0]):

@@ -57,9 +57,7 @@ class StepClock:
         """End an interval of the rank's own work, because the rank has to wait. Does nothing outside a timed step."""
         if self._since is None:
             return
-        if (
-            self._intervals and self._intervals[-1][0] is self._since
-        ):  # the rank's own work continued during a reduction
+        if self._intervals and self._intervals[-1][0] is self._since:  # own work continued during a reduction
             self._intervals.pop()
         self._intervals.append((self._since, self._mark()))
 

@@ -83,7 +83,7 @@ class TensorShards:
                 [part for _, cut, value in shard_values for part in _held_by(holders, cut, value)]
                 for shard_values in shards
             ]
-            if not copies[0]:  # under FSDP, a rank and those that share its layers may have no copies
+            if not copies[0]:  # under FSDP, this rank and the ranks that share its layers may hold no such elements
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
             gathered = self.exchange.all_gather(flat)

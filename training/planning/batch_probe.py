@@ -92,7 +92,7 @@ class Prober:
     def agree(self, size: int | None) -> int | None:
         """Return, on every rank, the micro-batch that the leader tries next, or None at the end of the search.
 
-        `size` is the choice of this rank; only the leader's is used.
+        `size` is the choice of this rank; only the leader's choice is used.
         """
         key = f"finder {restarts()}: size {self._number}"
         if self.leads:

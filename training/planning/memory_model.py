@@ -94,9 +94,8 @@ class BatchMemory:
         logits = self._logits(chunk)
         next_to_logits = HALF_BYTES * row if chunks > 1 else max(HALF_BYTES * row, hidden)
         backward, activations = max(logits + next_to_logits, STATE_BYTES * row + hidden), self.kept
-        if (
-            chunks > 1
-        ):  # add the chunk's input in bf16, the gradients of earlier chunks' inputs, and the weight's gradient
+        if chunks > 1:
+            # Add the chunk's input in bf16, the gradients of the inputs of earlier chunks, and the weight's gradient.
             activations += HALF_BYTES * width * chunk + HIDDEN_BYTES * width * (self._tokens - 2 * chunk)
             backward += STATE_BYTES * row
         return Moment(

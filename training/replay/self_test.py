@@ -90,7 +90,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
 
 
 def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBatch:
-    """Return a function that returns random micro-batches for this rank, always in the same sequence."""
+    """Return a function that returns random micro-batches for this rank, always in the same order."""
     generator = torch.Generator().manual_seed(ranks.data_parallel.rank)
 
     def next_batch() -> MicroBatch:
