@@ -52,7 +52,7 @@ def wrap_in_fsdp(
     dtypes = MixedPrecisionPolicy(
         param_dtype=AUTOCAST_DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # In fp32, and with recomputed blocks, autocast keeps no casts, so blocks are gathered in each forward and backward
+    # In fp32 or with recomputed blocks, autocast keeps no casts, so blocks are gathered in each forward and backward
     # pass. Otherwise, blocks stay gathered for a complete step, which takes no more memory than autocast's casts would.
     once = precision != "fp32" and not model.recompute_blocks
     groups = [outer]

@@ -209,7 +209,7 @@ class MemoryModel:
 
     @property
     def shards(self) -> int:
-        """Number of ranks over which FSDP divides the weights, or one tensor rank's part of the weights."""
+        """Number of ranks over which FSDP divides the weights. If ranks share layers, FSDP divides each rank's part."""
         node = max(1, NODE_GPUS // self.tensor[1]) if self.parallel == "hsdp" else self.data_parallel
         return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 

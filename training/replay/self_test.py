@@ -1,7 +1,7 @@
 """Determinism self-test: check that the gradients of a step repeat bit for bit on this machine.
 
 For CPUs, the test suite checks this. On a GPU, whether gradients repeat depends on the kernels that cuBLAS, attention
-and torch.compile choose for this model on this card. Therefore, a run makes this test before its first step and prints
+and torch.compile choose for this model on this card. Therefore, a run does this test before its first step and prints
 the outcome.
 """
 
