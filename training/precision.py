@@ -11,7 +11,7 @@ from common.checks import integer, number
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # this value and GROWTH_INTERVAL are the defaults of torch.amp.GradScaler
-SMALLEST_LOSS_SCALE = 1.0  # gradients that still overflow below this scale are not finite in any precision
+SMALLEST_LOSS_SCALE = 1.0  # gradients that overflow even below this scale are not finite in any precision
 GROWTH_INTERVAL = 2000  # number of finite steps before the scale doubles
 
 

@@ -77,7 +77,7 @@ class TokenSet:
 
     @property
     def lengths(self) -> dict[str, int | None]:
-        """The number of tokens in each train stream, by dataset; None while the stream is being prepared."""
+        """Dataset -> number of tokens in its train stream, or None while the stream is still being prepared."""
         return {
             directory.dataset: directory.train.length if directory.growing is None else None
             for directory in self.directories

@@ -43,7 +43,7 @@ FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this sha
 # minimum is `ScoreCase.deviation` for the gradients of queries and keys, and 1 for all other tensors. Only a few
 # saturated rows, which consist mostly of rounding errors, have smaller values.
 TOLERANCE = 0.05
-COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
+COMPARED_SCORES = 1 << 30  # a test compares about this many scores, but always at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
 SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # the speed of kernels depends on these fields of the numerics
 
@@ -59,7 +59,7 @@ class ScoreCase:
 
 
 # The first case occurs in networks with QK-norm. The last case is a head with "massive activations": fp32 cannot invert
-# its sums of exponentials, and the backward pass of a wrong kernel returns NaN.
+# its sums of exponentials, and the backward pass of a faulty kernel returns NaN.
 CASES = (ScoreCase(1.0), ScoreCase(0.1), ScoreCase(6.0), ScoreCase(0.1, shift=-120.0))
 
 

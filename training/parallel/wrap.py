@@ -159,7 +159,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
-    if type(model.network) is not GPT:  # the network is in tensor shards; other runs do not import that module
+    if type(model.network) is not GPT:  # the network is in tensor shards; only such runs import the module below
         from training.parallel.tensor_shards import tensor_shards
 
         network: Any = model.network

@@ -150,7 +150,7 @@ class BatchMemory:
 class Prediction:
     """The bytes on one rank at the peak of a run's steps."""
 
-    parts: dict[str, int]  # bytes by the name of the part, as in docs/memory.md
+    parts: dict[str, int]  # name of a part of the memory, as in docs/memory.md -> its bytes
 
     @property
     def allocated(self) -> int:

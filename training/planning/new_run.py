@@ -128,7 +128,7 @@ def _fit_steps(train: TrainConfig, windows: int, layout: Layout, overridden: Col
     steps = windows * max_epochs // batch if tokens is None else -(-tokens // step_tokens)
     if tokens is not None and steps * batch > limit * windows and "min_train_tokens" not in overridden:
         steps = limit * windows // batch
-        reason = f"{limit} epochs of {windows * layout.context_length:,}; more repeats add little"
+        reason = f"{limit} epochs of {windows * layout.context_length:,} tokens; more epochs add little"
         yield "train", "min_train_tokens", max(1, steps) * step_tokens, reason
     steps = max(1, steps)
     epochs = -(-steps * batch // windows)
