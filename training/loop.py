@@ -155,7 +155,7 @@ class Loop:
     def _check_token_files(self, *, wait: bool = False) -> None:
         """Raise BadInput if the content of a token file has changed since the run began.
 
-        The first rank of each machine checks this, and raises the error alone.
+        The first rank of each machine checks this. Only that rank raises the error.
         """
         if self.heartbeat.ranks.node.rank == 0:
             for path in self.feed.watch.check(wait=wait):

@@ -80,7 +80,7 @@ class TrainConfig:
     def from_keys(
         cls, values: Mapping[str, Any], file: Path = Path("train.json"), overridden: Sequence[str] = ()
     ) -> "TrainConfig":
-        """Make a TrainConfig from flat keys. Raises InvalidValue for a wrong value, or an unknown or missing key."""
+        """Make a TrainConfig from flat keys. Raises InvalidValue for wrong values, unknown keys and missing keys."""
         remaining, groups = dict(values), {}
         for field in attrs.fields(cls):
             if attrs.has(field.type):

@@ -253,8 +253,8 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
         ):
             raise BadInput(
                 f"{directory.path}: was prepared with tokenizer {record.name} ({record.vocabulary_size:,} ids), but "
-                f"{first} with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or with another tokenizer of that "
-                "name; prepare all datasets of a run with the same tokenizer"
+                f"{first} was prepared with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or with another "
+                "tokenizer of that name; prepare all datasets of a run with the same tokenizer"
             )
         if record is not None and record.template not in (None, tokenizer.template):
             raise BadInput(

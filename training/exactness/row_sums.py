@@ -1,4 +1,4 @@
-"""The sum of squares of each row, in an order that depends only on the row's width: the same bits in any shard.
+"""Sums of squares of rows, in an order that depends only on the row's width, so that every shard has the same bits.
 
 The order of a library's reduction depends on the shape of the whole tensor, and a shard has a different shape.
 """

@@ -44,7 +44,7 @@ class TensorShards:
         }
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
-        """Return the tensors of this rank's shards, by the parameter's name in the network."""
+        """Return this rank's shards of each parameter. The keys are the names that the network has without shards."""
         local_shards: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, value in values.items():
             local_shards[plain_name(name)].append(value)

@@ -49,7 +49,7 @@ class ForecastMiss:
 
 @attrs.frozen(kw_only=True)
 class ForecastRecord:
-    """The part of a target's forecast.json that is shown."""
+    """The part of forecast.json that is shown."""
 
     date: str = attrs.field(validator=text())
     commit: str | None

@@ -1,4 +1,7 @@
-"""Write a new run directory for train.py --like: a copy of another run, or a model's network, fitted to token files."""
+"""Write a new run directory for train.py --like, with the keys of another run or the network of a model.
+
+The new keys fit the token files.
+"""
 
 import json
 from collections.abc import Callable, Collection, Iterator

@@ -48,7 +48,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     ranks = estimate.run.train.execution.tensor_parallel
     plan = estimate.named_plan
-    machine = f"{ranks} process{'es' * (ranks > 1)}; the directory's name has no number of GPUs"
+    machine = f"{ranks} process{'es' * (ranks > 1)}; the directory's name does not state the number of GPUs"
     if plan is None:
         plan, machine = possible[0].plan, possible[0].machine.name
     elif (gpus := estimate.requested_gpus) is not None:
@@ -154,9 +154,10 @@ def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated_tokens / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [
-        f"spot: expected values if each machine is preempted {estimate.prices.preemptions_per_hour:g} times per hour, "
-        f"without notice (--preemptions), with checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
-        f"{offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not included"
+        f"spot: expected values for checkpoint_interval {train.checkpoints.checkpoint_interval}, if each machine is "
+        f"preempted without notice {estimate.prices.preemptions_per_hour:g} times per hour (--preemptions); the best "
+        f"interval for {offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not "
+        "included"
     ]
 
 

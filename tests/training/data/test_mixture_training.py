@@ -158,7 +158,8 @@ def test_invalid_mixtures_are_refused_in_one_line(
     )
     replacement = f"--token-files {few}: can replace only a single dataset, but {run}/train.json has a list"
     tokenizers = (
-        f"{second_dataset}: was prepared with tokenizer letters (100 ids), but {token_files} with bytes (257 ids)"
+        f"{second_dataset}: was prepared with tokenizer letters (100 ids), but {token_files} was prepared with bytes "
+        "(257 ids)"
     )
     for refused, options, ranks, line in (
         (single_epoch, (), 2, epochs),
