@@ -17,7 +17,7 @@ class Optimizer:
 
     `state_tensors` contains the tensors that checkpoints store, by kind of state and then by the name of the parameter.
     Kinds have torch's names, such as "exp_avg". The tensors are sharded like the parameters; torch's optimizers see
-    only this rank's part of both.
+    only this rank's part of the parameters and of their state.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The keys of `train.json`, in groups: the type, default, check, meaning and other names of each key.
 
 `train.py --keys` prints the texts in this file, and tests compare the tables in docs/ with them. The fields here
-have the same names as the keys in `train.json`. If gpjt/ddp-base-model-from-scratch has the same key, its name and
-default are kept here, so that the run directories of that project have the same meaning in Lockstep.
+have the same names as the keys in `train.json`. If gpjt/ddp-base-model-from-scratch has a key for the same setting, the
+key has the same name and default here, so that the run directories of that project have the same meaning in Lockstep.
 """
 
 from collections.abc import Mapping, Sequence

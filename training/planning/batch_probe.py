@@ -71,7 +71,7 @@ class Prober:
     def __init__(self, command: list[str], processes: int):
         """`command` starts one rank. Without torchrun, this process starts `processes` ranks.
 
-        Raises BadInput under any other launcher.
+        Raises BadInput under a launcher other than torchrun.
         """
         if "RANK" in os.environ:
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
