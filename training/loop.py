@@ -62,7 +62,7 @@ class Intervals:
 
     @advisory("remaining time")
     def remaining(self, step: int) -> Remaining:
-        """Return the work of this job that remains, including the validation and the checkpoint of `step`."""
+        """Return the remaining work of this job, including the validation and the checkpoint of `step`."""
         return Remaining(
             steps=self.last_step - step,
             validations=count_due(step, self.last_step, self.checkpoint, self.validation) if self.validation else 0,

@@ -44,8 +44,8 @@ class Reference:
     """
 
     recipe: dict[str, Any]
-    # Sources and tokenizer; runs on any tokens that were prepared from these can be compared. None: only runs on
-    # `tokens` can be compared.
+    # Sources and tokenizer. A run can be compared if its tokens were prepared from these sources with this tokenizer.
+    # None: a run can be compared only if its tokens are among `tokens`.
     prepared: str | None
     devices: list[str]
     band: list[list[float]]  # lowest and highest loss, (2, M); the lowest may be below zero

@@ -79,7 +79,7 @@ class Saving:
         if self._writer.uploader is not None:
             for upload in self._writer.uploader.ended():
                 event = RunEvent.UPLOAD if upload.problem is None else RunEvent.UPLOAD_FAILED
-                consequence, seconds = f"on the disk, but NOT UPLOADED, {RETRY}", round(upload.seconds, 3)
+                consequence, seconds = f"saved on the disk, but NOT UPLOADED, {RETRY}", round(upload.seconds, 3)
                 self._record(step_of(upload.name), event, upload.problem, consequence, seconds=seconds)
 
     def finish_upload(self) -> None:

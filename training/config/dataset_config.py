@@ -108,8 +108,8 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
 def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
     """Return a pair (first step, shares of the datasets) for each step at which a weight changes.
 
-    The shares are integers in the ratio of the weights. Raises ValueError if all weights of a step are 0, or if they
-    have too many digits to be converted to integers.
+    The shares are integers in the ratio of the weights. Raises ValueError if all weights of a step are 0, or if the
+    weights have too many digits to be converted to integers.
     """
     stages = []
     for step in sorted({first_step for part in parts for first_step, _ in part.weights}):

@@ -218,7 +218,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
         near = nearest_folder(str(directory), [Path("runs")], is_run)
         suggestion = "" if near is None else f"did you mean {near}? "
         raise BadInput(
-            f"{directory}: no such run directory, which is a folder with model.json and train.json; {suggestion}"
+            f"{directory}: no such run directory, wanted a folder with model.json and train.json; {suggestion}"
             "train.py --like RUN writes a new one"
         )
     files = [directory / f"{section}.json" for section in KEYS]
@@ -349,7 +349,7 @@ def spellings(key: str) -> tuple[str, ...]:
 
 
 def resolve_spelling(name: str) -> tuple[str, str]:
-    """Return the section and the key as `resolve_key` does, but replace an older name by the key's present name."""
+    """Return the section and the key as `resolve_key` does, but replace an older name with the present name."""
     section, key = resolve_key(name)
     return section, _KEYS_BY_OLDER_NAME.get(key, key)
 

@@ -82,7 +82,7 @@ class TimedReduction(_fsdp_api.ReduceScatter):
     """
 
     def __init__(self, reduce: Callable[[Tensor, Tensor], None], clock: StepClock):
-        """`reduce` is called with memory for this rank's part of the result, and the complete gradients."""
+        """`reduce` gets two arguments: memory for this rank's part of the result, and the complete gradients."""
         self._reduce, self._clock = reduce, clock
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -29,7 +29,7 @@ from training.precision import Numerics
 if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
-NEVER = (1 << 31) - 1  # a number of steps, the largest that DDP accepts
+NEVER = (1 << 31) - 1  # the largest number of steps that DDP accepts
 # Gradients per bucket on GPUs. This is the size of two blocks of the 124M model. DDP's default is 25 MiB; with larger
 # buckets, the host starts fewer reductions.
 BUCKET_MIB = 50
@@ -70,7 +70,7 @@ class Parallel:
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
     shards: "TensorShards | None" = None
-    # Read only once, because between a forward and a backward pass, FSDP uses the same names for the gathered weights.
+    # Read only once, because FSDP uses the same names for the gathered weights between a forward and a backward pass.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
 
@@ -130,9 +130,9 @@ class Parallel:
         return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
-        """Return tensors by the parameter's name in the network. In `values`, they are keyed by the name on this rank.
+        """Return `values` under the parameters' names in the network. Their keys are the names on this rank.
 
-        The names differ only for tensor shards: several shards belong to one parameter of the network.
+        The two names differ only for tensor shards, because several shards belong to one parameter of the network.
         """
         return values if self.shards is None else self.shards.by_plain_name(values)
 

@@ -109,7 +109,7 @@ def throughputs(
     If the price list has a number for the machine, only that number is returned. Otherwise, if Lockstep has been
     measured, only its newest measurement is returned. Without either, measurements of other trainers and an estimate
     are returned. A measurement of a small network is valid only for its `tokens_per_step`, because kernel launches take
-    most of the time. `train` has the settings of the run; with tensor shards, its throughput is always estimated.
+    most of the time. `train` has the settings of the run. With tensor shards, the throughput is always estimated.
     """
     # If a measurement does not state an option, it was made with GPT-2's value.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
