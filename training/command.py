@@ -258,7 +258,7 @@ class TrainCommand:
 
     def __attrs_post_init__(self) -> None:
         options = self.options
-        # --preflight and --find-max-microbatch use these options only with --like, to fit a new run to them.
+        # --preflight and --find-max-microbatch use these options only to fit a new run (--like) to tokens or weights.
         needing_like = {"--token-files": options.token_files, "--init-from": options.init_from}
         needing_like = {name: value for name, value in needing_like.items() if value is not None and self.like is None}
         for condition, requirement, problem in (

@@ -232,7 +232,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"schedule     {describe_schedule(plan.schedule)}",
         *([] if group_rates is None else [f"rates        {group_rates}"]),
         f"validation   {validation}",
-        f"checkpoints  every {train.checkpoints.checkpoint_interval} steps, the newest "
+        f"checkpoints  every {train.checkpoints.checkpoint_interval} steps; the newest "
         f"{train.checkpoints.keep_checkpoints} and the best are kept"
         + (f", and uploaded to {train.checkpoints.checkpoints}" if train.checkpoints.checkpoints else ""),
     ]

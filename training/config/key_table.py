@@ -1,4 +1,4 @@
-"""The table of all keys of model.json and train.json, which `train.py --keys` prints from the rows of the keys."""
+"""The table of all keys of model.json and train.json, as `train.py --keys` prints it."""
 
 import json
 from collections.abc import Iterable, Iterator

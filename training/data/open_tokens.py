@@ -39,7 +39,8 @@ class TokenDirectory:
     manifest: Manifest | None
     train: TokenStream
     validation: TokenStream | None  # None if the run does not validate on this dataset
-    contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from training/data/verify_tokens.py
+    # File name -> content, set by training/data/verify_tokens.py
+    contents: dict[str, Content] = attrs.field(factory=dict)
     growing: "GrowingTokens | None" = None  # set while the files are still being prepared
 
     @property

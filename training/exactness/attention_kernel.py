@@ -223,7 +223,7 @@ def _problem(name: str, shape: Shape, sequences: int) -> str | None:
                 raise
             return str(error).partition("\n")[0].rstrip(".")
         if not difference <= TOLERANCE:  # NaN is a problem, too
-            return f"differs from unfused attention by {difference:.2g} of its largest value"
+            return f"differs from unfused attention by {difference:.2g} of the largest value"
     return None
 
 

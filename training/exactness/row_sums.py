@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; they take 4 MiB, which stay in its cache
+BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; these 4 MiB fit into its cache
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:

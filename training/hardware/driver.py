@@ -24,7 +24,7 @@ def driver_gpus() -> int:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         return count.value
-    # NVML fails, and torch cannot use the GPUs, if, for example, only the library was updated, not the kernel module.
+    # For example, if only the library was updated and not the kernel module, NVML fails and torch cannot use the GPUs.
     return len(list(DRIVER_GPUS.glob("*")))
 
 

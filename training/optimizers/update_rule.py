@@ -22,7 +22,7 @@ class Placement:
     """Where the parameters of a rule are."""
 
     device: torch.device
-    axes: Mapping[str, Axes]  # the axes of the complete parameter, by its name on this rank
+    axes: Mapping[str, Axes]  # name of a parameter on this rank -> axes of the complete parameter
     make_spread: Callable[[], Spread]  # may make a process group, so it must be called once on every rank or not at all
 
     @functools.cached_property

@@ -160,8 +160,8 @@ def compute_memory(device: torch.device) -> Iterator[None]:
 
     The current stream waits for earlier users of that memory. Torch's allocator never gives a stream's memory to
     another stream. Without this function, FSDP's gradients, which remain after the backward pass, could not reuse the
-    memory of the activations, which exist before it. Before a tensor with such memory is freed, the compute stream has
-    to wait for its last use.
+    memory of the activations, which exist before the backward pass. Before a tensor with such memory is freed, the
+    compute stream has to wait for the tensor's last use.
     """
     if device.type != "cuda":
         yield

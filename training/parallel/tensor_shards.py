@@ -35,7 +35,7 @@ class TensorShards:
 
     @functools.cached_property
     def _cuts(self) -> dict[str, list[ShardCut]]:
-        """The cuts of all shards, by the parameter's name in the network."""
+        """Name of a parameter in the network -> the cuts of all its shards."""
         axes = {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
         shards = range(self.exchange.shards)
         return {
@@ -115,7 +115,7 @@ class TensorShards:
 
 
 def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
-    """Return this rank's part of a network that is divided into this many tensor shards, without allocating memory."""
+    """Return this rank's part of a network that is divided into this many tensor shards. Allocates no memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
     def all_gather(values: Tensor) -> Tensor:
