@@ -93,7 +93,7 @@ class Options:
         str | None,
         option(
             "start from the weights of another model, not from random weights: a run, a checkpoint, a model directory, "
-            "or OWNER/NAME on the Hugging Face hub. If the run has a checkpoint, it resumes from that instead",
+            "or OWNER/NAME on the Hugging Face hub. A run that has a checkpoint resumes from its checkpoint instead",
             "MODEL",
         ),
     ] = None
@@ -105,7 +105,9 @@ class Options:
     price_per_hour: Annotated[
         float | None,
         option(
-            "price of the machine per hour; progress then shows the cost so far and the expected cost", "USD", check=USD
+            "price of the machine per hour; progress then shows the cost so far and the expected total",
+            "USD",
+            check=USD,
         ),
     ] = None
     budget: Budget = attrs.field(factory=Budget)

@@ -41,7 +41,7 @@ def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
     """Return the L2 norm of all gradients of the network, a scalar on the device.
 
-    The squares are added in the order that is fastest.
+    The squares are added in whatever order is fastest.
     """
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
     shards = shards_of(gradients[0])

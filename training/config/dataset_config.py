@@ -78,7 +78,7 @@ class DatasetPart:
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
-    """Return the entries of a value of `dataset`. Raises ValueError if the value is invalid."""
+    """Parse a value of `dataset` into its entries. Raises ValueError if the value is invalid."""
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:

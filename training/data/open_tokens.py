@@ -237,7 +237,7 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
 def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
     """Raise BadInput if the model's vocabulary is too small, or if datasets have different tokenizers.
 
-    Tokenizers may differ in special tokens at the end.
+    Only the special tokens at the end of a tokenizer's vocabulary are allowed to differ.
     """
     if token_set.tokenizer is None:
         return

@@ -228,7 +228,7 @@ def _wait_for_validation(growing: "GrowingTokens", needed_tokens: int) -> None:
 
 
 class TokenWatch:
-    """Checks, during the run, whether this rank's token files have changed.
+    """Checks whether this rank's token files have changed during the run.
 
     Files are hashed in threads, so that no rank waits for another rank's disk.
     """

@@ -138,7 +138,7 @@ def problem_of(name: str, shape: Shape) -> str | None:
 def fastest(names: list[str], shape: Shape) -> str:
     """Return the fastest kernel for a forward and a backward pass.
 
-    A later kernel is chosen only if it is faster by FASTER_SHARE.
+    A kernel that comes later in `names` is chosen only if it is faster by FASTER_SHARE.
     """
     fastest_name, least_seconds = names[0], math.inf
     sequences = min(shape.microbatch_size, TIMED_SEQUENCES)

@@ -20,7 +20,7 @@ def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
 
 
 def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of squares of all rows of all tensors, (rows,) fp32. A vector's elements count as rows.
+    """Return the sum of squares of every row of every tensor, (rows,) fp32. A vector's elements count as rows.
 
     The result follows the given order of tensors or, on a GPU, the order of `in_row_order`.
     """

@@ -87,7 +87,7 @@ FINEWEB = DiskNeed(
 
 
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
-    """Run the checks that a training process makes, and return their outcomes. None of these checks uses a GPU."""
+    """Run the checks that a training process also runs. Return their outcomes. None of these checks uses a GPU."""
     gpus, count = _check_gpus(needs.device, needs.ranks)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:

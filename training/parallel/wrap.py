@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
 NEVER = (1 << 31) - 1  # the largest number of steps that DDP accepts
-# Gradients per bucket on GPUs. This is the size of two blocks of the 124M model. DDP's default is 25 MiB; with larger
-# buckets, the host starts fewer reductions.
+# Size of a bucket of gradients on GPUs, about as large as two blocks of the 124M model. DDP's default is 25 MiB; with
+# larger buckets, the host starts fewer reductions.
 BUCKET_MIB = 50
 
 
@@ -200,7 +200,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def compile_model(model: NextTokenLoss, how: bool | str) -> None:
-    """Compile a model in place: blocks, head and loss (True), as one graph ("model"), or not at all (False)."""
+    """Compile a model in place: block by block (True), as one graph ("model"), or not at all (False)."""
     if not how:
         return
     # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.

@@ -241,7 +241,7 @@ class Kernels(TorchDispatchMode):
         return first
 
     def value(self, tensor: Tensor) -> _Value:
-        """Return the record of a tensor's memory. A tensor that no operator has written counts as an input."""
+        """Return the `_Value` of a tensor's memory. A tensor that no operator has written counts as an input."""
         input_value = _Value(tensor, False, None, backward=self.backward, in_block=self.in_block)
         return self._values.setdefault(_address(tensor), input_value)
 

@@ -1,4 +1,4 @@
-"""Replay: train some steps of a run again, from the last checkpoint before them, and compare them with the metrics.
+"""Replay: train some steps of a run again, from the last checkpoint before them, and compare results with the metrics.
 
 Nothing is written. Under elastic determinism, the replay is exact on any world size, so that a loss spike on 8 GPUs can
 be studied on one GPU. A number that differs from its record is never just rounding noise; it has a cause.
