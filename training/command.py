@@ -93,7 +93,7 @@ class Options:
         str | None,
         option(
             "start from the weights of another model, not from random weights: a run, a checkpoint, a model directory, "
-            "or OWNER/NAME on the Hugging Face hub. If the run has a checkpoint, it resumes from that instead",
+            "or OWNER/NAME on the Hugging Face hub. A run that has a checkpoint resumes from its checkpoint instead",
             "MODEL",
         ),
     ] = None
@@ -105,7 +105,9 @@ class Options:
     price_per_hour: Annotated[
         float | None,
         option(
-            "price of the machine per hour; progress then shows the cost so far and the expected cost", "USD", check=USD
+            "price of the machine per hour; progress then shows the cost so far and the expected total",
+            "USD",
+            check=USD,
         ),
     ] = None
     budget: Budget = attrs.field(factory=Budget)
@@ -143,7 +145,7 @@ class Options:
 
 
 def key_rows() -> KeyRows:
-    """Return the rows of all keys of run directories, so that an error about an unknown option can suggest a key."""
+    """Return the rows of all keys of run directories. An error about an unknown option can suggest one of the keys."""
     from training.config.train_config import KEY_ROWS
 
     return KEY_ROWS
@@ -258,7 +260,7 @@ class TrainCommand:
 
     def __attrs_post_init__(self) -> None:
         options = self.options
-        # --preflight and --find-max-microbatch use these options only with --like, to fit a new run to them.
+        # --preflight and --find-max-microbatch use these options only to fit a new run (--like) to tokens or weights.
         needing_like = {"--token-files": options.token_files, "--init-from": options.init_from}
         needing_like = {name: value for name, value in needing_like.items() if value is not None and self.like is None}
         for condition, requirement, problem in (
@@ -285,7 +287,7 @@ class TrainCommand:
     def trains(self) -> bool:
         """Whether this command trains, and therefore writes to the run directory.
 
-        It does neither with --dry-run, --preflight, --plan, --find-max-microbatch, --look or --replay.
+        With --dry-run, --preflight, --plan, --find-max-microbatch, --look or --replay, it does not train.
         """
         reports_only = self.dry_run or self.preflight or self.plan or self.find_max_microbatch
         return not (reports_only or self.look is not None or self.options.replay is not None)
@@ -293,7 +295,7 @@ class TrainCommand:
 
 @attrs.frozen(kw_only=True)
 class FindCommand:
-    """Find the largest micro-batch that fits by running full steps on all GPUs of this machine, or predict it."""
+    """Find the largest micro-batch that fits: run full steps on all GPUs of this machine, or predict the size."""
 
     option_rules: ClassVar[OptionRules] = OptionRules(
         work="a search",

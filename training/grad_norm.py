@@ -41,7 +41,7 @@ def global_grad_norm(parallel: Parallel, determinism: str) -> Tensor:
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
     """Return the L2 norm of all gradients of the network, a scalar on the device.
 
-    The squares are added in the order that is fastest.
+    The squares are added in whatever order is fastest.
     """
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
     shards = shards_of(gradients[0])
@@ -95,7 +95,7 @@ def _active_positions(layout: Layout, device: torch.device) -> Tensor:
 
 @cache
 def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.device) -> tuple[Tensor, int]:
-    """Return the position of each row of the full parameters among the concatenated shards, and a shard's length.
+    """Return where each row of the full parameters is in the concatenated shards, and the length of a shard.
 
     A shard holds its rows of the first parameter, then its rows of the second parameter, and so on. The first shard has
     the most rows; the other shards are padded to its length.

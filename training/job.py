@@ -46,7 +46,7 @@ def run_job(checked: CheckedRun, options: Options, supervision: Supervision) -> 
             status = replay_job(job, *options.replay)
         else:
             status = EXIT_DONE if loop is None else run_loop(loop, job)
-    stop()  # not called after an exception: leaving NCCL's group could then wait for ranks that are in a collective
+    stop()  # not called after an exception, because it could then wait for ranks that are still in a collective
     if options.then is not None:
         # This has an effect only if there was nothing left to train. Otherwise, the record has already been written.
         supervision.exit_record.write(status, "finished")
@@ -111,7 +111,7 @@ def run_loop(loop: Loop, job: OpenJob) -> int:
         with advisory("time ledger"):
             # This is recorded now for the report, and because the job may be killed before its end.
             preliminary_record = reporter.ledger.record(feed.waited_seconds)
-            del preliminary_record[Metric.LEDGER]  # the ledger of this job is recorded when it ends
+            del preliminary_record[Metric.LEDGER]  # the ledger of this job is recorded when the job ends
             reporter.record(loop.state.position.step, preliminary_record)
         chart = reporter.finish()
         with advisory("summary"):

@@ -62,7 +62,7 @@ class Intervals:
 
     @advisory("remaining time")
     def remaining(self, step: int) -> Remaining:
-        """Return the work of this job that remains, including the validation and the checkpoint of `step`."""
+        """Return the remaining work of this job, including the validation and the checkpoint of `step`."""
         return Remaining(
             steps=self.last_step - step,
             validations=count_due(step, self.last_step, self.checkpoint, self.validation) if self.validation else 0,
@@ -137,7 +137,7 @@ class Loop:
             self._save()
 
     def _complete_interrupted_work(self) -> None:
-        """Validate if a validation is due but not done: before a run's first step, or after a stop interrupted it."""
+        """Validate if a due validation is missing: before the first step, or if a stop interrupted the validation."""
         position = self.state.position
         if position.validation_loss is None and self.intervals.validation_due(position.step):
             self._validate()
@@ -155,7 +155,7 @@ class Loop:
     def _check_token_files(self, *, wait: bool = False) -> None:
         """Raise BadInput if the content of a token file has changed since the run began.
 
-        The first rank of each machine checks this, and raises the error alone.
+        The first rank of each machine checks this. Only that rank raises the error.
         """
         if self.heartbeat.ranks.node.rank == 0:
             for path in self.feed.watch.check(wait=wait):

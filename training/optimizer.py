@@ -17,7 +17,7 @@ class Optimizer:
 
     `state_tensors` contains the tensors that checkpoints store, by kind of state and then by the name of the parameter.
     Kinds have torch's names, such as "exp_avg". The tensors are sharded like the parameters; torch's optimizers see
-    only this rank's part of both.
+    only this rank's part of the parameters and of their state.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Optimizer:
         for name, matching_rules in rules_by_name.items():
             if len(matching_rules) != 1:
                 raise BadInput(
-                    f"optimizer {options.optimizer}: {len(matching_rules)} of its rules take {name}; exactly one must"
+                    f"optimizer {options.optimizer}: {len(matching_rules)} of its rules take {name}, wanted exactly one"
                 )
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in local.items()}
@@ -64,7 +64,7 @@ class Optimizer:
     def set_step(self, step: int, learning_rate: float) -> None:
         """Set the hyperparameters of a step, counted from 0.
 
-        Each parameter group's learning rate is its factor times the schedule's learning rate.
+        The learning rate of a parameter group is the group's factor times the schedule's learning rate.
         """
         for part, rule in zip(self.parts, self._rules, strict=True):
             settings = rule.settings(self._options, step)

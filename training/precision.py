@@ -1,4 +1,4 @@
-"""Precision: fp32, or bf16 or fp16 autocast over fp32 weights; with fp16, gradients use a loss scale."""
+"""Precision: plain fp32, or fp32 weights with autocast to bf16 or fp16. With fp16, the loss is scaled."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,7 +11,7 @@ from common.checks import integer, number
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # this value and GROWTH_INTERVAL are the defaults of torch.amp.GradScaler
-SMALLEST_LOSS_SCALE = 1.0  # gradients that still overflow below this scale are not finite in any precision
+SMALLEST_LOSS_SCALE = 1.0  # gradients that overflow even below this scale are not finite in any precision
 GROWTH_INTERVAL = 2000  # number of finite steps before the scale doubles
 
 

@@ -20,7 +20,7 @@ REMIND_SECONDS = 60.0  # between two log lines while waiting for tokens
 
 
 class Feed:
-    """Returns the micro-batches of a range of steps, micro-step by micro-step. Close it to end the thread."""
+    """Returns the micro-batches of a range of steps, micro-step by micro-step. Close the feed to end its thread."""
 
     def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range, watch: TokenWatch):
         self.waited_seconds = 0.0  # training time spent waiting for data

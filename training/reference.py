@@ -44,8 +44,8 @@ class Reference:
     """
 
     recipe: dict[str, Any]
-    # Sources and tokenizer; runs on any tokens that were prepared from these can be compared. None: only runs on
-    # `tokens` can be compared.
+    # Sources and tokenizer. A run can be compared if its tokens were prepared from these sources with this tokenizer.
+    # None: a run can be compared only if its tokens are among `tokens`.
     prepared: str | None
     devices: list[str]
     band: list[list[float]]  # lowest and highest loss, (2, M); the lowest may be below zero
@@ -63,7 +63,9 @@ class Reference:
         if len({*zip(self.seeds, self.tokens, strict=True)}) < runs:
             raise ValueError("seeds: got two runs with the same seed and the same tokens, wanted different ones")
         if len(self.band) != 2 or any(len(row) != MARKS for row in (*self.band, *self.losses)):
-            raise ValueError(f"band, losses: wanted two bounds, and {MARKS} numbers in each bound and for each run")
+            raise ValueError(
+                f"band, losses: wanted two bounds in the band, and {MARKS} numbers in each bound and for each run"
+            )
         if any(low > high for low, high in zip(*self.band, strict=True)):
             raise ValueError("band: wanted the lowest losses first, then the highest")
         low, high = np.array(self.band)
@@ -99,9 +101,9 @@ class ComparedLog(MetricsLog):
 
 
 class BandComparison(NamedTuple):
-    """Where a run's training loss is in relation to the band of its reference."""
+    """Whether a run's training loss is inside, above or below the band of its reference."""
 
-    line: str | Notice  # the result and since which step it holds, or why the run is not compared
+    line: str | Notice  # the result and the step since which it holds, or why the run is not compared
     side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
 
 

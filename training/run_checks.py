@@ -33,7 +33,7 @@ class CheckedRun:
 
     run: Run
     initial: InitialWeights | None  # the model of --init-from
-    tokens: PlannedTokens | None  # None on several nodes, and if some tokens are not downloaded or prepared yet
+    tokens: PlannedTokens | None  # None on several nodes, or if some tokens are not downloaded or prepared yet
 
 
 def check_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> CheckedRun:
@@ -72,7 +72,7 @@ def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
 
 @contextmanager
 def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Read a run in this context. If that raises BadInput, problems of the machine and the dataset are added to it."""
+    """Context for reading a run. If this raises BadInput, problems of the machine and the dataset are added to it."""
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):

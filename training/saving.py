@@ -24,7 +24,7 @@ class SaveOutcome:
     """Outcome of a save. It is the same on every rank, except for the seconds."""
 
     position: Position
-    durable: bool  # the checkpoint is on the disk, under its name
+    durable: bool  # the checkpoint is on the disk, under its final name
     problem: BadInput | None  # why the save failed or, if the checkpoint is durable, which link or deletion failed
     stall_seconds: float  # time for which training had to wait
     write_seconds: float  # from the end of the copy until the checkpoint is on the disk
@@ -79,7 +79,7 @@ class Saving:
         if self._writer.uploader is not None:
             for upload in self._writer.uploader.ended():
                 event = RunEvent.UPLOAD if upload.problem is None else RunEvent.UPLOAD_FAILED
-                consequence, seconds = f"on the disk, but NOT UPLOADED, {RETRY}", round(upload.seconds, 3)
+                consequence, seconds = f"saved on the disk, but NOT UPLOADED, {RETRY}", round(upload.seconds, 3)
                 self._record(step_of(upload.name), event, upload.problem, consequence, seconds=seconds)
 
     def finish_upload(self) -> None:

@@ -89,8 +89,8 @@ def test_log_reports_when_the_loss_leaves_the_band(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"band": [[1.0] * MARKS]}, "wanted two bounds, and 40 numbers"),
-        ({"losses": [[1.0]] * 9}, "wanted two bounds, and 40 numbers"),
+        ({"band": [[1.0] * MARKS]}, "wanted two bounds in the band, and 40 numbers"),
+        ({"losses": [[1.0]] * 9}, "wanted two bounds in the band, and 40 numbers"),
         ({"losses": []}, "losses: got 0 losses, 9 seeds and 9 tokens, wanted at least 3 runs"),
         ({"losses": [], "seeds": [], "tokens": []}, "losses: got 0 losses, 0 seeds and 0 tokens, wanted at least 3"),
         ({"losses": LOSSES[:8].tolist()}, "losses: got 8 losses, 9 seeds and 9 tokens"),

@@ -93,5 +93,5 @@ def test_upload_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     saving.poll()
     saving.poll()
     assert events(reporter) == [(4, "upload"), (6, "upload-failed")]
-    line = "step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
+    line = "step 6: saved on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
     assert capsys.readouterr().err == f"WARNING: {line}\n"

@@ -232,7 +232,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"schedule     {describe_schedule(plan.schedule)}",
         *([] if group_rates is None else [f"rates        {group_rates}"]),
         f"validation   {validation}",
-        f"checkpoints  every {train.checkpoints.checkpoint_interval} steps, the newest "
+        f"checkpoints  every {train.checkpoints.checkpoint_interval} steps; the newest "
         f"{train.checkpoints.keep_checkpoints} and the best are kept"
         + (f", and uploaded to {train.checkpoints.checkpoints}" if train.checkpoints.checkpoints else ""),
     ]
@@ -297,7 +297,7 @@ def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
                 key="max_epochs",
                 found=str(train.data.max_epochs),
                 expected=f"at least {epochs:,}",
-                cause=f"{demand}, which has {source.windows:,}",
+                cause=f"{demand}, which has only {source.windows:,}",
                 advice=f"prepare more tokens, lower min_train_tokens, or set max_epochs to {epochs:,}",
             )
         )
@@ -309,4 +309,4 @@ def _describe_source(source: SourcePlan) -> str:
     if source.windows is None:
         return f"{source.sequences:,} windows of {source.dataset}; its token files are not complete on this disk yet"
     epochs = source.epochs(source.sequences)
-    return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"
+    return f"{source.sequences:,} windows of {source.dataset}: {epochs:.2f} epochs of {source.windows:,} windows"

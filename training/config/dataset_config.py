@@ -31,7 +31,7 @@ _WEIGHT_ROW = KeyRow(
 def _read_weight(value: Any) -> Stages:
     """Return the stages of a weight as pairs (first step, weight). The first stage starts at step 0.
 
-    `value` is a single weight above 0, or already a list of such pairs. Raises ValueError if it is neither.
+    `value` is a single weight above 0, or a list of such pairs. Raises ValueError if it is neither.
     """
     if is_number(value) and value > 0:
         return ((0, value),)
@@ -78,7 +78,7 @@ class DatasetPart:
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
-    """Return the entries of a value of `dataset`. Raises ValueError if the value is invalid."""
+    """Parse a value of `dataset` into its entries. Raises ValueError if the value is invalid."""
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:
@@ -108,8 +108,8 @@ def read_parts(value: Any) -> tuple[DatasetPart, ...]:
 def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
     """Return a pair (first step, shares of the datasets) for each step at which a weight changes.
 
-    The shares are integers in the ratio of the weights. Raises ValueError if all weights of a step are 0, or if they
-    have too many digits to be converted to integers.
+    The shares are integers in the ratio of the weights. Raises ValueError if all weights of a step are 0, or if the
+    weights have too many digits to be converted to integers.
     """
     stages = []
     for step in sorted({first_step for part in parts for first_step, _ in part.weights}):

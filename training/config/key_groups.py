@@ -1,8 +1,8 @@
 """The keys of `train.json`, in groups: the type, default, check, meaning and other names of each key.
 
 `train.py --keys` prints the texts in this file, and tests compare the tables in docs/ with them. The fields here
-have the same names as the keys in `train.json`. If gpjt/ddp-base-model-from-scratch has the same key, its name and
-default are kept here, so that the run directories of that project have the same meaning in Lockstep.
+have the same names as the keys in `train.json`. If gpjt/ddp-base-model-from-scratch has a key for the same setting, the
+key has the same name and default here, so that the run directories of that project have the same meaning in Lockstep.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,8 @@ def _microbatch_size_from_minibatch_size(size: Any, file_values: Mapping[str, An
     """Return gpjt's minibatch_size, which is our microbatch_size. Raise ValueError if the two keys disagree."""
     if file_values.get("microbatch_size", size) != size:
         raise ValueError(
-            f"got {quoted(size)}, wanted the value of microbatch_size, because it is the old name of that key; remove "
-            "one of the two"
+            f"got {quoted(size)}, wanted the value of microbatch_size, because minibatch_size is the old name of that "
+            "key; remove one of the two"
         )
     return size
 
@@ -269,7 +269,7 @@ class OptimizationOptions:
 
     @property
     def group_learning_rates(self) -> dict[str, float]:
-        """The peak learning rates that are set, by the group's name in training/optimizers/update_rule.py.
+        """Name of a group (see training/optimizers/update_rule.py) -> the peak learning rate that is set for it.
 
         All other groups use `learning_rate`.
         """

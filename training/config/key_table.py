@@ -1,4 +1,4 @@
-"""The table of all keys of model.json and train.json, which `train.py --keys` prints from the rows of the keys."""
+"""The table of all keys of model.json and train.json, as `train.py --keys` prints it."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from training.config.train_config import KEYS
 
 
 def key_table() -> str:
-    """Return a table of all keys of both files and of an entry of `dataset`: meaning, accepted values and default."""
+    """Return a table of the keys of model.json, train.json and an entry of `dataset`: meaning, values and default."""
     lines: list[str] = []
     for section, keys in KEYS.items():
         lines += [f"{section}.json:", *_table_rows(keys.values())]

@@ -108,7 +108,7 @@ def describe_optimizer(options: OptimizationOptions) -> str:
 def describe_group_rates(options: OptimizationOptions) -> str | None:
     """Describe the peak learning rate of each group, or return None if all groups have the same rate."""
     rates = [f"{group} {rate:g}" for group, rate in options.group_learning_rates.items()]
-    return f"{', '.join(rates)}, all others {options.learning_rate:g}; on the same schedule" if rates else None
+    return f"{', '.join(rates)}, all others {options.learning_rate:g}; all share one schedule" if rates else None
 
 
 def describe_schedule(schedule: Schedule) -> str:

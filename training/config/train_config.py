@@ -80,7 +80,7 @@ class TrainConfig:
     def from_keys(
         cls, values: Mapping[str, Any], file: Path = Path("train.json"), overridden: Sequence[str] = ()
     ) -> "TrainConfig":
-        """Make a TrainConfig from flat keys. Raises InvalidValue for a wrong value, or an unknown or missing key."""
+        """Make a TrainConfig from flat keys. Raises InvalidValue for wrong values, unknown keys and missing keys."""
         remaining, groups = dict(values), {}
         for field in attrs.fields(cls):
             if attrs.has(field.type):
@@ -135,7 +135,8 @@ KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for sec
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
 # Values that train better than the defaults, which come from gpjt. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> present name. The second mapping has both directions.
+# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> present name. The second mapping also has the reverse
+# direction.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
 
@@ -217,7 +218,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
         near = nearest_folder(str(directory), [Path("runs")], is_run)
         suggestion = "" if near is None else f"did you mean {near}? "
         raise BadInput(
-            f"{directory}: no such run directory, which is a folder with model.json and train.json; {suggestion}"
+            f"{directory}: no such run directory, wanted a folder with model.json and train.json; {suggestion}"
             "train.py --like RUN writes a new one"
         )
     files = [directory / f"{section}.json" for section in KEYS]
@@ -287,7 +288,7 @@ def located(problem: Problem, file: Path, explicit_keys: Collection[str], overri
 
 
 def _wrong_values(section: str, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for the missing keys of a file, and one for each value that is always wrong.
+    """Yield one problem for all missing keys of a file, and one for each value that is wrong by itself.
 
     Contradictions between valid values are checked elsewhere.
     """
@@ -348,7 +349,7 @@ def spellings(key: str) -> tuple[str, ...]:
 
 
 def resolve_spelling(name: str) -> tuple[str, str]:
-    """Return the section and the key as `resolve_key` does, but replace an older name by the key's present name."""
+    """Return the section and the key as `resolve_key` does, but replace an older name with the present name."""
     section, key = resolve_key(name)
     return section, _KEYS_BY_OLDER_NAME.get(key, key)
 

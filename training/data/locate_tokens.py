@@ -48,7 +48,7 @@ def locate_tokens(train: TrainConfig, token_files: Path | None, *, can_override:
 
 
 def lengths_at_hand(train: TrainConfig) -> dict[str, int | None]:
-    """Return the number of tokens of each dataset's train stream, by dataset.
+    """Map each dataset to the number of tokens in its train stream.
 
     The number is None if any part of the stream is not on this machine. Raises BadInput as `streams_at_hand` does.
     """
@@ -60,9 +60,9 @@ def lengths_of(streams: Mapping[str, TokenStream | None]) -> dict[str, int | Non
 
 
 def streams_at_hand(train: TrainConfig, token_files: Path | None) -> dict[str, TokenStream | None]:
-    """Return each dataset's train stream, by dataset, or None if any part of the stream is not on this machine.
+    """Map each dataset to its train stream, or to None if any part of that stream is not on this machine.
 
-    If the number of steps depends on the streams, raises BadInput for a dataset that does not exist.
+    Raises BadInput for a dataset that does not exist, but only if the number of steps depends on the streams.
     """
     if token_files is not None or train.data.min_train_tokens is None:  # the streams determine the number of steps
         streams: dict[str, TokenStream | None] = {}

@@ -39,7 +39,8 @@ class TokenDirectory:
     manifest: Manifest | None
     train: TokenStream
     validation: TokenStream | None  # None if the run does not validate on this dataset
-    contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from training/data/verify_tokens.py
+    # File name -> content, set by training/data/verify_tokens.py
+    contents: dict[str, Content] = attrs.field(factory=dict)
     growing: "GrowingTokens | None" = None  # set while the files are still being prepared
 
     @property
@@ -77,7 +78,7 @@ class TokenSet:
 
     @property
     def lengths(self) -> dict[str, int | None]:
-        """The number of tokens in each train stream, by dataset; None while the stream is being prepared."""
+        """Dataset -> number of tokens in its train stream, or None while the stream is still being prepared."""
         return {
             directory.dataset: directory.train.length if directory.growing is None else None
             for directory in self.directories
@@ -236,7 +237,7 @@ def open_all(locations: "list[tuple[TokenLocation, GrowingTokens | None]]", trai
 def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
     """Raise BadInput if the model's vocabulary is too small, or if datasets have different tokenizers.
 
-    Tokenizers may differ in special tokens at the end.
+    Only the special tokens at the end of a tokenizer's vocabulary are allowed to differ.
     """
     if token_set.tokenizer is None:
         return
@@ -253,8 +254,8 @@ def check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path
         ):
             raise BadInput(
                 f"{directory.path}: was prepared with tokenizer {record.name} ({record.vocabulary_size:,} ids), but "
-                f"{first} with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or with another tokenizer of that "
-                "name; prepare all datasets of a run with the same tokenizer"
+                f"{first} was prepared with {tokenizer.name} ({tokenizer.vocabulary_size:,} ids) or with another "
+                "tokenizer of that name; prepare all datasets of a run with the same tokenizer"
             )
         if record is not None and record.template not in (None, tokenizer.template):
             raise BadInput(

@@ -172,7 +172,7 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
 def _note_missing_shards(directory: TokenDirectory) -> None:
     """Print a note if token files were written by another program and the first of them are missing.
 
-    Our own files do not need this, because their names include the number of shards.
+    Files of prepare_data.py do not need this note, because their names include the number of shards.
     """
     foreign = [stream for stream in directory.streams if stream.files[0].path.suffix != ".safetensors"]
     if not foreign:
@@ -228,7 +228,7 @@ def _wait_for_validation(growing: "GrowingTokens", needed_tokens: int) -> None:
 
 
 class TokenWatch:
-    """Checks, during the run, whether this rank's token files have changed.
+    """Checks whether this rank's token files have changed during the run.
 
     Files are hashed in threads, so that no rank waits for another rank's disk.
     """

@@ -38,14 +38,14 @@ REPEATING = ("flash", "efficient")  # kernels with a deterministic backward pass
 ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most this many in a timed run; enough to fill a GPU, and cheap compared with training
 FASTER_SHARE = 0.03  # a later kernel is chosen only if it is faster by this share
-# Largest accepted error, relative to the largest reference output or gradient; bf16 rounds to 0.004. If this
-# largest value is below a minimum, the minimum replaces it. The minimum is `ScoreCase.deviation` for the gradients of
-# queries and keys, and 1 for all other tensors. Only a few saturated rows, which consist mostly of rounding errors,
-# have smaller values.
+# Largest accepted error, relative to the largest reference output or gradient. For comparison, rounding to bf16 changes
+# a value by up to 0.004. If the largest reference value is below a minimum, the error is relative to the minimum. The
+# minimum is `ScoreCase.deviation` for the gradients of queries and keys, and 1 for all other tensors. Only a few
+# saturated rows, which consist mostly of rounding errors, have smaller values.
 TOLERANCE = 0.05
-COMPARED_SCORES = 1 << 30  # number of scores that a test compares, but it compares at least two heads
+COMPARED_SCORES = 1 << 30  # a test compares about this many scores, but always at least two heads
 SCORES_AT_ONCE = 1 << 24  # number of scores that `formula` computes at a time: 64 MiB in fp32
-SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # fields of the numerics on which the speed of kernels depends
+SAME_MACHINE = ("device", "torch", "cuda", "cudnn")  # the speed of kernels depends on these fields of the numerics
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class ScoreCase:
 
 
 # The first case occurs in networks with QK-norm. The last case is a head with "massive activations": fp32 cannot invert
-# its sums of exponentials, and the backward pass of a wrong kernel returns NaN.
+# its sums of exponentials, and the backward pass of a faulty kernel returns NaN.
 CASES = (ScoreCase(1.0), ScoreCase(0.1), ScoreCase(6.0), ScoreCase(0.1, shift=-120.0))
 
 
@@ -79,7 +79,7 @@ class Shape:
         Their memory layout is the same as in a block.
         """
         generator, length = torch.Generator(self.device).manual_seed(CASES.index(scores)), self.model.context_length
-        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # the type to which autocast would cast them
+        dtype = AUTOCAST_DTYPES.get(self.precision, torch.float32)  # autocast would cast the inputs to this type
         size = (sequences, length, self.model.qkv_width)
         fused = torch.randn(size, generator=generator, device=self.device, dtype=dtype)
         with self.device:
@@ -99,7 +99,7 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the kernel of a checkpoint if this job has chosen another kernel only because of its timings.
+    """Enable the checkpoint's kernel if this job chose another kernel for no other reason than its own timings.
 
     Return the numerics of this job, with the enabled kernel.
 
@@ -138,7 +138,7 @@ def problem_of(name: str, shape: Shape) -> str | None:
 def fastest(names: list[str], shape: Shape) -> str:
     """Return the fastest kernel for a forward and a backward pass.
 
-    A later kernel is chosen only if it is faster by FASTER_SHARE.
+    A kernel that comes later in `names` is chosen only if it is faster by FASTER_SHARE.
     """
     fastest_name, least_seconds = names[0], math.inf
     sequences = min(shape.microbatch_size, TIMED_SEQUENCES)
@@ -223,7 +223,7 @@ def _problem(name: str, shape: Shape, sequences: int) -> str | None:
                 raise
             return str(error).partition("\n")[0].rstrip(".")
         if not difference <= TOLERANCE:  # NaN is a problem, too
-            return f"differs from unfused attention by {difference:.2g} of its largest value"
+            return f"differs from unfused attention by {difference:.2g} of the largest value"
     return None
 
 

@@ -93,8 +93,8 @@ def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[st
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
-    # With "elastic", the bits do not depend on these two values. No level's bits depend on how many ranks share a
-    # layer.
+    # With "elastic", the bits do not depend on the two values below. At every level, the bits are the same for any
+    # number of ranks that share a layer.
     if numerics.determinism == "run":
         values |= {"data_parallel_size": ranks.data_parallel.size, "parallel": train.execution.parallel}
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}

@@ -1,9 +1,9 @@
 """A Triton kernel for the sum of squares of each row of matrices that may be anywhere in memory. Only GPUs use it.
 
-Its bits do not depend on the number of rows or on their position. Each program of the kernel sums one row: lane i adds
-the elements i, i + BLOCK, ... in order, and the lanes are added in an order that the compiler has fixed. Everything
-that differs between calls is read from memory, so that every call runs the same binary. Programs share no sums, so
-there are no atomic operations.
+The bits of a row's sum do not depend on the number of rows or on the row's position. Each program of the kernel sums
+one row: lane i adds the elements i, i + BLOCK, ... in order, and the lanes are added in an order that the compiler has
+fixed. Everything that differs between calls is read from memory, so that every call runs the same binary. Programs
+share no sums, so there are no atomic operations.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""The sum of squares of each row, in an order that depends only on the row's width: the same bits in any shard.
+"""Sums of squares of rows, in an order that depends only on the row's width, so that every shard has the same bits.
 
 The order of a library's reduction depends on the shape of the whole tensor, and a shard has a different shape.
 """
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; they take 4 MiB, which stay in its cache
+BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; these 4 MiB fit into its cache
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
@@ -20,7 +20,7 @@ def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
 
 
 def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of squares of all rows of all tensors, (rows,) fp32. A vector's elements count as rows.
+    """Return the sum of squares of every row of every tensor, (rows,) fp32. A vector's elements count as rows.
 
     The result follows the given order of tensors or, on a GPU, the order of `in_row_order`.
     """

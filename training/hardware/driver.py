@@ -24,7 +24,7 @@ def driver_gpus() -> int:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         return count.value
-    # NVML fails, and torch cannot use the GPUs, if, for example, only the library was updated, not the kernel module.
+    # For example, if only the library was updated and not the kernel module, NVML fails and torch cannot use the GPUs.
     return len(list(DRIVER_GPUS.glob("*")))
 
 
@@ -42,7 +42,7 @@ def driver_cuda() -> str | None:
 def main() -> int:
     """Print an error if the driver is too old, and return the exit status.
 
-    Only major versions are compared, because a driver supports all releases of a major CUDA version.
+    Only major versions are compared, because a driver supports all releases of its major CUDA version.
     """
     cuda = driver_cuda()
     if cuda is None or int(cuda.partition(".")[0]) >= int(TORCH_CUDA.partition(".")[0]):

@@ -20,7 +20,7 @@ from common.json_files import read_json
 from common.text import nearest, quoted
 
 GPUS = Path(__file__).with_name("gpus.json")
-ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # an empty row, as errors show it
+ROW = {"memory_gib": 0, "bf16_tflops": 0, "gb_per_second": 0}  # an empty row, which errors show as a template
 _SIZE = checks.number(0.0, 1e6, above=True)
 
 

@@ -70,7 +70,7 @@ class PreflightRequirements:
     """What a run requires of this machine."""
 
     device: str | None = None  # the requested device; None: cuda if there are GPUs
-    # Features that compile kernels on a GPU, mapped to the settings that turn them off; `compiled_on_gpu` returns them
+    # The result of `compiled_on_gpu`: each feature that compiles kernels on a GPU -> the setting that turns it off
     compiles: Mapping[str, str] = {"torch.compile": setting(compile=False)}
     disk: DiskNeed | None = None
     ranks: int | None = None  # ranks on this machine; None: one for each GPU
@@ -87,7 +87,7 @@ FINEWEB = DiskNeed(
 
 
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
-    """Run the checks that a training process makes, and return their outcomes. None of these checks uses a GPU."""
+    """Run the checks that a training process also runs. Return their outcomes. None of these checks uses a GPU."""
     gpus, count = _check_gpus(needs.device, needs.ranks)
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:

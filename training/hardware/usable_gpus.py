@@ -37,7 +37,7 @@ def choose_device(requested: str | None) -> str:
         return requested
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # device_count() would be wrong here. Until CUDA has started, it uses NVML, which counts the driver's GPUs.
+        # device_count() would be wrong here. Until CUDA starts, it asks NVML, which counts all GPUs of the driver.
         usable = torch._C._cuda_getDeviceCount() if torch.cuda.is_available() else 0
     visible, installed = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_gpus()
     if visible is not None:
@@ -81,7 +81,7 @@ def is_gpu_memory_error(error: Exception) -> bool:
 
 @contextmanager
 def memory_advice(run: "Run") -> Iterator[None]:
-    """Turn a memory error into a BadInput that is raised on this rank only and has remedies for this run."""
+    """Turn a memory error into a BadInput on this rank only. Its message suggests remedies for this run."""
     try:
         yield
     except Exception as error:
@@ -111,7 +111,7 @@ def describe_memory_error(error: Exception, train: "TrainConfig", run: Path, ran
 def _describe_unusable(usable: int, installed: int, warning: str) -> str:
     """Explain why some GPUs cannot be used.
 
-    `warning` is the text of torch's warning, because nothing else shows that the driver is too old.
+    `warning` is the text of torch's warning. Nothing else shows that the driver is too old.
     """
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:

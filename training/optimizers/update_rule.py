@@ -14,7 +14,7 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.parallel.mesh import Spread
 
-RATE_FACTOR = "rate_factor"  # key of a parameter group: the group's learning rate, divided by the schedule's
+RATE_FACTOR = "rate_factor"  # key of a parameter group; the value is the group's learning rate / the schedule's rate
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +22,7 @@ class Placement:
     """Where the parameters of a rule are."""
 
     device: torch.device
-    axes: Mapping[str, Axes]  # the axes of the complete parameter, by its name on this rank
+    axes: Mapping[str, Axes]  # name of a parameter on this rank -> axes of the complete parameter
     make_spread: Callable[[], Spread]  # may make a process group, so it must be called once on every rank or not at all
 
     @functools.cached_property

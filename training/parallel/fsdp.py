@@ -52,7 +52,7 @@ def wrap_in_fsdp(
     dtypes = MixedPrecisionPolicy(
         param_dtype=AUTOCAST_DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # In fp32, and with recomputed blocks, autocast keeps no casts, so blocks are gathered in each forward and backward
+    # In fp32 or with recomputed blocks, autocast keeps no casts, so blocks are gathered in each forward and backward
     # pass. Otherwise, blocks stay gathered for a complete step, which takes no more memory than autocast's casts would.
     once = precision != "fp32" and not model.recompute_blocks
     groups = [outer]
@@ -82,7 +82,7 @@ class TimedReduction(_fsdp_api.ReduceScatter):
     """
 
     def __init__(self, reduce: Callable[[Tensor, Tensor], None], clock: StepClock):
-        """`reduce` is called with memory for this rank's part of the result, and the complete gradients."""
+        """`reduce` gets two arguments: memory for this rank's part of the result, and the complete gradients."""
         self._reduce, self._clock = reduce, clock
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:

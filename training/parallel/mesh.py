@@ -70,7 +70,7 @@ class HeldPiece:
 
     parameter: str  # the parameter's name on the rank
     local_rows: range  # the piece's rows in the rank's part of the parameter
-    rows: range  # the piece's rows, counted from the first of the consecutive rows
+    rows: range  # the piece's rows; 0 is the first of the consecutive rows
     columns: range | None  # None: all columns
 
 
@@ -89,7 +89,7 @@ class Spread:
 
     @functools.cache  # noqa: B019  # the cached objects are small and refer to nothing else
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """For each rank, return the pieces that it holds of some rows of a parameter.
+        """Return, for each rank, the pieces of the given rows of a parameter that the rank holds.
 
         A rank that holds none of the rows gets a single empty piece.
         """
@@ -187,7 +187,7 @@ def full_tensor(value: Placed) -> Tensor:
 
 def local_tensor(value: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor; any other tensor is returned unchanged."""
-    # to_local() is not used, because with gradients enabled, as in a training step, autograd would record its view.
+    # to_local() is not used. When gradients are enabled, as in a training step, autograd would record the view.
     return value._local_tensor if isinstance(value, DTensor) else value
 
 

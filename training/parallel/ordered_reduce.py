@@ -148,7 +148,7 @@ class OrderedGradients:
 
 
 def finished(buffer: Tensor) -> torch.futures.Future[Tensor]:
-    """Return the result of a communication hook. DDP's stream waits for the current stream up to this point."""
+    """Return `buffer` as a communication hook's result. DDP's stream waits for the current stream up to this point."""
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future
@@ -160,8 +160,8 @@ def compute_memory(device: torch.device) -> Iterator[None]:
 
     The current stream waits for earlier users of that memory. Torch's allocator never gives a stream's memory to
     another stream. Without this function, FSDP's gradients, which remain after the backward pass, could not reuse the
-    memory of the activations, which exist before it. Before a tensor with such memory is freed, the compute stream has
-    to wait for its last use.
+    memory of the activations, which exist before the backward pass. Before a tensor with such memory is freed, the
+    compute stream has to wait for the tensor's last use.
     """
     if device.type != "cuda":
         yield

@@ -124,7 +124,7 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
                 "copy the same train.json to all nodes"
             )
         if ranks_per_node % tensor_parallel:
-            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, which share fast links"
+            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, inside which links are fast"
             raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted {divisor}")
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
@@ -154,7 +154,7 @@ def make_subgroup(places: torch.Tensor) -> RankGroup:
     The groups have the timeout of the default group. Call it on every rank.
     """
     options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
-    timeout = STORE_TIMEOUT if options is None else options._timeout  # None for a backend that never waits
+    timeout = STORE_TIMEOUT if options is None else options._timeout  # a backend that never waits has no options
     groups = [(row, dist.new_group(row, timeout=timeout)) for row in places.tolist()]
     [(row, group)] = [(row, group) for row, group in groups if dist.get_rank() in row]
     return RankGroup(rank=row.index(dist.get_rank()), size=len(row), group=group)

@@ -54,7 +54,7 @@ class StepClock:
             self._since = None
 
     def begin_waiting(self) -> None:
-        """End an interval of own work, because the rank has to wait. This does nothing outside a timed step."""
+        """End an interval of the rank's own work, because the rank has to wait. Does nothing outside a timed step."""
         if self._since is None:
             return
         if self._intervals and self._intervals[-1][0] is self._since:  # own work continued during a reduction

@@ -41,7 +41,7 @@ class SumTree:
         return sums
 
     def additions(self, parts: Sequence[range]) -> tuple[list[list[tuple[int, int]]], list[int]]:
-        """Return the additions that combine the partial sums of a range's parts, in place, into those of the range.
+        """Return the in-place additions that turn the partial sums of a range's parts into those of the whole range.
 
         The first list has rounds of independent additions. Each addition is a pair (target, source) of indices of
         parts: the source is added to the target. The second list has the indices of the parts that contain the results.

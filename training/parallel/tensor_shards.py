@@ -35,7 +35,7 @@ class TensorShards:
 
     @functools.cached_property
     def _cuts(self) -> dict[str, list[ShardCut]]:
-        """The cuts of all shards, by the parameter's name in the network."""
+        """Name of a parameter in the network -> the cuts of all its shards."""
         axes = {name: axes_of(name, self.config) for name, _ in meta_network(self.config).named_parameters()}
         shards = range(self.exchange.shards)
         return {
@@ -44,7 +44,7 @@ class TensorShards:
         }
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> dict[str, Sharded]:
-        """Return the tensors of this rank's shards, by the parameter's name in the network."""
+        """Return this rank's shards of each parameter. The keys are the names that the network has without shards."""
         local_shards: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, value in values.items():
             local_shards[plain_name(name)].append(value)
@@ -83,7 +83,7 @@ class TensorShards:
                 [part for _, cut, value in shard_values for part in _held_by(holders, cut, value)]
                 for shard_values in shards
             ]
-            if not copies[0]:  # under FSDP, a rank and those that share its layers may have no copies
+            if not copies[0]:  # under FSDP, this rank and the ranks that share its layers may hold no such elements
                 continue
             flat = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in copies])
             gathered = self.exchange.all_gather(flat)
@@ -115,7 +115,7 @@ class TensorShards:
 
 
 def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
-    """Return this rank's part of a network that is divided into this many tensor shards, without allocating memory."""
+    """Return this rank's part of a network that is divided into this many tensor shards. Allocates no memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
     def all_gather(values: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ from training.precision import Numerics
 if TYPE_CHECKING:
     from training.parallel.tensor_shards import TensorShards
 
-NEVER = (1 << 31) - 1  # a number of steps, the largest that DDP accepts
-# Gradients per bucket on GPUs. This is the size of two blocks of the 124M model. DDP's default is 25 MiB; with larger
-# buckets, the host starts fewer reductions.
+NEVER = (1 << 31) - 1  # the largest number of steps that DDP accepts
+# Size of a bucket of gradients on GPUs, about as large as two blocks of the 124M model. DDP's default is 25 MiB; with
+# larger buckets, the host starts fewer reductions.
 BUCKET_MIB = 50
 
 
@@ -70,7 +70,7 @@ class Parallel:
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
     shards: "TensorShards | None" = None
-    # Read only once, because between a forward and a backward pass, FSDP uses the same names for the gathered weights.
+    # Read only once, because FSDP uses the same names for the gathered weights between a forward and a backward pass.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
 
@@ -130,9 +130,9 @@ class Parallel:
         return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
-        """Return tensors by the parameter's name in the network. In `values`, they are keyed by the name on this rank.
+        """Return `values` under the parameters' names in the network. Their keys are the names on this rank.
 
-        The names differ only for tensor shards: several shards belong to one parameter of the network.
+        The two names differ only for tensor shards, because several shards belong to one parameter of the network.
         """
         return values if self.shards is None else self.shards.by_plain_name(values)
 
@@ -159,7 +159,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
     mesh = make_mesh(ranks, node_size)
     levels, data_parallel, device, shards = levels_of(mesh), ranks.data_parallel, ranks.device, None
     ordered, sharded = None, kind == "fsdp" and levels.size > 1
-    if type(model.network) is not GPT:  # the network is in tensor shards; other runs do not import that module
+    if type(model.network) is not GPT:  # the network is in tensor shards; only such runs import the module below
         from training.parallel.tensor_shards import tensor_shards
 
         network: Any = model.network
@@ -200,7 +200,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def compile_model(model: NextTokenLoss, how: bool | str) -> None:
-    """Compile a model in place: blocks, head and loss (True), as one graph ("model"), or not at all (False)."""
+    """Compile a model in place: block by block (True), as one graph ("model"), or not at all (False)."""
     if not how:
         return
     # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
@@ -220,7 +220,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
 def wrap_in_ddp(
     model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock, group: Any
 ) -> DistributedDataParallel:
-    """Wrap a model in DDP with this reduction of gradients. Every rank of the process group has a replica."""
+    """Wrap a model in DDP, which reduces gradients with `reduction`. Every rank of the process group has a replica."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,

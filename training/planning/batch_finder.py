@@ -71,7 +71,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
                 f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; {remedies}"
             )
         if device == "cpu":
-            show(note("a CPU's memory is not measured, so this is the largest size that ran, not a limit"))
+            show(note("a CPU's memory is not measured, so the size below is the largest that ran, not a limit"))
         if not complete:
             show("the search ran out of time; a larger size may fit")
         show(_summary(run, prober.world_size, size))

@@ -71,7 +71,7 @@ class Prober:
     def __init__(self, command: list[str], processes: int):
         """`command` starts one rank. Without torchrun, this process starts `processes` ranks.
 
-        Raises BadInput under any other launcher.
+        Raises BadInput under a launcher other than torchrun.
         """
         if "RANK" in os.environ:
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
@@ -92,7 +92,7 @@ class Prober:
     def agree(self, size: int | None) -> int | None:
         """Return, on every rank, the micro-batch that the leader tries next, or None at the end of the search.
 
-        `size` is the choice of this rank; only the leader's is used.
+        `size` is the choice of this rank; only the leader's choice is used.
         """
         key = f"finder {restarts()}: size {self._number}"
         if self.leads:
@@ -134,7 +134,7 @@ class Prober:
         settings = {"prefix": prefix, "microbatch_size": size, "parent_pid": os.getpid()}
         command = [sys.executable, *self._command, "--probe", json.dumps(settings)]
         # A different restart count for each probe gives its ranks separate keys in the store, as after a restart by
-        # torchrun. Because they get no run id, they are not supervised.
+        # torchrun. Because the ranks get no run id, they are not supervised.
         environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + self._number)}
         environment.pop("TORCHELASTIC_RUN_ID", None)
         for variables in self._environments.values():
@@ -185,7 +185,7 @@ def _prepare(run: Run, size: int, ranks: Ranks) -> tuple[TrainState, StepSetting
     numerics = resolve_numerics(run.train, ranks.device)
     # With two micro-batches per rank, the first one's gradients are in memory while the second one's activations are
     # computed. With determinism "elastic", the number of partial sums grows with the number of micro-batches per step,
-    # so the run's real number is used.
+    # so the probe then uses at least as many micro-batches as the run.
     microbatches = 2 * ranks.data_parallel.size
     if numerics.determinism == "elastic":
         microbatches = max(microbatches, MemoryModel.of(run.model, run.train, ranks.world_size).microbatches_at(size))

@@ -97,8 +97,8 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
     columns = ("left", "right", "left", "right", "right", "left")
     assumptions = f"determinism {run_memory.determinism}, accumulation {run_memory.accumulation_at(size)}"
     return [
-        f"{train.file.parent}: on each of {world_size} ranks, at micro-batch {size}, {run_memory.parallel}, "
-        f"{unit_name}: {parts}",
+        f"{train.file.parent}: {unit_name} on each of {world_size} ranks, with {run_memory.parallel} at micro-batch "
+        f"{size}: {parts}",
         *tabulate(rows, headings, tablefmt="plain", disable_numparse=True, colalign=columns).splitlines(),
         *notes,
         f"{CALIBRATION}; bf16, compiled, {assumptions}",

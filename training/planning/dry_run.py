@@ -32,7 +32,7 @@ from training.planning.throughput import Network
 def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> None:
     """Print what the run would do, without needing a GPU.
 
-    Raises BadInput if the run could not start, including problems with the weights or checkpoint of --init-from.
+    Raises BadInput if the run could not start, for example because of the weights or checkpoint of --init-from.
     """
     if initial is not None:
         resume = command.options.resume

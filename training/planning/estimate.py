@@ -1,4 +1,4 @@
-"""Estimate the memory, hours and dollars of a run on machines for rent, with its layout of ranks and with others."""
+"""Estimate the memory, hours and dollars of a run on machines for rent, in its own layout of ranks and in others."""
 
 import math
 import re
@@ -44,7 +44,7 @@ class Offer:
     bytes: int  # memory needed per GPU at the micro-batch in train.json
     throughputs: list[Throughput]  # all known throughputs, the slowest first
     start_up_seconds: float
-    # Tokens of training, plus the tokens that could be trained on in the time in which GPUs idle or validate
+    # Training tokens, plus the tokens that the GPUs could train on while they are idle or validate
     token_equivalents: float
     preemptions: Preemptions | None = None  # only for a spot machine
 

@@ -19,7 +19,7 @@ _RUN_AGAIN = "run experiment.py ladder again"
 
 @attrs.frozen(kw_only=True)
 class ForecastPoint:
-    """A run of the ladder, to which the scaling law was fitted."""
+    """A run of the ladder. The scaling law was fitted to these runs."""
 
     parameters: int = attrs.field(validator=integer(1))
     tokens: int = attrs.field(validator=integer(1))
@@ -49,7 +49,7 @@ class ForecastMiss:
 
 @attrs.frozen(kw_only=True)
 class ForecastRecord:
-    """The part of a target's forecast.json that is shown."""
+    """The part of forecast.json that is shown."""
 
     date: str = attrs.field(validator=text())
     commit: str | None

@@ -62,7 +62,7 @@ def _job(command: TrainCommand) -> Iterator[str]:
         interval = "after every step" if options.hash_every == 1 else f"every {options.hash_every:,} steps"
         yield f"--hash-every {options.hash_every}: writes the hash of weights and moments to the metrics {interval}"
     if options.price_per_hour is not None:
-        yield f"--price-per-hour {options.price_per_hour:g}: shows the dollars spent so far and expected in total"
+        yield f"--price-per-hour {options.price_per_hour:g}: shows the dollars spent so far and the expected total"
 
 
 def _end(run: Run, command: TrainCommand, plan: Plan, checkpoint: Path | None) -> Iterator[str]:

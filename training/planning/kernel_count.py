@@ -86,8 +86,8 @@ class _Value:
 
     tensor: Tensor
     of_tokens: bool  # its size is proportional to the micro-batch
-    # The fused kernel that writes it, as (backward, in a block, level); None for an input or the output of a library's
-    # kernel
+    # The fused kernel that writes this value, as (backward, in a block, level). None if the value is an input, or if a
+    # kernel from a library writes it.
     kernel: tuple[bool, bool, int] | None
     level: int = 0  # number of matrix products on the longest path from the inputs to this value
     backward: bool = False
@@ -235,13 +235,13 @@ class Kernels(TorchDispatchMode):
             self.saved["block" if value.in_block else "outer", proportional_to] += value.bytes
 
     def _is_first_use(self, value: _Value, use: Any) -> bool:
-        """Return whether this use of a value is new, and record it."""
+        """Return whether this use of a value is new, and record the use."""
         first = (id(value), use) not in self._uses
         self._uses.add((id(value), use))
         return first
 
     def value(self, tensor: Tensor) -> _Value:
-        """Return the record of a tensor's memory. A tensor that no operator has written counts as an input."""
+        """Return the `_Value` of a tensor's memory. A tensor that no operator has written counts as an input."""
         input_value = _Value(tensor, False, None, backward=self.backward, in_block=self.in_block)
         return self._values.setdefault(_address(tensor), input_value)
 
@@ -272,7 +272,7 @@ class _AsOnAGpu(TorchFunctionMode):
         elif function is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         elif function is F.rms_norm:
-            return F.layer_norm(*args)  # when compiled, it saves no more than RMSNorm does
+            return F.layer_norm(*args)  # a compiled LayerNorm saves no more than a compiled RMSNorm
         elif function is F.dropout and kwargs["p"] > 0:
             return torch.native_dropout(args[0], kwargs["p"], True)[0]  # its mask takes one byte per element
         return function(*args, **kwargs)

@@ -94,7 +94,8 @@ class BatchMemory:
         logits = self._logits(chunk)
         next_to_logits = HALF_BYTES * row if chunks > 1 else max(HALF_BYTES * row, hidden)
         backward, activations = max(logits + next_to_logits, STATE_BYTES * row + hidden), self.kept
-        if chunks > 1:  # add the chunk's input in bf16, and the gradients of earlier chunks and of the weight
+        if chunks > 1:
+            # Add the chunk's input in bf16, the gradients of the inputs of earlier chunks, and the weight's gradient.
             activations += HALF_BYTES * width * chunk + HIDDEN_BYTES * width * (self._tokens - 2 * chunk)
             backward += STATE_BYTES * row
         return Moment(
@@ -149,7 +150,7 @@ class BatchMemory:
 class Prediction:
     """The bytes on one rank at the peak of a run's steps."""
 
-    parts: dict[str, int]  # bytes by the name of the part, as in docs/memory.md
+    parts: dict[str, int]  # name of a part of the memory, as in docs/memory.md -> its bytes
 
     @property
     def allocated(self) -> int:
@@ -208,7 +209,7 @@ class MemoryModel:
 
     @property
     def shards(self) -> int:
-        """Number of ranks over which FSDP divides the weights, or one tensor rank's part of the weights."""
+        """Number of ranks over which FSDP divides the weights. If ranks share layers, FSDP divides each rank's part."""
         node = max(1, NODE_GPUS // self.tensor[1]) if self.parallel == "hsdp" else self.data_parallel
         return 1 if self.parallel == "ddp" else min(self.data_parallel, node)
 

@@ -1,4 +1,7 @@
-"""Write a new run directory for train.py --like: a copy of another run, or a model's network, fitted to token files."""
+"""Write a new run directory for train.py --like, with the keys of another run or the network of a model.
+
+The new keys fit the token files.
+"""
 
 import json
 from collections.abc import Callable, Collection, Iterator
@@ -31,8 +34,8 @@ MOST_EPOCHS = 16  # more repeats of the same tokens add next to nothing: Muennig
 def new_run(command: TrainCommand, network: Callable[[str], ModelConfig]) -> Run:
     """Return the new run that --like asks for, and write its directory, except in a dry run or plan.
 
-    `network` reads the configuration of a model, given its name or folder. Raises BadInput if an argument is wrong, or
-    if the directory already has files with other values.
+    `network` takes the name or folder of a model and reads its configuration. Raises BadInput if an argument is wrong,
+    or if the directory already has files with other values.
     """
     directory, like, token_files = command.run, command.like or "", command.options.token_files
     writes, model = not (command.dry_run or command.plan), like.startswith(HUB)
@@ -128,7 +131,7 @@ def _fit_steps(train: TrainConfig, windows: int, layout: Layout, overridden: Col
     steps = windows * max_epochs // batch if tokens is None else -(-tokens // step_tokens)
     if tokens is not None and steps * batch > limit * windows and "min_train_tokens" not in overridden:
         steps = limit * windows // batch
-        reason = f"{limit} epochs of {windows * layout.context_length:,}; more repeats add little"
+        reason = f"{limit} epochs of {windows * layout.context_length:,} tokens; more epochs add little"
         yield "train", "min_train_tokens", max(1, steps) * step_tokens, reason
     steps = max(1, steps)
     epochs = -(-steps * batch // windows)

@@ -48,7 +48,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     ranks = estimate.run.train.execution.tensor_parallel
     plan = estimate.named_plan
-    machine = f"{ranks} process{'es' * (ranks > 1)}; the directory's name has no number of GPUs"
+    machine = f"{ranks} process{'es' * (ranks > 1)}; the directory's name does not state the number of GPUs"
     if plan is None:
         plan, machine = possible[0].plan, possible[0].machine.name
     elif (gpus := estimate.requested_gpus) is not None:
@@ -154,9 +154,10 @@ def _spot(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
     seconds = offer.preemptions.best_interval_seconds(VALIDATION_SHARE * validated_tokens / speed)
     steps = max(1, min(round(seconds * speed / plan.tokens_per_step), plan.steps))
     return [
-        f"spot: expected values if each machine is preempted {estimate.prices.preemptions_per_hour:g} times per hour, "
-        f"without notice (--preemptions), with checkpoint_interval {train.checkpoints.checkpoint_interval}; best for "
-        f"{offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not included"
+        f"spot: expected values for checkpoint_interval {train.checkpoints.checkpoint_interval}, if each machine is "
+        f"preempted without notice {estimate.prices.preemptions_per_hour:g} times per hour (--preemptions); the best "
+        f"interval for {offer.machine.name}: --set checkpoint_interval={steps}; the wait for a new machine is not "
+        "included"
     ]
 
 
@@ -183,9 +184,9 @@ def _notes(estimate: RunEstimate, priced: list[Offer]) -> list[str]:
         lines.append(f"{ROUGH}: an estimate with a roofline that was fitted to a similar GPU, not to this one")
     if estimate.network.nodes > 1:
         lines.append(
-            f"simulation: the computation time of one node, and communication at {estimate.network.link:g} GB/s "
-            "between nodes, minus the part that the last micro-batch's backward pass hides; none of this is "
-            "measured (docs/nodes.md)"
+            f"simulation: the computation time of one node plus communication at {estimate.network.link:g} GB/s "
+            "between nodes, but without the communication that the last micro-batch's backward pass hides; none of "
+            "this is measured (docs/nodes.md)"
         )
     if trainers := sorted({speed.trainer or "" for speed in speeds if speed.kind == OTHERS}):
         lines.append(

@@ -77,7 +77,7 @@ class Preemptions:
 
     The formulas are from J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS
     22 (2006), and J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974).
-    benchmarks/preempted_runs.py simulates them.
+    benchmarks/preempted_runs.py compares them with simulated runs.
     """
 
     per_hour: float
@@ -85,7 +85,7 @@ class Preemptions:
     segments: float  # number of parts into which checkpoints divide the run
 
     def seconds(self, start_up: float, work: float) -> float:
-        """Return the seconds that are expected to be paid for a run that would need `work` seconds without preemptions.
+        """Return the expected seconds of rent for a run that would need `work` seconds without preemptions.
 
         After a preemption, the machine starts up again and repeats the interrupted segment from its beginning. The
         start-up may be preempted, too. The result is infinite if it is too large for a float.

@@ -34,7 +34,7 @@ SAME_SPEED = {*FREE_KEYS, "qkv_bias", "tie_weights", "norm_eps", "rope_base"}
 # shapes of NanoChat and Qwen3, the estimate is within 3% of that script's count.
 LAYER_BYTES = 136
 UNFUSED_SHARE = 20 / 172
-# Bytes of the loss per token and per row of the vocabulary, counted the same way
+# Bytes that the loss moves per token and per row of the vocabulary, counted like the bytes of a layer
 LOSS_BYTES = 6
 SOFTCAP_LOSS_BYTES = 2
 
@@ -46,8 +46,8 @@ LAST_BUCKETS = 0.15  # share of the gradient in the embeddings' bucket, which is
 GRADIENT_BYTES = 4  # per parameter
 GATHERED_BYTES = 2 * 2  # per parameter in bf16: FSDP gathers it for the forward pass and for the backward pass
 # The next three numbers are assumptions: the bandwidth, in each direction, that a collective reaches between a GPU and
-# the other GPUs of its node; the same over PCIe, for tensor ranks without NVLink; and the latency that each additional
-# node adds to the collective of one bucket.
+# the other GPUs of its node; the same bandwidth over PCIe, for tensor ranks without NVLink; and the latency that each
+# additional node adds to the collective of one bucket.
 INSIDE_GB_PER_SECOND, PCIE_GB_PER_SECOND = 300.0, 16.0
 LATENCY_SECONDS = 30e-6
 
@@ -109,7 +109,7 @@ def throughputs(
     If the price list has a number for the machine, only that number is returned. Otherwise, if Lockstep has been
     measured, only its newest measurement is returned. Without either, measurements of other trainers and an estimate
     are returned. A measurement of a small network is valid only for its `tokens_per_step`, because kernel launches take
-    most of the time. `train` has the settings of the run; with tensor shards, its throughput is always estimated.
+    most of the time. `train` has the settings of the run. With tensor shards, the throughput is always estimated.
     """
     # If a measurement does not state an option, it was made with GPT-2's value.
     shape = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]

@@ -1,4 +1,4 @@
-"""Replay: train some steps of a run again, from the last checkpoint before them, and compare them with the metrics.
+"""Replay: train some steps of a run again, from the last checkpoint before them, and compare results with the metrics.
 
 Nothing is written. Under elastic determinism, the replay is exact on any world size, so that a loss spike on 8 GPUs can
 be studied on one GPU. A number that differs from its record is never just rounding noise; it has a cause.
@@ -74,7 +74,7 @@ def replay(
 
 
 def describe_comparison(compared: int, steps: int, *, same: bool) -> str:
-    """Return a line that says how many steps a replay compared with their record, and whether all are the same."""
+    """Return a line that says how many steps a replay compared with their record, and whether all of them match."""
     if not compared:
         return f"compared with their record: none of {steps:,} steps"
     outcome = "all of them are the same" if same else "not all of them are the same"

@@ -1,7 +1,7 @@
 """Determinism self-test: check that the gradients of a step repeat bit for bit on this machine.
 
 For CPUs, the test suite checks this. On a GPU, whether gradients repeat depends on the kernels that cuBLAS, attention
-and torch.compile choose for this model on this card. Therefore, a run makes this test before its first step and prints
+and torch.compile choose for this model on this card. Therefore, a run does this test before its first step and prints
 the outcome.
 """
 
@@ -90,7 +90,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
 
 
 def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBatch:
-    """Return a function that returns random micro-batches for this rank, always in the same sequence."""
+    """Return a function that returns random micro-batches for this rank, always in the same order."""
     generator = torch.Generator().manual_seed(ranks.data_parallel.rank)
 
     def next_batch() -> MicroBatch:

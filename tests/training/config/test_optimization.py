@@ -54,7 +54,7 @@ def test_learning_rates_by_group_are_described(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"matrix_learning_rate": 0.02, "vector_learning_rate": 0.3}
     run = load_run(write_run(tmp_path / "r", Path("x"), **keys), [])
     lines = describe(run.model, run.train, make_plan(run.train, run.model.context_length, 1))
-    assert "rates        matrix 0.02, vector 0.3, all others 0.01; on the same schedule" in lines
+    assert "rates        matrix 0.02, vector 0.3, all others 0.01; all share one schedule" in lines
     assert describe_group_rates(OptimizationOptions()) is None
 
 

@@ -149,7 +149,7 @@ def test_shipped_runs_share_model_and_batches(name: str) -> None:
         ({"minibatch_size": "a" * 5000}, "minibatch_size: got 'aaa"),
         (
             {"minibatch_size": 3},
-            "minibatch_size: got 3, wanted the value of microbatch_size, because it is the old name of that key; rem",
+            "minibatch_size: got 3, wanted the value of microbatch_size, because minibatch_size is the old",
         ),
         (
             {"validation_batches": 3, "validation_sequences": 6},

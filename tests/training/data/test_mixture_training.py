@@ -27,7 +27,7 @@ def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: MakeRun, token
     run = make_run(**mixture(token_files, few))
     planned = train(run, "--dry-run")
     process = complete(run)
-    line = f"data         1.27 epochs of 33 windows: 42 of {few}"
+    line = f"data         42 windows of {few}: 1.27 epochs of 33 windows"
     assert line in planned.stdout, planned.stdout
     assert line in process.stdout
     assert f"data: 1.27 epochs, 1,344 tokens of {few}" in process.stdout
@@ -108,7 +108,7 @@ def test_max_epochs_alone_reads_all_tokens(make_run: MakeRun, few: Path) -> None
     run = make_run(dataset=str(few), min_train_tokens=None, max_epochs=3, validation_interval=None)
     process = complete(run)
     assert len(metrics(run, "train_loss")) == 33 * 3 // 8
-    assert "data         2.91 epochs of 33 windows: 96 of" in process.stdout
+    assert f"data         96 windows of {few}: 2.91 epochs of 33 windows" in process.stdout
 
 
 def test_a_changed_mixture_is_refused_at_resume(
@@ -153,11 +153,12 @@ def test_invalid_mixtures_are_refused_in_one_line(
     letters = make_run("letters", **mixture(token_files, second_dataset))
     epochs = (
         f"{single_epoch / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, "
-        "which has 33; prepare more tokens, lower min_train_tokens, or set max_epochs to 2"
+        "which has only 33; prepare more tokens, lower min_train_tokens, or set max_epochs to 2"
     )
     replacement = f"--token-files {few}: can replace only a single dataset, but {run}/train.json has a list"
     tokenizers = (
-        f"{second_dataset}: was prepared with tokenizer letters (100 ids), but {token_files} with bytes (257 ids)"
+        f"{second_dataset}: was prepared with tokenizer letters (100 ids), but {token_files} was prepared with bytes "
+        "(257 ids)"
     )
     for refused, options, ranks, line in (
         (single_epoch, (), 2, epochs),
@@ -173,4 +174,4 @@ def test_dry_runs_can_plan_without_the_datasets(make_run: MakeRun, few: Path) ->
     process = complete(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
     line = "data         22 windows of someone/dataset; its token files are not complete on this disk yet"
     assert line in process.stdout
-    assert "data         1.27 epochs of 33 windows" in process.stdout
+    assert ": 1.27 epochs of 33 windows" in process.stdout

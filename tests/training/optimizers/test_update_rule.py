@@ -65,5 +65,5 @@ def test_undeclared_optimizer_state_is_refused(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("count", [0, 2])
 def test_exactly_one_rule_takes_each_parameter(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(adamw, "RULES", adamw.RULES * count)
-    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight; exactly one must"):
+    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight, wanted exactly one"):
         optimizer_of_a_weight()

@@ -48,4 +48,4 @@ def test_predictions_need_no_gpu_and_no_tokens() -> None:
 def test_small_models_are_shown_in_mib(make_run: MakeRun) -> None:
     run = load_run(make_run(), [])
     first, *_ = prediction_table(run.model, run.train, [known_gpus()["l4"]], 1)
-    assert re.search(r"ddp, MiB: weights 0\.\d*[1-9]", first), first
+    assert re.search(r": MiB on each of 1 ranks, with ddp at micro-batch 2: weights 0\.\d*[1-9]", first), first

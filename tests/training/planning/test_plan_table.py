@@ -162,7 +162,7 @@ def test_spot_prices_include_preemptions_and_the_best_interval() -> None:
     lines = describe_estimate(plan(1000))
     hours = {row[0]: float(row[3]) for row in rows(lines)}
     assert hours["1xrtx4090 spot"] > hours["1xrtx4090"]
-    advice = r" 2 times per hour, .* checkpoint_interval 1000; .*checkpoint_interval=(\d+);"
+    advice = r" checkpoint_interval 1000, .* 2 times per hour .*checkpoint_interval=(\d+);"
     match = re.search(advice, "".join(lines))
     assert match
     best = int(match[1])
