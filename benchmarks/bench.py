@@ -21,7 +21,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.script import use_expandable_segments  # noqa: E402  # because this import needs the path above
+from common.script import use_expandable_segments  # noqa: E402  # this import works only after the line above
 
 use_expandable_segments()  # as the scripts do, before torch is imported
 

@@ -38,7 +38,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 @attrs.frozen(kw_only=True)
 class NanogptComparison:
-    """A comparison of both trainers with the same network and batch."""
+    """A comparison of Lockstep with nanoGPT: both train the same network with the same batch."""
 
     clone: Path  # a clone of nanoGPT
     model: ModelConfig

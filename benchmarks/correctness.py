@@ -72,7 +72,7 @@ class SmallRun:
     """Runs of one small network, with the same tokens and initial weights."""
 
     folder: Path
-    device: str  # the device of each run that does not specify another
+    device: str  # the device of every run, unless a run specifies another device
     steps: int
     tiny: bool  # use TINY, without compilation
 

@@ -32,7 +32,7 @@ from training.supervision.run_lock import EXIT_FILE
 from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 
 QUICKSTART = ROOT / "runs" / "quickstart"
-LOG_INTERVAL = 3  # steps; it divides 1,221, the usual number of steps, so that the last step is compared, too
+LOG_INTERVAL = 3  # in steps; the run usually has 1,221 steps, a multiple of 3, so its last step is logged and compared
 CTRL_C, KILL, END = "Ctrl-C", "kill -9", "end"
 UNTOUCHED_COLOUR = 7  # index in the chart's palette; the legs have the first colors of the palette
 

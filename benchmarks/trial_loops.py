@@ -99,7 +99,10 @@ def loop(random: np.random.Generator, kind: str, planted: int | None) -> tuple[l
 
 
 def scale(kind: str) -> float:
-    """Return the standard deviation of a pair's difference; for Student's t with few degrees of freedom, its scale."""
+    """Return the unit of planted gains: the standard deviation of a pair's difference.
+
+    For Student's t with few degrees of freedom, the unit is the scale of the distribution instead.
+    """
     return float(DEVIATIONS.get(kind, 1.0))
 
 

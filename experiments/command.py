@@ -1,4 +1,4 @@
-"""The commands of experiment.py, which are sweep, ladder and trial: their options, and how they train their runs."""
+"""The commands sweep, ladder and trial of experiment.py: the options of each command, and how it trains its runs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

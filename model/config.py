@@ -213,14 +213,16 @@ class ModelConfig:
         stock_value=lambda config, stock: config.mlp_width if stock == GPT2 else config.hidden_width,
         divided="hidden_width",
     )
-    biases: bool = option(  # the export writes zeros for biases that are missing here
-        checks.boolean(),
-        True,
-        meaning="true: LayerNorms and all linear layers have biases, except queries, keys and values, whose key is "
-        "qkv_bias",
-        stock={GPT2: None, LLAMA: None, ARCEE: None, QWEN3: (False,), NANOCHAT: (False,)},
-        keys=dict.fromkeys((LLAMA, ARCEE), ("mlp_bias",)),
-        card=lambda config, _: ("biases", BIASES[config.qkv_bias, config.biases]),
+    biases: bool = (
+        option(  # if a network has no biases, the export writes zeros for them where a stock class needs them
+            checks.boolean(),
+            True,
+            meaning="true: LayerNorms and all linear layers have biases, except queries, keys and values, whose key is "
+            "qkv_bias",
+            stock={GPT2: None, LLAMA: None, ARCEE: None, QWEN3: (False,), NANOCHAT: (False,)},
+            keys=dict.fromkeys((LLAMA, ARCEE), ("mlp_bias",)),
+            card=lambda config, _: ("biases", BIASES[config.qkv_bias, config.biases]),
+        )
     )
     norm: str = option(
         checks.one_of("layernorm", "rmsnorm"),

@@ -148,7 +148,8 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.emb_dim, config.qkv_width, bias=config.qkv_bias)
         self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
-        # A Python number would be a constant of the compiled block, so torch would compile a graph for every layer.
+        # A Python number would be a constant of the compiled block, so torch would compile a separate graph for every
+        # layer.
         inverse_layer = torch.tensor(1 / (layer + 1), device="cpu") if config.scale_attention_by_inverse_layer else None
         self.register_buffer("inverse_layer", inverse_layer, persistent=False)
         self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
@@ -204,7 +205,10 @@ class HeadNorm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then MLP. Each is preceded by a norm, and each output is added to the stream."""
+    """Transformer block: attention, then MLP.
+
+    A norm precedes each of these two parts, and the output of each part is added to the residual stream.
+    """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()

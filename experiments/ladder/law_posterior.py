@@ -18,7 +18,7 @@ import numpy as np
 from common.errors import BadInput
 
 # Published exponents: 0.34 and 0.28 (Hoffmann et al., arXiv 2203.15556), 0.35 and 0.37 (Besiroglu et al., 2404.10102).
-EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median of an exponent, and scale of its logarithm
+EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # prior of an exponent: its median, and the scale of its logarithm
 EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual exponents if a ladder supports them
 # An exponent below this multiple of the grid's smallest exponent may in reality be smaller than the grid allows.
 NEAR_EDGE = 1.25
@@ -31,8 +31,8 @@ NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
 # share most of their training, so a large share is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
 GRID, DRAWS = 16, 16  # number of exponents on each axis, and number of laws drawn for each pair of exponents
-REFINEMENTS = 6  # at most this many times, the grid is narrowed to the exponents that have weight
-ENOUGH = 0.6  # the grid is fine enough if at least this share of each axis has weight
+REFINEMENTS = 6  # the grid is narrowed at most this many times, to the exponents that have weight
+ENOUGH = 0.6  # the grid is fine enough if narrowing it would keep at least this share of each axis
 # Used instead of the largest log weight if no law is positive, because every log weight is -infinity in this case.
 LEAST_LOGARITHM = -1e300
 LEAST_WEIGHT = 1e-4  # a refinement keeps exponents whose weight is at least this share of the largest weight

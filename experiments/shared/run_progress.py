@@ -25,7 +25,7 @@ TAIL_BYTES = 1 << 13  # only this much of the end of the metrics file is read; i
 
 @attrs.frozen(kw_only=True)
 class RunProgress:
-    """The progress of a run, read from its files. It is also correct if a job was killed."""
+    """The progress of a run, read from its files. The progress is correct even if a job was killed."""
 
     steps: int  # step of the newest checkpoint
     losses: dict[int, float]  # validation loss by step
@@ -58,9 +58,9 @@ def read_progress(directory: Path) -> RunProgress:
     checkpoints = checkpoints_of(directory)
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
-        # In a copy of a run, a link can have become a folder with the link's name. Only the state in such a folder
-        # contains the step. The import is not at the top of this file, because it imports the network, which a trial's
-        # candidate may have broken.
+        # When a run is copied, a link to a checkpoint can become a folder with the link's name. This name does not
+        # tell the step; only the state in the folder does. The import is not at the top of this file, because it
+        # imports the network, which a trial's candidate may have broken.
         from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]

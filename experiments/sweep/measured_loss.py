@@ -45,7 +45,7 @@ MOST_SEEN = 0.02
 
 @attrs.frozen(kw_only=True)
 class MeasuredRange:
-    """An entry of the key `measure`."""
+    """One range of tokens in the key `measure` of a sweep file."""
 
     dataset: str = attrs.field(validator=text())
     split: str = attrs.field(default="validation", validator=text())

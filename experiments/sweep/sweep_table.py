@@ -134,7 +134,7 @@ class SweepTable:
         return "\n".join([table, "", *self._notes()])
 
     def show(self, output: Path) -> None:
-        """Print the table, and write sweep.md and sweep.json unless these files have results of removed runs."""
+        """Print the table. Write sweep.md and sweep.json, unless they have results of runs that no longer exist."""
         if removed_runs := self._removed_runs(output):
             table_file, _ = result_files(output, SWEEP)
             note_text = f"{table_file}: not replaced, because it has results of runs that no longer exist: "

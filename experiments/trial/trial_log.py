@@ -87,7 +87,7 @@ def read_trials(folder: Path) -> TrialLog:
 def rule_of(log: TrialLog, name: str, pairs: int | None) -> tuple[int, TrialRule]:
     """Return the number and the rule of a trial, or what these would be if the trial started now.
 
-    Raise BadInput if the trial was started with another number of pairs.
+    Raise BadInput if the trial was started with a different number of pairs.
     """
     if (line := log.first_line(name)) is not None:
         if pairs is not None and line.looks != (pairs,):
