@@ -8,8 +8,9 @@ from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving
 from experiments.sweep.sweep_table import compare_with_base
 
-SHARED = 2.0  # standard deviation, in seed deviations, of the effect that a seed has on all variants
-EFFECT = 3.0  # planted difference, in seed deviations
+# The losses are in units of the noise: the standard deviation that a variant's loss has on its own.
+SHARED = 2.0  # standard deviation of the part of the loss that all variants with the same seed have in common
+EFFECT = 3.0  # planted difference
 
 
 def main(*, sweeps: int = 100_000) -> None:

@@ -39,7 +39,7 @@ ACTIVATION_WORDS = {
 # The names of these activations in transformers
 STOCK_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu2": "relu2", "swiglu": "silu"}
 _RENAMED_ACTIVATIONS = {name: stock_name for name, stock_name in STOCK_ACTIVATIONS.items() if name != stock_name}
-# Our names, by the names in transformers; gelu_tanh has two names there
+# Our name for each name in transformers, where gelu_tanh has two names
 OUR_ACTIVATIONS = {stock_name: name for name, stock_name in STOCK_ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh"
 }
@@ -173,7 +173,7 @@ class ModelConfig:
         stock=ALL_CLASSES,
         keys=keys_by_program("attn_pdrop embd_pdrop resid_pdrop", "attention_dropout", nanogpt="dropout"),
     )
-    qkv_bias: bool = option(  # the export writes zeros for biases that are missing here
+    qkv_bias: bool = option(  # for biases that a network lacks, the export writes zeros
         checks.boolean(),
         False,
         meaning="true: queries, keys and values have biases, as in GPT-2",
@@ -213,16 +213,14 @@ class ModelConfig:
         stock_value=lambda config, stock: config.mlp_width if stock == GPT2 else config.hidden_width,
         divided="hidden_width",
     )
-    biases: bool = (
-        option(  # if a network has no biases, the export writes zeros for them where a stock class needs them
-            checks.boolean(),
-            True,
-            meaning="true: LayerNorms and all linear layers have biases, except queries, keys and values, whose key is "
-            "qkv_bias",
-            stock={GPT2: None, LLAMA: None, ARCEE: None, QWEN3: (False,), NANOCHAT: (False,)},
-            keys=dict.fromkeys((LLAMA, ARCEE), ("mlp_bias",)),
-            card=lambda config, _: ("biases", BIASES[config.qkv_bias, config.biases]),
-        )
+    biases: bool = option(  # for biases that a network lacks, the export writes zeros
+        checks.boolean(),
+        True,
+        meaning="true: LayerNorms and all linear layers have biases, except queries, keys and values, whose key is "
+        "qkv_bias",
+        stock={GPT2: None, LLAMA: None, ARCEE: None, QWEN3: (False,), NANOCHAT: (False,)},
+        keys=dict.fromkeys((LLAMA, ARCEE), ("mlp_bias",)),
+        card=lambda config, _: ("biases", BIASES[config.qkv_bias, config.biases]),
     )
     norm: str = option(
         checks.one_of("layernorm", "rmsnorm"),

@@ -109,7 +109,7 @@ def describe_extrapolation(factor: float) -> str:
 
 
 def check_forecast(target: Path) -> None:
-    """Raise BadInput if a target's forecast.json is a file of the user's, rather than an earlier forecast."""
+    """Raise BadInput if a target's forecast.json is the user's own file instead of an earlier forecast."""
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder")
 
 

@@ -65,7 +65,7 @@ class LadderTable:
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *lines, "", *self.notes()])
 
     def show(self) -> None:
-        """Print and write the results and the target's forecast. If there is no forecast, remove an earlier one."""
+        """Print and write the results. Write the target's forecast, or remove an earlier one if there is none now."""
         target = self.ladder.target.directory
         show_results(self.text, self.record, self.ladder.output, LADDER, str(target))
         write_forecast(target, None if self.refused else self.forecast)

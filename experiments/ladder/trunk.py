@@ -185,7 +185,7 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
     trunks = sorted(trunks, key=lambda trunk: -matmul_parameter_count(trunk.size))
     for trunk in trunks:
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
-    waiting: list[Path] = []  # branches that have the checkpoint from which they start
+    waiting: list[Path] = []  # branches whose starting checkpoint exists, so they can be trained
     for stage in range(len(trunks[0].horizons)):
         last = stage == len(trunks[0].horizons) - 1  # no branch starts where the trunks end
         ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}

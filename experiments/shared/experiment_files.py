@@ -77,7 +77,7 @@ def with_count(number: int, noun: str) -> str:
 
 
 def check_results(output: Path, name: str) -> None:
-    """Raise BadInput if NAME.md or NAME.json is a file of the user's, rather than the result of an earlier call."""
+    """Raise BadInput if NAME.md or NAME.json is the user's own file instead of the result of an earlier call."""
     for path, sign in zip(result_files(output, name), RESULTS[name], strict=True):
         if path.is_file():
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")

@@ -20,7 +20,7 @@ from training.checkpoints.run_record import RESOLVED
 
 ABSENT = "absent"
 MEASURE_KEYS = (*FIXED, "train.objective")  # these settings determine the tokens on which a final loss is measured
-CONDITIONS = ("precision", "torch")  # keys of a record's numerics
+CONDITIONS = ("precision", "torch")  # the compared keys of "numerics" in a run's record
 NAMED_RUNS = 3  # a message names at most this many runs
 HASH_DIGITS = 12
 
