@@ -1,9 +1,10 @@
-"""Coverage of a ladder's 90 % intervals, measured with simulated noisy ladders and a new run of each ladder's target.
+"""Coverage of a ladder's 90 % intervals: how often the interval contains the loss of a simulated run of the target.
 
 python benchmarks/forecast_coverage.py [--simulations 200]
 
 Each simulation draws the noise, its correlation among the horizons of a trunk, and the target's compute. It fits the
-law to the ladder's losses, and records whether the target's loss, which has independent noise, is inside the interval.
+law to the ladder's noisy losses, and records whether the target's loss, which has independent noise, is inside the
+interval.
 """
 
 import math
@@ -18,7 +19,7 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, re
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
-CENTER = (3e7, 3e8)  # N and D; `_exact` gets the values of a law's size part and token part at this point
+CENTER = (3e7, 3e8)  # N and D; the arguments `size_part` and `token_part` of `_exact` are the law's two terms here
 
 
 @attrs.frozen

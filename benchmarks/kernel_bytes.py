@@ -52,12 +52,12 @@ class KernelBytes:
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of the blocks' compiled kernels."""
+        """The bytes that the compiled kernels of the blocks read and write."""
         return sum(moved for name, moved in self.compiled.items() if not LOSS.search(name))
 
     @property
     def loss_bytes(self) -> int:
-        """The bytes of the compiled kernels of head and loss."""
+        """The bytes that the compiled kernels of the head and the loss read and write."""
         return sum(moved for name, moved in self.compiled.items() if LOSS.search(name))
 
 

@@ -1,4 +1,4 @@
-"""Alarms of a reference's band for normal runs, which are resampled, and for short runs with a planted fault.
+"""How often a reference's band raises an alarm, for resampled normal runs and for short runs with a planted fault.
 
     python benchmarks/normal_curves.py  # seconds; needs only runs/quickstart/reference.json
     python benchmarks/normal_curves.py --tokens token_files/quickstart  # minutes; trains three faulty runs to 20 %

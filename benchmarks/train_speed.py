@@ -1,4 +1,4 @@
-"""Training speed in tokens per second, and as a share of the hardware's peak and of a measured matrix product's speed.
+"""Training speed in tokens per second, also as a share of the hardware's peak and of a measured matrix product.
 
 python benchmarks/train_speed.py [--sizes 124M 350M] [--beside-nanogpt PATH]
 

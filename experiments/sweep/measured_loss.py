@@ -37,7 +37,7 @@ from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
-MEASURED = "measured"  # folder next to the runs, for the measured texts encoded with the tokenizers of the runs
+MEASURED = "measured"  # folder next to the runs; it has the measured texts, encoded with the tokenizer of each run
 SEQUENCE_BYTES = 56  # length of the sequences that are searched for in the training tokens: 13 GPT-2 tokens of English
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02

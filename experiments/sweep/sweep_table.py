@@ -97,7 +97,7 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
 
 def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) -> list[tuple[Interval, SeedNoise]]:
-    """Return the difference between each variant and the base, as an interval, and the noise of the difference.
+    """Return an interval for each variant's difference from the base, and the noise of this difference.
 
     The confidence of the intervals applies to all comparisons together.
     """

@@ -149,7 +149,10 @@ def assumption(pairs: int) -> str:
 
 @cache
 def detectable(level: float, pairs: int) -> float:
-    """Return the difference that is found with probability POWER, in standard deviations of a pair's difference."""
+    """Return how large a difference must be to be found with probability POWER.
+
+    The unit is the standard deviation of a pair's difference.
+    """
     return detectable_shift(lambda shift: _power(shift, level, pairs))
 
 

@@ -93,7 +93,7 @@ class TrialTable:
         }
 
     def _values(self, number: int) -> list[tuple[float, float]]:
-        """Return, for each pair, the values of the base and of the candidate at the index `number` of SideRun.
+        """Return one value of the base and of the candidate for each pair. `number` is the value's index in SideRun.
 
         A pair is skipped unless both values are known and finite.
         """
