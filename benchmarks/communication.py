@@ -31,7 +31,7 @@ SHORT_CONTEXT = 64  # tokens
 Part = Literal["exposed", "host"]
 
 
-def main(  # noqa: PLR0913  # each is an option
+def main(  # noqa: PLR0913  # each argument is an option
     *parts: Part,
     ranks: int | None = None,
     microbatch: int = 16,

@@ -56,7 +56,7 @@ def main(part: Literal["loss", "compare", "both"] = "both", *, families: int = F
 
 
 def losses(cell: int, documents: int, correlation: float, families: int) -> list[str]:
-    """Return a row of the first table: how often intervals for a model's loss contain the true loss, and the width."""
+    """Return a row of the first table: how often the intervals for a model's loss contain it, and how wide they are."""
     random, tokenizer = generator("loss", cell), load_tokenizer("bytes")
     inside = intervals = 0
     widths = []

@@ -221,7 +221,7 @@ def pack(folder: Path) -> Path:
 
 
 def describe_gpus() -> list[str]:
-    """Return paragraphs of Markdown: the settings of the GPUs, processes that already use them, and their links."""
+    """Return Markdown paragraphs: the GPUs' settings, the processes that already use a GPU, and the GPUs' links."""
     if shutil.which(SMI) is None:
         return [f"This machine has no {SMI}."]
     settings = list(csv.reader(_smi(f"--query-gpu={SETTINGS}", "--format=csv"), skipinitialspace=True))

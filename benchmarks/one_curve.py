@@ -158,7 +158,7 @@ def _hashes(run: Path) -> dict[int, str]:
 
 
 def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> LineChart:
-    """Return the chart of both losses: a thick line for the undisturbed run, under the legs in their colors."""
+    """Return the chart of both losses. The legs are colored lines on top of the thick line of the undisturbed run."""
     untouched_x, untouched_y = _losses(untouched)
     lines = [Line(name="untouched", x=untouched_x, y=untouched_y, colour=UNTOUCHED_COLOUR, weight="below")]
     x, y = _losses(moved)
@@ -182,7 +182,7 @@ def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
 def _compare(
     untouched: dict[int, str], moved: dict[int, str], ends: Sequence[tuple[int, int]]
 ) -> Iterator[ComparedStep]:
-    """Yield a row for each leg: its last hash that was not lost, and the undisturbed run's hash at the same step."""
+    """Yield a row for each leg: its last hash that was not lost, and the hash of the undisturbed run at this step."""
     for number, (leg, (last, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
         text = f"{leg.ending} at step {last:,}; {LEGS[number + 1].name} from {resumed:,}" if leg.ending != END else END
         step = max(step for step in untouched if step <= resumed)

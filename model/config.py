@@ -48,8 +48,8 @@ UNGATED = tuple(name for name in ACTIVATION_WORDS if name not in GATED)
 BIASES = {
     (True, True): "all",
     (True, False): "of queries, keys and values",
-    (False, True): "all except those of queries, keys and values, which are zeros here",
-    (False, False): "none; the biases of this class are zeros here",
+    (False, True): "all, but the biases of queries, keys and values are zeros",
+    (False, False): "none; if the class has biases, they are zeros",
 }
 
 

@@ -55,7 +55,8 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     batch = target.train.batch.global_batch_size
     if batch is None:
         raise BadInput(
-            f"{file}: {directory} has no global_batch_size, but the batch of each size is computed from it; set it"
+            f"{file}: {directory} has no global_batch_size; set this key, because the batch of each size is computed "
+            "from its value"
         )
     settings = _settings(file, values.get("set", {}))
     # The global batch is removed because `set` may change the micro-batch. Each size gets its own global batch, which

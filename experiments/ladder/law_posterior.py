@@ -27,13 +27,13 @@ REACH = 4.0  # the first grid extends this many scales to both sides: exponents 
 # whose runs say hardly anything about this deviation. benchmarks/forecast_coverage.py shows for which values the
 # intervals are right. The assumption has the same weight as NOISE_WEIGHT runs.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
-# Possible shares of the noise's variance that all horizons of a trunk have in common, with their weights. The horizons
-# share most of their training, so a large share is more likely.
+# All horizons of a trunk have a part of the noise in common. These are possible shares of this part in the variance,
+# with their prior weights. The horizons share most of their training, so a large share is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
 GRID, DRAWS = 16, 16  # number of exponents on each axis, and number of laws drawn for each pair of exponents
 REFINEMENTS = 6  # the grid is narrowed at most this many times, to the exponents that have weight
 ENOUGH = 0.6  # the grid is fine enough if narrowing it would keep at least this share of each axis
-# Used instead of the largest log weight if no law is positive, because every log weight is -infinity in this case.
+# If no law is positive, every log weight is -infinity. This number then replaces the largest log weight.
 LEAST_LOGARITHM = -1e300
 LEAST_WEIGHT = 1e-4  # a refinement keeps exponents whose weight is at least this share of the largest weight
 

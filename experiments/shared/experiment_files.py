@@ -199,5 +199,5 @@ def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, s
                 raise BadInput(
                     f"{path}: this run was started with {key} {run_value}, but the experiment now has "
                     f"{new_value}{why}; "
-                    f"change that back, choose another --output, or move {directory.parent} away"
+                    f"change the value back, choose another --output, or move {directory.parent} away"
                 )

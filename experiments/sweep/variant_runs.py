@@ -73,7 +73,7 @@ class VariantRun:
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs of a sweep, variant by variant, without writing any files.
 
-    Raise BadInput if a run cannot be trained, or if a run was started with other settings.
+    Raise BadInput if a run cannot be trained, or if a run was started with different settings.
     """
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)

@@ -98,7 +98,7 @@ class TrialRule:
         return f"Trial {number:,}: a false gain has a probability of {self.level:.2g}; looks after {looks} pairs"
 
     def spent(self, pairs: int) -> float:
-        """Return the part of the trial's level that is spent by the look taken after `pairs` pairs.
+        """Return the part of the trial's level that the look after `pairs` pairs spends.
 
         The spending function is a power of the share of pairs (Kim and DeMets, Biometrika 74, 1987).
         """
