@@ -231,7 +231,7 @@ def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCo
 
 
 def compare_step_losses(subject: str, result: SmallResult, reference: SmallResult, limit: float) -> MachineComparison:
-    """Compare the loss of each step of the reference. A missing loss or NaN is a failure."""
+    """Compare the losses with those of the reference, step by step. A missing loss or NaN is a failure."""
     differences = [abs(result.losses.get(step, math.nan) - loss) for step, loss in reference.losses.items()]
     holds = bool(differences) and all(difference <= limit for difference in differences)  # False for NaN
     largest = math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan)
@@ -239,7 +239,7 @@ def compare_step_losses(subject: str, result: SmallResult, reference: SmallResul
 
 
 def compare_step_hashes(subject: str, result: SmallResult, reference: SmallResult) -> MachineComparison:
-    """Compare the hash after each step of the reference."""
+    """Compare the hashes with those of the reference, step by step."""
     different = [step for step, digest in reference.hashes.items() if result.hashes.get(step) != digest]
     measured = f"step {different[0]} differs" if different else f"{len(reference.hashes)} steps equal"
     return MachineComparison(f"hashes: {subject}", measured, "equal", bool(reference.hashes) and not different)

@@ -136,7 +136,10 @@ def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
 def ladder(
     loss: Truth, shape: LadderShape, noise: float, shared: float, generator: np.random.Generator
 ) -> list[LossPoint]:
-    """Return the points of one ladder. `shared` is the share of the noise's variance that horizons have in common."""
+    """Return the points of one ladder.
+
+    The horizons of a trunk have a part of the noise in common; `shared` is the share of this part in the variance.
+    """
     points = []
     sizes = np.geomspace(SMALLEST, SMALLEST * shape.span, shape.sizes).round().tolist()
     for size, seed in product(sizes, range(shape.seeds)):

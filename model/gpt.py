@@ -113,7 +113,7 @@ class CacheGroup:
         return torch.cat([cache.attend(layer, *parts) for cache, *parts in texts], dim=2)
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Add the new token of each text to its length, and return `x` unchanged."""
+        """Increase the length of each text by one, because it has a new token. Return `x` unchanged."""
         for cache in self.caches:
             cache.length += 1
         return x

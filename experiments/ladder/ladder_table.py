@@ -71,7 +71,7 @@ class LadderTable:
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
-        """Return the scaling rules, the settings that they give for the target, and warnings if train.json differs."""
+        """Return the scaling rules, the settings that they give for the target, and a warning if train.json differs."""
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         target_rate, seeds = target.optimization.learning_rate, self.ladder.seeds

@@ -149,7 +149,7 @@ def measure_run(
 def _loss_of(result: dict[str, Any], key: str, run: Path) -> float:
     """Return the loss of a stored result.
 
-    Raise BadInput if it is not a number of at least 0, because a verdict depends on it.
+    Raise BadInput if the loss is not a number of at least 0, because a verdict depends on the loss.
     """
     loss = result.get(key)
     if not number(0).holds(loss):

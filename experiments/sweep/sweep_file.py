@@ -162,8 +162,8 @@ def read_sweep(file: Path) -> Sweep:
         raise BadInput(f"{file}: base: got {quoted(base)}, expected a run directory, such as runs/quickstart")
     if values.get("halving") is not None and values.get("measure") is not None:
         raise BadInput(
-            f"{file}: halving: cannot be combined with 'measure', because it compares the runs' own validation losses; "
-            "remove one of the two keys"
+            f"{file}: halving: cannot be combined with 'measure', because halving compares the runs' own validation "
+            "losses; remove one of the two keys"
         )
     changes = read_changes(file, "set", values.get("set", {}))
     run = changed_run(str(file), Path(base), changes)

@@ -172,7 +172,7 @@ class SweepTable:
         ]
 
     def _deviation(self) -> tuple[float, int] | None:
-        """Return the seed deviation of the intervals, and its degrees of freedom; None if nothing was compared."""
+        """Return the seed deviation behind the intervals, and its degrees of freedom; None if nothing was compared."""
         compared = [result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None

@@ -1,8 +1,9 @@
 """The rule of a trial: the level, the looks at the results, and the verdict. It is fixed before the first pair of runs.
 
-A pair is two runs with the same seed and data, and its difference is candidate - base. Student's t separates the
-difference from luck, at a level that takes all earlier trials into account. Each look at the results spends a separate
-share of the level. The sum of the shares bounds the error of stopping early, however the looks are correlated.
+A pair is two runs with the same seed and data, one of the base and one of the candidate. The difference of a pair is
+the candidate's loss minus the base's loss. Student's t separates the difference from luck, at a level that takes all
+earlier trials into account. Each look at the results spends a separate share of the level. The sum of the shares bounds
+the error of stopping early, however the looks are correlated.
 
 The rule is correct if differences are roughly normal, or symmetric with heavy tails. It is wrong if differences are
 skewed. A change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth

@@ -54,8 +54,10 @@ class TrialTable:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
             lines.append(f"{self.rule.describe(self.number)}; {with_count(len(self.pairs), 'pair')} trained.")
-            error = f"error {2 * self.rule.level:.2g} for all looks together"
-            lines.append(f"Interval of the loss: {error}; intervals of time and memory: {CONFIDENCE:.0%}.")
+            error = f"an error of {2 * self.rule.level:.2g} for all looks together"
+            lines.append(
+                f"The interval of the loss has {error}, and the other intervals a confidence of {CONFIDENCE:.0%}."
+            )
             if self.pairs:
                 lines.append(f"All intervals are valid {assumption(len(self.pairs))}.")
         return "\n".join([*lines, *self.notes])

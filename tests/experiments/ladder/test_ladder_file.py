@@ -37,7 +37,7 @@ def test_sizes_are_sorted(make_ladder: MakeLadder) -> None:
         ({"set": {"train.weight_decay": 0}}, "set: 'train.weight_decay': cannot be changed for a ladder"),
         ({"set": {"train.validation_sequences": 1}}, "set: 'train.validation_sequences'"),
         ({"target": {"validation_interval": None}}, "never validates"),
-        ({"target": {"global_batch_size": None}}, "has no global_batch_size, but the batch"),
+        ({"target": {"global_batch_size": None}}, "has no global_batch_size; set this key"),
     ],
 )
 def test_errors_name_the_key(make_ladder: MakeLadder, make_run: MakeRun, keys: dict[str, Any], message: str) -> None:
