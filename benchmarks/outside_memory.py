@@ -56,7 +56,7 @@ def main(
 
 
 def measure(directory: Path, settings: tuple[str, ...]) -> None:
-    """Print the bytes at the start and after the steps, as the maximum over all ranks."""
+    """Print the bytes outside the allocator at the start and after the steps. Both numbers are maxima over the ranks."""
     run = load_run(directory, settings)
     ranks = start("cuda", run.train.timeout_seconds)
     at_start = _outside()

@@ -226,7 +226,7 @@ class ShardedBlock(Block):
         layers.finish(self)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the computations of shards between exchanges."""
+        """Compile what the shards compute between two exchanges."""
         for layer in (self.attention, self.mlp):
             layer.compile(*args, **options)
 
@@ -292,7 +292,7 @@ class ShardedParts:
         """Copy the remaining attributes of the unsharded module, such as flags that its `forward` reads, to `sharded`.
 
         Raises BadInput if the unsharded module has a layer, a parameter or a buffer that was not taken. The forward
-        pass would use it, but this file does not define how shards compute it.
+        pass would use this part, but this file does not define how shards compute it.
         """
         plain = vars(self._modules[0])
         for name, value in (plain["_modules"] | plain["_parameters"] | plain["_buffers"]).items():

@@ -30,7 +30,7 @@ from training.planning.throughput import ESTIMATE, roofline, throughputs
 
 MOST_EXTRAPOLATION = 30.0  # simulations have tested the intervals' coverage up to this ratio of compute
 BEYOND = 8  # the widest shape of a family is at most this many times as wide as the ladder's widest size
-BEST_SHOWN = 4  # number of machines that are printed
+BEST_SHOWN = 4  # the best sizes are printed for at most this many machines
 
 
 @attrs.frozen(kw_only=True)

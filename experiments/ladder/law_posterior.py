@@ -20,7 +20,7 @@ from common.errors import BadInput
 # Published exponents: 0.34 and 0.28 (Hoffmann et al., arXiv 2203.15556), 0.35 and 0.37 (Besiroglu et al., 2404.10102).
 EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # prior of an exponent: its median, and the scale of its logarithm
 EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual exponents if a ladder supports them
-# An exponent below this multiple of the grid's smallest exponent may in reality be smaller than the grid allows.
+# If an exponent is below this multiple of the grid's smallest exponent, the true exponent may be outside the grid.
 NEAR_EDGE = 1.25
 REACH = 4.0  # the first grid extends this many scales to both sides: exponents from 0.11 to 1.2
 # The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed,

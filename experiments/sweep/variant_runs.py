@@ -237,7 +237,7 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
 
 
 def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
-    """Return a list with a run's final loss or, with the key `measure`, its losses on all ranges.
+    """Return a list with a run's final loss or, if the sweep has the key `measure`, the losses on all its ranges.
 
     The loss is infinite if the run diverged. Return None if the loss is not known yet.
     """
