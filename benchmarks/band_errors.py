@@ -26,7 +26,8 @@ KINDS = (
     "constant, Student's t",
     "half new, half constant",
 )
-FAULTS = (4.0, 8.0)  # planted excess of the loss, in standard deviations (over runs) of the noise at a mark
+# By how much the loss of a faulty run is too high. The unit is the noise's standard deviation, at a mark and over runs.
+FAULTS = (4.0, 8.0)
 
 
 def main(*, families: int = FAMILIES) -> None:

@@ -85,8 +85,8 @@ class Simulation:
     group: str
     shape: str
     inside: bool  # whether the run's loss is inside the interval
-    width: float  # of the interval, as a share of the loss
-    error: float  # of the predicted loss, as a share of the loss
+    width: float  # width of the interval, as a share of the loss
+    error: float  # error of the predicted loss, as a share of the loss
     refused: bool  # whether the rules refuse a forecast
 
 

@@ -56,7 +56,7 @@ def main(
 
 
 def measure(directory: Path, settings: tuple[str, ...]) -> None:
-    """Print the bytes outside the allocator at the start and after the steps. Both numbers are maxima over the ranks."""
+    """Print the bytes outside the allocator, at the start and after the steps, each as the maximum over the ranks."""
     run = load_run(directory, settings)
     ranks = start("cuda", run.train.timeout_seconds)
     at_start = _outside()

@@ -40,7 +40,7 @@ class ShardExchange:
         return self.all_gather(_stacked(list(pieces))).transpose(0, 1).flatten(1, 2)
 
     def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> tuple[Tensor, ...]:
-        """Return this process's pieces of the sum of all shards' tensors, in fp32."""
+        """Add up the tensors of all shards in fp32, and return this process's pieces of the sum."""
         local = len(self.local_shards)
         parts = _stacked(partials).unflatten(2, (self.shards // local, local, -1))
         # (P, L, L, B, t, C): the first dimensions are the receiving process, the sending shard, the receiving shard

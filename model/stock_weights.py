@@ -13,10 +13,10 @@ from model.config import GATED, GPT2, NANOCHAT, ModelConfig
 from model.naming import HUGGING_FACE, PROJECTIONS
 from model.stock import CLASSES, stock_kind
 
-# Our module -> its name in GPT-2's class. Only the names of modules outside the blocks are complete.
+# Our module -> its name in GPT-2's class. For a module of a block, this is the name within the block.
 GPT2_OUTSIDE_BLOCKS = ("token_embedding", "position_embedding", "final_norm")
 GPT2_NAMES = HUGGING_FACE | {name: f"transformer.{HUGGING_FACE[name]}" for name in GPT2_OUTSIDE_BLOCKS}
-# Our module -> its name in Llama and in similar classes. Only the names of modules outside the blocks are complete.
+# Our module -> its name in Llama and in similar classes. For a module of a block, this is the name within the block.
 ROTARY_NAMES = {
     **{"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     **{"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"},

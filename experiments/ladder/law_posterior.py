@@ -23,9 +23,9 @@ EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual expo
 # If an exponent is below this multiple of the grid's smallest exponent, the true exponent may be outside the grid.
 NEAR_EDGE = 1.25
 REACH = 4.0  # the first grid extends this many scales to both sides: exponents from 0.11 to 1.2
-# The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed,
-# whose runs say hardly anything about this deviation. benchmarks/forecast_coverage.py shows for which values the
-# intervals are right. The assumption has the same weight as NOISE_WEIGHT runs.
+# The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed:
+# the runs of such a ladder say hardly anything about this deviation. benchmarks/forecast_coverage.py shows with which
+# values the intervals have the right coverage. The assumption has the same weight as NOISE_WEIGHT runs.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
 # All horizons of a trunk have a part of the noise in common. These are possible shares of this part in the variance,
 # with their prior weights. The horizons share most of their training, so a large share is more likely.
