@@ -60,7 +60,7 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def parts(tasks: list[np.ndarray]) -> Parts:
-    """Return the tasks' parts of CORE, given the hits of each task."""
+    """Return each task's part of the CORE score, computed from the task's hits."""
     bits = np.linspace(1, 2, len(tasks[0]))
     scores = {f"t{number}": task_score(f"{number}.jsonl", BASELINE, hits, bits) for number, hits in enumerate(tasks)}
     return task_parts(scores)[0]

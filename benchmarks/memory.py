@@ -59,7 +59,7 @@ def main(
 
 
 def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
-    """Print the measured and predicted peak memory of steps with some micro-batches on this GPU."""
+    """Print the measured and the predicted peak memory of a step on this GPU, for a few micro-batches."""
     memory = MemoryModel(model=run.model)
     largest = memory.largest_microbatch(int((1 - HEADROOM) * gpu_memory)) or 1
     prober = _prober(run, None)

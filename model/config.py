@@ -229,7 +229,7 @@ class ModelConfig:
         stock=dict.fromkeys(ROTARY, ("rmsnorm",)),
         card=lambda config, _: ("norm", {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[config.norm] + config.no_gain),
     )
-    norm_gain: bool = option(  # the export writes ones for gains that are missing here
+    norm_gain: bool = option(  # for gains that a network lacks, the export writes ones
         checks.boolean(),
         True,
         meaning="true: norms have a learned gain; false: norms have no gain and no bias",

@@ -187,7 +187,7 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     waiting: list[Path] = []  # branches whose starting checkpoint exists, so they can be trained
     for stage in range(len(trunks[0].horizons)):
-        last = stage == len(trunks[0].horizons) - 1  # no branch starts where the trunks end
+        last = stage == len(trunks[0].horizons) - 1  # the trunks end here, so no branch starts
         ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}
         pool.train(ends | dict.fromkeys(waiting))
         if last:

@@ -107,8 +107,8 @@ def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
             if share > MOST_SEEN:
                 raise BadInput(
                     f"{directory}: its training tokens contain {share:.1%} of the measured text {span} (compared in "
-                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, "
-                    "or measure other text"
+                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; train on a different dataset, "
+                    "or measure a different text"
                 )
 
 
