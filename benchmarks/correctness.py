@@ -32,8 +32,8 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
-# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 and fp32 differ by 0.0003; DDP with two ranks
-# and one process, both in bf16, differ by 0.0002.
+# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003. In bf16, DDP on
+# two ranks differs from a single process by 0.0002.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
 MODEL = ModelConfig(
     vocab_size=256, context_length=128, emb_dim=256, n_heads=4, n_layers=4, qkv_bias=True, tie_weights=True

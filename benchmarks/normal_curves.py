@@ -66,7 +66,7 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
 def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -> int:
     """Compose `runs` normal runs, and return how many of them leave the band at one or more marks.
 
-    Each normal run is composed of LEFT_OUT runs of the reference, and its band is computed from the rest.
+    Each normal run is composed of LEFT_OUT runs of the reference, and the band is computed from all other runs.
     """
     losses, alarms = np.array(reference.losses), 0
     for _ in range(runs):

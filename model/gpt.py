@@ -351,8 +351,8 @@ def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
     Weights are initialized as in GPT-2: matrices are normally distributed, residual projections are scaled by 1/sqrt(2
     L), and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
 
-    Only the shapes of the model's parameters are used. A separate generator draws all values in this order, so they are
-    the same on every machine and rank.
+    Only the shapes of the model's parameters are used. A separate generator draws the values in the order of the
+    parameters, so they are the same on every machine and rank.
     """
     generator, config = torch.Generator().manual_seed(seed), model.config
     for name, parameter in model.named_parameters():

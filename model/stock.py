@@ -74,7 +74,7 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
             "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
     defaults = attrs.fields_dict(type(config))
-    computed = {  # for each class, the values of each option that it supports; None means all values
+    computed = {  # for each class, the supported values of each option; None means that all values are supported
         kind: {field: row.stock.get(kind, (defaults[field].default,)) for field, row in table.items()}
         for kind in CLASSES
     }

@@ -44,7 +44,7 @@ GAMMA = 0.389  # the sum of GAMMA / (t x max(1, log t) ** 2) over all trials t i
 LOOKS = (0.4, 0.7, 1.0)  # the rule looks at the results after these shares of the pairs
 SPENDING = 2.5  # exponent of the spending function
 AIMED_POWER = 0.95  # POWER, plus the power that is lost by stopping for futility
-# The trial stops for futility once it is this confident (one-sided) that a gain of the target size does not exist.
+# The trial stops for futility once it can rule out a gain of the sought size with this one-sided confidence.
 FUTILITY = 0.985
 
 
