@@ -56,7 +56,7 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
-    """Return the cells for single trials, each of which is the first in its project."""
+    """Return the cells for single trials. Each trial is the first one of its project."""
     rule = TrialRule.of(keep_level(1, 0), None)
     null_trials = [trial(rule, row) for row in difference(random, kind, (families, MOST)).tolist()]
     verdicts = [judgement.verdict for judgement, _ in null_trials]

@@ -55,7 +55,7 @@ BIASES = {
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """The part of a row that only options of the network have, not the keys of train.json.
+    """The part of a row that options of the network have, but keys of train.json do not have.
 
     In the comments, `config` is a ModelConfig.
     """

@@ -25,7 +25,7 @@ NO_LEVER = (
     "runs, or add 'measure' to the file"
 )
 REFUSED = {
-    f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the local disk",
+    f"train.{BUCKET}": "all runs would share this bucket; the checkpoints of a sweep stay on the local disk",
     "train.random_seed": "the seeds of a sweep are set by its key 'seeds'",
 }
 

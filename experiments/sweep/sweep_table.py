@@ -247,7 +247,8 @@ def describe_power(sweep: Sweep) -> str:
 def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> SweepVerdict:
     """Return a variant's verdict.
 
-    If a rule has `selected` the variant by these losses, its mean looks too good, so the verdict has only a bound.
+    If a rule has `selected` the variant by these losses, the variant's mean looks too good. The verdict then states
+    only a bound of the gain.
     """
     if noise.pooled == noise.pairwise == 0:
         reason = "no verdict: the loss is the same for all seeds; the difference is"
