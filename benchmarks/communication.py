@@ -25,7 +25,8 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-LOG_STEPS = 5  # log interval, because only a logged step waits for the GPU; the first interval is not measured
+# Steps from one log line to the next, because only a logged step waits for the GPU. The first interval is not measured.
+LOG_STEPS = 5
 SHORT_CONTEXT = 64  # tokens
 
 Part = Literal["exposed", "host"]

@@ -107,7 +107,7 @@ def scale(kind: str) -> float:
 
 
 def difference(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the differences (candidate - base) of pairs, which have the mean 0."""
+    """Return random differences (candidate - base) of pairs. The distribution has the mean 0."""
     if kind == "normal":
         return random.standard_normal(shape)
     if kind in ("t", "t3"):

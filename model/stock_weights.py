@@ -54,8 +54,9 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
 def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Convert a state dict of a class with RoPE to a plain state dict in fp32.
 
-    Biases that the class does not have are set to zero. Raises ValueError if a parameter is unknown, if a tied head
-    differs from the embedding, or if the attention's output layer has a nonzero bias, but our network has no such bias.
+    Biases that the class does not have are set to zero. Raises ValueError if a parameter is unknown, or if a tied head
+    differs from the embedding. Also raises ValueError if the attention's output layer has a nonzero bias, but our
+    network has no bias there.
     """
     modules = {stock_name: module for module, stock_name in _rotary_names(kind).items()}
     plain: dict[str, Tensor] = {}

@@ -105,8 +105,7 @@ class Trial:
             )
         if measures := [path for path in files if path.startswith(MEASURE)]:
             count = with_count(len(measures), "file")
-            verb = "differs" if len(measures) == 1 else "differ"
-            problem = f"{count} of the code that measures the loss {verb}: {', '.join(measures[:3])}."
+            problem = f"The code that measures the loss differs in {count}: {', '.join(measures[:3])}."
             notes.append(str(warning(problem)))
         return notes
 
