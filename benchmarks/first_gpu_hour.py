@@ -186,7 +186,7 @@ def machine_lines() -> list[str]:
 
 
 def samples_file(folder: Path, step: HourStep) -> Path:
-    """Return the file of nvidia-smi's samples during a step."""
+    """Return the file for the samples that nvidia-smi writes during a step."""
     return folder / f"{step.name}.gpus.csv"
 
 

@@ -133,7 +133,7 @@ def _compiled_kernels(moved: KernelBytes) -> Iterator[None]:
 
 @contextmanager
 def _row_sums(moved: KernelBytes) -> Iterator[None]:
-    """Count the matrices that the kernel of the exact gradient norm reads."""
+    """Count the bytes of the matrices that the kernel of the exact gradient norm reads."""
     plain = row_sums.by_kernel
 
     def by_kernel(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The picture of the README: a run that is stopped, killed and moved from 1 to 2 to 4 ranks, and an undisturbed run.
+"""The picture in the README: a run that is stopped, killed and moved from 1 to 2 to 4 ranks, and an undisturbed run.
 
 python benchmarks/one_curve.py OUTPUT.html
 

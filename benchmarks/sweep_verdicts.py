@@ -14,7 +14,7 @@ EFFECT = 3.0  # planted difference
 
 
 def main(*, sweeps: int = 100_000) -> None:
-    """Print the two tables. The Monte Carlo error is one standard error."""
+    """Print the two tables. The number after ± is the standard error of the simulation."""
     random = np.random.default_rng(0)
     rows = []
     for name, levers, seeds, kind in nulls():

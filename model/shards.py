@@ -279,12 +279,12 @@ class ShardedParts:
         self._used_names: set[str] = set()
 
     def take(self, name: str) -> list[Any]:
-        """Return this layer of each shard."""
+        """Return the layer with this name, once for each shard."""
         self._used_names.add(name)
         return [getattr(module, name) for module in self._modules]
 
     def take_rate(self, name: str) -> float:
-        """Return the rate of this dropout layer."""
+        """Return the rate of the dropout layer with this name."""
         rate: float = self.take(name)[0].p
         return rate
 

@@ -135,7 +135,8 @@ def _sizes(file: Path, target: Path, settings: Changes, values: Any) -> tuple[Mo
         weights = matmul_parameter_count(larger)
         if matmul_parameter_count(smaller) == weights or size_name(smaller) == size_name(larger):
             raise BadInput(
-                f"{file}: sizes: two sizes are both {size_name(larger)} or both have {weights:,} weights; remove one"
+                f"{file}: sizes: two sizes have the same name, {size_name(larger)}, or the same number of weights, "
+                f"{weights:,}; remove one of them"
             )
     return tuple(sizes)
 

@@ -45,9 +45,9 @@ def read_experiment(
 
 
 def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
-    """Return the seeds that the key `seeds` describes. It is a list of seeds, or the number of seeds.
+    """Return the seeds that the key `seeds` describes. Its value is a list of seeds, or the number of seeds.
 
-    If it is a number, the seeds are `first`, `first` + 1 and so on. Raise BadInput for anything else.
+    If the value is a number, the seeds are `first`, `first` + 1 and so on. Raise BadInput for anything else.
     """
     if type(seeds) is int and 1 <= seeds <= MOST_SEEDS:
         return tuple(range(first, first + seeds))

@@ -44,7 +44,7 @@ class RunProgress:
     def loss_at(self, step: int) -> float | None:
         """Return the validation loss at a step.
 
-        The loss is infinite if the run diverged before this step, and None if it is not recorded.
+        The loss is infinite if the run diverged before this step, and None if no loss was recorded.
         """
         loss = self.losses.get(step, None if self.diverged is None else math.inf)
         return loss if loss is None or math.isfinite(loss) else math.inf

@@ -129,7 +129,7 @@ def form_of(section: str, sections: Sections) -> dict[str, Any]:
 
 
 def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:
-    """Return the settings of a run directory in a tree. If it is not in the tree, read the directory on disk."""
+    """Return the settings of a run directory in a tree. If the tree does not have the directory, read it from disk."""
     path, sections = run.resolve(), {}
     for name in KEYS:
         values = None
