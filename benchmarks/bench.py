@@ -132,7 +132,7 @@ def launcher(ranks: int) -> list[str]:
 
 
 def output_of(ranks: int, script: str, *words: str) -> str:
-    """Return the standard output of a benchmark on several ranks. Raise BadInput if it fails."""
+    """Return the standard output of a benchmark on several ranks. Raise BadInput if the benchmark fails."""
     program = [*launcher(ranks), script, *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

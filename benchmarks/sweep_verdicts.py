@@ -8,7 +8,7 @@ from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving
 from experiments.sweep.sweep_table import compare_with_base
 
-# The losses are in units of the noise: the standard deviation that a variant's loss has on its own.
+# The unit of the losses is the standard deviation of the noise that each run has on its own.
 SHARED = 2.0  # standard deviation of the part of the loss that all variants with the same seed have in common
 EFFECT = 3.0  # planted difference
 

@@ -151,7 +151,7 @@ def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped:
 def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return zeros for the biases of attention or MLP if `plain` does not have these biases.
 
-    In our networks, either both have biases or neither has; in the stock classes, these are two separate options.
+    In our networks, one option gives biases to attention and MLP. The stock classes have an option for each of the two.
     """
     if not config.biases:
         return {}

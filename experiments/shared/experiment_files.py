@@ -88,8 +88,8 @@ def show_results(
 ) -> None:
     """Write NAME.md and NAME.json, and print the text. The title of NAME.md ends with `subject`.
 
-    The text is printed even if writing fails, because it may be the only copy of the results. The argument of `text` is
-    a table format of tabulate; by default, it is "simple".
+    The text is printed even if writing fails, because it may be the only copy of the results. The function `text` takes
+    a table format of tabulate, which is "simple" by default.
     """
     title = RESULTS[name][0].decode() + subject
     table_file, record_file = result_files(output, name)

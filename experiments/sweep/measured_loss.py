@@ -38,7 +38,8 @@ from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
 MEASURED = "measured"  # folder next to the runs; it has the measured texts, encoded with the tokenizer of each run
-SEQUENCE_BYTES = 56  # length of the sequences that are searched for in the training tokens: 13 GPT-2 tokens of English
+# Sequences of the measured text are looked up in the training tokens. This is their length: 13 GPT-2 tokens of English.
+SEQUENCE_BYTES = 56
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02
 

@@ -189,15 +189,15 @@ class SweepTable:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
                 f"{with_count(len(self.verdicts) - 1, 'comparison')}.",
-                "Standard deviation of one run over seeds, without the effect that a seed has on all variants: "
-                f"{deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
+                "A seed can shift the losses of all variants alike. Apart from this shift, the standard deviation of "
+                f"one run over seeds is {deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
             ]
         if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
             lines.append(f"Rule, set in advance: at {rungs} of the steps, the best 1/{rule.factor:g} continue.")
             lines.append(
-                "The variants that continued were chosen by these same losses, so their means look too good; a gain is "
-                "given as a bound."
+                "The variants that continued were chosen by these same losses, so their means look too good. For a "
+                "gain, the table therefore has only a lower bound."
             )
         if missing := self._missing():
             lines.append(f"Missing: {', '.join(missing)}.")
@@ -238,9 +238,9 @@ def describe_power(sweep: Sweep) -> str:
     more = f"; {enough} seeds find a difference of {SOUGHT_DEVIATIONS:g} seed deviations"
     advice = more if detectable > SOUGHT_DEVIATIONS else ""
     return (
-        f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (standard "
-        "deviations of one run over seeds, without the effect that a seed has on all variants); smaller differences "
-        f"are found less often{advice}"
+        f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (a seed "
+        "deviation is the standard deviation of one run over seeds, apart from a shift of all variants alike); smaller "
+        f"differences are found less often{advice}"
     )
 
 
