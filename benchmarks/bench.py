@@ -49,7 +49,7 @@ SIZES = {
     **GPT2_SIZES,
 }
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-WARM_UP = 3  # number of first steps that are not measured, because they compile the network and build DDP's buckets
+WARM_UP = 3  # the first steps are not measured, because they compile the network and build DDP's buckets
 GROUP_SECONDS = 600  # timeout of a collective
 LOOK_SECONDS = 0.005  # pause before a benchmark looks again at the metrics, or at processes that should end
 GRACE_SECONDS = 10.0  # time from SIGTERM to SIGKILL

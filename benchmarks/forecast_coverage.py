@@ -19,7 +19,7 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, re
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
-CENTER = (3e7, 3e8)  # N and D; the arguments `size_part` and `token_part` of `_exact` are the law's two terms here
+CENTER = (3e7, 3e8)  # an N and a D; `size_part` and `token_part` of `_exact` are the law's two terms at this point
 
 
 @attrs.frozen

@@ -48,7 +48,7 @@ UNGATED = tuple(name for name in ACTIVATION_WORDS if name not in GATED)
 BIASES = {
     (True, True): "all",
     (True, False): "of queries, keys and values",
-    (False, True): "all, but the biases of queries, keys and values are zeros",
+    (False, True): "all; the biases of queries, keys and values are zeros",
     (False, False): "none; if the class has biases, they are zeros",
 }
 

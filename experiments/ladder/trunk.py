@@ -263,7 +263,7 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
         *lines,
         f"{len(tuning_trunks)} rates at {size_name(trunks[0].size)}, and more if the best rate is at the edge; then "
         f"{len(trunks)} sizes x {len(ladder.tokens_per_parameter)} horizons, with one trunk for each size"
-        + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
+        + (f"; each run with {seeds} seeds" if seeds > 1 else "")
         + f": {flops:.3g} FLOPs, {flops / target_flops:.2g} x the target's {target_flops:.3g}",
         describe_cost(flops, "FLOP/s", speeds, usd_per_hour),
     ]

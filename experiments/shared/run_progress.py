@@ -20,7 +20,7 @@ from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS, STATES, Detail, Metric, RunEvent, event_of, read_metrics
 
-TAIL_BYTES = 1 << 13  # only the last bytes of the metrics file are read, which hold about ten lines
+TAIL_BYTES = 1 << 13  # only this many bytes at the end of the metrics file are read; they hold about ten lines
 
 
 @attrs.frozen(kw_only=True)

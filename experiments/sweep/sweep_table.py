@@ -194,7 +194,8 @@ class SweepTable:
             ]
         if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
-            lines.append(f"Rule, set in advance: at {rungs} of the steps, the best 1/{rule.factor:g} continue.")
+            continuing = f"the best 1/{rule.factor:g} of the variants continue"
+            lines.append(f"Rule, set in advance: after {rungs} of the steps, {continuing}.")
             lines.append(
                 "The variants that continued were chosen by these same losses, so their means look too good. For a "
                 "gain, the table therefore has only a lower bound."

@@ -237,7 +237,7 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
 
 
 def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
-    """Return a list with a run's final loss or, if the sweep has the key `measure`, the losses on all its ranges.
+    """Return a list with a run's final loss or, if the sweep has the key `measure`, the run's losses on all ranges.
 
     The loss is infinite if the run diverged. Return None if the loss is not known yet.
     """

@@ -143,8 +143,8 @@ def assumption(pairs: int) -> str:
     """
     unseen = 1 - ERROR ** (1 / pairs)
     return (
-        f"if differences are roughly normal; events that occur in up to {unseen:.0%} of runs may have been missed by "
-        f"{pairs} pairs"
+        f"if differences are roughly normal; {pairs} pairs may have missed events that occur in up to {unseen:.0%} of "
+        "runs"
     )
 
 

@@ -95,7 +95,7 @@ class TrialTable:
         }
 
     def _values(self, number: int) -> list[tuple[float, float]]:
-        """Return one value of the base and of the candidate for each pair. `number` is the value's index in SideRun.
+        """Return, for each pair, one value of the base and one of the candidate. `number` is the index in SideRun.
 
         A pair is skipped unless both values are known and finite.
         """

@@ -213,7 +213,7 @@ def test_halving_only_stops_losers(make_sweep: MakeSweep) -> None:
     kill(start_until(file, 60), with_jobs=True)
     shown = finish(file)
     assert shown.count("stopped at step 15 by the rule") == 2
-    assert "at 38% of the steps, the best 1/3 continue" in shown
+    assert "after 38% of the steps, the best 1/3 of the variants continue" in shown
     keys = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in keys.items() if key != "halving"}))
     finish(file, "--output", without_rule)

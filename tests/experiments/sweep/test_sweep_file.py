@@ -45,7 +45,7 @@ def test_at_least_one_variant_survives_a_rung(factor: float, losers: list[str]) 
     [
         ({"lever": {}}, "unknown key 'lever'; did you mean 'levers'?"),
         ({"mixture": {"sources": ["a", "b"], "runs": 9}}, "mixture: the mixing law was removed: the noise of a seed"),
-        ({"levers": None, "mixture": None}, "instead, add 'measure' and a lever with one value for each mixture: "),
+        ({"levers": None, "mixture": None}, "instead, add 'measure' and one lever for each mixture: "),
         ({"levers": {"train.learning_rat": [1]}}, "unknown key 'train.learning_rat'; did you mean 'train.learning_rat"),
         ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are set by its key 'seeds'"),
         ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share this bucket"),
