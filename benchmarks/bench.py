@@ -83,7 +83,7 @@ def exit_on_signals() -> None:
 
 
 def parser(main: Callable[..., None]) -> App:
-    """Return the command line of a benchmark: the options are `main`'s parameters, the help is the docstring."""
+    """Return the command line of a benchmark. Its options are `main`'s parameters, and its help is the docstring."""
     app = App(
         help=main.__globals__["__doc__"],
         help_format="plaintext",

@@ -216,7 +216,7 @@ def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCom
 
 
 def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare an uninterrupted run with a run that was killed on all ranks and resumed with another layout."""
+    """Compare an uninterrupted run with a run that was killed on all ranks and resumed with a different layout."""
     interval, options = max(1, small.steps // 4), {"precision": "bf16", "determinism": "elastic"}
     straight = small.train("straight", 1, checkpoint_interval=interval, **options)
     for size, parallel in ((sizes[-1], "ddp"), (sizes[0], "fsdp")):

@@ -172,8 +172,8 @@ def run_steps(
 def limit_seconds(step: HourStep, later: list[HourStep], seconds_left: float) -> float:
     """Return the time limit of a step.
 
-    A step may take up to twice its planned time if earlier steps took less time than planned. The time that is planned
-    for `later` steps is not used for this.
+    A step gets up to twice its planned time if earlier steps took less time than planned. The time that is planned for
+    `later` steps is not used for this.
     """
     planned, spare = 60 * step.minutes, seconds_left - 60 * sum(later_step.minutes for later_step in later)
     return min(seconds_left, max(planned, min(2 * planned, spare)))

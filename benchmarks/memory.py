@@ -1,4 +1,4 @@
-"""Predicted memory compared with torch.cuda.max_memory_allocated(), and the predicted and real largest micro-batch.
+"""Predicted memory compared with torch.cuda.max_memory_allocated(), and the largest micro-batch, predicted and real.
 
 python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 

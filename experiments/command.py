@@ -27,7 +27,7 @@ REASONS_NEEDED = {"--max-usd": "the price of the machine"}
 
 
 def _rules(more: str) -> OptionRules:
-    """Return the option rules of a command that uses the options in POOL and `more`. --dry-run allows all of these."""
+    """Return the option rules of a command that uses the options in POOL and `more`, also with --dry-run."""
     used = f"{POOL} {more}".rstrip()
     return OptionRules(
         work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons_needed=REASONS_NEEDED

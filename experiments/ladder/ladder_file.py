@@ -94,7 +94,7 @@ def size_name(model: ModelConfig) -> str:
 
 
 def stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys whose values differ from their defaults, with these values."""
+    """Return the keys and values that differ from the defaults."""
     return {key: value for key, value in values.items() if value != KEYS[section][key].default}
 
 

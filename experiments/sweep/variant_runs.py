@@ -219,7 +219,7 @@ def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
     """Return the variants that the rule has stopped, with the step at which each was stopped.
 
-    A rung is used only if it has a loss of every variant that was not stopped at an earlier rung.
+    A rung is used only if every variant that was not stopped at an earlier rung has a loss there.
     """
     stopped: dict[str, int] = {}
     for share in sweep.halving.rungs:
