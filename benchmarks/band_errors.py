@@ -26,7 +26,8 @@ KINDS = (
     "constant, Student's t",
     "half new, half constant",
 )
-FAULTS = (4.0, 8.0)  # planted excess of the loss, in standard deviations (over runs) of the noise at a mark
+# By how much the loss of a faulty run is too high. The unit is the standard deviation, over runs, of a mark's noise.
+FAULTS = (4.0, 8.0)
 
 
 def main(*, families: int = FAMILIES) -> None:

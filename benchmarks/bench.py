@@ -21,7 +21,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.script import use_expandable_segments  # noqa: E402  # because this import needs the path above
+from common.script import use_expandable_segments  # noqa: E402  # this import works only after the line above
 
 use_expandable_segments()  # as the scripts do, before torch is imported
 
@@ -49,9 +49,9 @@ SIZES = {
     **GPT2_SIZES,
 }
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-WARM_UP = 3  # number of first steps that are not measured, because they compile the network and build DDP's buckets
+WARM_UP = 3  # the first steps are not measured, because they compile the network and build DDP's buckets
 GROUP_SECONDS = 600  # timeout of a collective
-LOOK_SECONDS = 0.005  # pause between two checks of the metrics, or of processes that should end
+LOOK_SECONDS = 0.005  # pause before a benchmark looks again at the metrics, or at processes that should end
 GRACE_SECONDS = 10.0  # time from SIGTERM to SIGKILL
 GONE_SECONDS = 60.0  # time for a killed process to disappear: the driver frees its memory first
 BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "log_interval": 1}
@@ -83,7 +83,7 @@ def exit_on_signals() -> None:
 
 
 def parser(main: Callable[..., None]) -> App:
-    """Return the command line of a benchmark: the options are `main`'s parameters, the help is the docstring."""
+    """Return the command line of a benchmark. Its options are `main`'s parameters, and its help is the docstring."""
     app = App(
         help=main.__globals__["__doc__"],
         help_format="plaintext",
@@ -132,7 +132,7 @@ def launcher(ranks: int) -> list[str]:
 
 
 def output_of(ranks: int, script: str, *words: str) -> str:
-    """Return the standard output of a benchmark on several ranks. Raise BadInput if it fails."""
+    """Return the standard output of a benchmark on several ranks. Raise BadInput if the benchmark fails."""
     program = [*launcher(ranks), script, *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

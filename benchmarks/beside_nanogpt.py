@@ -30,7 +30,7 @@ from training.telemetry.metrics_log import METRICS
 
 HALT_SECONDS = 0.0005  # time between two checks for the end of a step
 STEP = re.compile(r'^(iter \d+|\{"step": \d+, "train_loss")')  # the line of a step in nanoGPT's log or metrics.jsonl
-# Because of this condition, nanoGPT computes in fp32 on a CPU, whatever --dtype says. Our copy omits the condition.
+# This condition makes nanoGPT compute in fp32 on a CPU, whatever --dtype says. Our copy of nanoGPT omits it.
 CPU_CONDITION = "nullcontext() if device_type == 'cpu' else "
 OVER_THE_LIMIT = "over the limit"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -38,7 +38,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 @attrs.frozen(kw_only=True)
 class NanogptComparison:
-    """A comparison of both trainers with the same network and batch."""
+    """A comparison of Lockstep with nanoGPT: both train the same network with the same batch."""
 
     clone: Path  # a clone of nanoGPT
     model: ModelConfig
@@ -81,7 +81,7 @@ class NanogptComparison:
         return dict(zip(steppers, measured.transpose(1, 0, 2), strict=True))
 
     def _lockstep(self, folder: Path, precision: str, compiled: bool) -> tuple[list[str], Path]:
-        """Return a command that trains, and the file to which it writes a line for each step."""
+        """Return the command that trains Lockstep, and the file to which it writes a line for each step."""
         steps = 2 * (WARM_UP + self.steps)  # on a loaded machine, a trainer may take several steps before it is halted
         run = bench.prepare(
             folder,

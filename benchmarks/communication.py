@@ -25,13 +25,14 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-LOG_STEPS = 5  # log interval, because only a logged step waits for the GPU; the first interval is not measured
+# Steps from one log line to the next, because only a logged step waits for the GPU. The first interval is not measured.
+LOG_STEPS = 5
 SHORT_CONTEXT = 64  # tokens
 
 Part = Literal["exposed", "host"]
 
 
-def main(  # noqa: PLR0913  # each is an option
+def main(  # noqa: PLR0913  # each argument is an option
     *parts: Part,
     ranks: int | None = None,
     microbatch: int = 16,

@@ -41,7 +41,7 @@ Encoded = tuple[list[int], list[int]]  # ids, weights
 
 
 class WordTokenizer:
-    """A tokenizer for the words and marks of the toy world, with the methods that Template.encode needs."""
+    """A tokenizer for the words and punctuation of the toy world, with the methods that Template.encode needs."""
 
     end_of_text = END_OF_TEXT
 

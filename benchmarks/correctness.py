@@ -32,8 +32,8 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import METRICS, Metric, RunEvent, event_of, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
-# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 and fp32 differ by 0.0003; DDP with two ranks
-# and one process, both in bf16, differ by 0.0002.
+# Largest accepted differences in a step's loss, in nats. On a CPU, bf16 differs from fp32 by 0.0003. In bf16, DDP on
+# two ranks differs from a single process by 0.0002.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
 MODEL = ModelConfig(
     vocab_size=256, context_length=128, emb_dim=256, n_heads=4, n_layers=4, qkv_bias=True, tie_weights=True
@@ -72,7 +72,7 @@ class SmallRun:
     """Runs of one small network, with the same tokens and initial weights."""
 
     folder: Path
-    device: str  # the device of each run that does not specify another
+    device: str  # the device of every run, unless a run specifies another device
     steps: int
     tiny: bool  # use TINY, without compilation
 
@@ -216,7 +216,7 @@ def compare_hashes(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCom
 
 
 def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineComparison]:
-    """Compare an uninterrupted run with a run that was killed on all ranks and resumed with another layout."""
+    """Compare an uninterrupted run with a run that was killed on all ranks and resumed with a different layout."""
     interval, options = max(1, small.steps // 4), {"precision": "bf16", "determinism": "elastic"}
     straight = small.train("straight", 1, checkpoint_interval=interval, **options)
     for size, parallel in ((sizes[-1], "ddp"), (sizes[0], "fsdp")):
@@ -231,7 +231,7 @@ def compare_resumed(small: SmallRun, sizes: Sequence[int]) -> Iterator[MachineCo
 
 
 def compare_step_losses(subject: str, result: SmallResult, reference: SmallResult, limit: float) -> MachineComparison:
-    """Compare the loss of each step of the reference. A missing loss or NaN is a failure."""
+    """Compare the losses with those of the reference, step by step. A missing loss or NaN is a failure."""
     differences = [abs(result.losses.get(step, math.nan) - loss) for step, loss in reference.losses.items()]
     holds = bool(differences) and all(difference <= limit for difference in differences)  # False for NaN
     largest = math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan)
@@ -239,7 +239,7 @@ def compare_step_losses(subject: str, result: SmallResult, reference: SmallResul
 
 
 def compare_step_hashes(subject: str, result: SmallResult, reference: SmallResult) -> MachineComparison:
-    """Compare the hash after each step of the reference."""
+    """Compare the hashes with those of the reference, step by step."""
     different = [step for step, digest in reference.hashes.items() if result.hashes.get(step) != digest]
     measured = f"step {different[0]} differs" if different else f"{len(reference.hashes)} steps equal"
     return MachineComparison(f"hashes: {subject}", measured, "equal", bool(reference.hashes) and not different)

@@ -24,8 +24,8 @@ from evaluation.loss.loss_measures import HELD_OUT, LossSample, read_results
 from evaluation.shared.results import EvaluationResult, Measurement
 from tokens.tokenizer.loading import load_tokenizer
 
-# Mean loss in nats, its deviation between documents in nats, and the deviation of the logarithm of a document's length.
-LOSS, DEVIATION, SPREAD = 3.5, 0.4, 0.8
+LOSS, DEVIATION = 3.5, 0.4  # mean and standard deviation of the documents' losses, in nats
+SPREAD = 0.8  # standard deviation of the logarithm of a document's length
 LENGTH = 20  # median number of tokens in a document
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 GROUPS, OWN, OF_SEED, OF_DOCUMENT = 128, 0.1, 0.01, 0.4
@@ -56,7 +56,7 @@ def main(part: Literal["loss", "compare", "both"] = "both", *, families: int = F
 
 
 def losses(cell: int, documents: int, correlation: float, families: int) -> list[str]:
-    """Return a row of the first table: how often intervals for a model's loss contain the true loss, and the width."""
+    """Return a row of the first table: how often the intervals for a model's loss contain it, and how wide they are."""
     random, tokenizer = generator("loss", cell), load_tokenizer("bytes")
     inside = intervals = 0
     widths = []

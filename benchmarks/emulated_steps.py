@@ -111,7 +111,7 @@ class _StepCost:
     peak: int  # bytes allocated
 
 
-def main(  # noqa: PLR0913  # each is an option
+def main(  # noqa: PLR0913  # each argument is an option
     *,
     sizes: tuple[Size, ...] = ("124M",),
     parallel: tuple[Literal["ddp", "fsdp"], ...] = ("ddp",),

@@ -37,7 +37,7 @@ class TimedEncoder:
 
 
 def main(*, texts: list[Path], tokenizers: list[str], rounds: int = 7) -> None:
-    """Print the speed on each text for each tokenizer, with the encoder that prepare_data.py would choose."""
+    """Print the speed of each tokenizer on each text, with the encoder that prepare_data.py would choose."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         candidates = [_write_tokenizer(name, Path(folder) / str(number)) for number, name in enumerate(tokenizers)]

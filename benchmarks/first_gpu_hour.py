@@ -172,8 +172,8 @@ def run_steps(
 def limit_seconds(step: HourStep, later: list[HourStep], seconds_left: float) -> float:
     """Return the time limit of a step.
 
-    A step may take up to twice its planned time if earlier steps took less time than planned. The time that is planned
-    for `later` steps is not used for this.
+    A step gets up to twice its planned time if earlier steps took less time than planned. The time that is planned for
+    `later` steps is not used for this.
     """
     planned, spare = 60 * step.minutes, seconds_left - 60 * sum(later_step.minutes for later_step in later)
     return min(seconds_left, max(planned, min(2 * planned, spare)))
@@ -186,7 +186,7 @@ def machine_lines() -> list[str]:
 
 
 def samples_file(folder: Path, step: HourStep) -> Path:
-    """Return the file of nvidia-smi's samples during a step."""
+    """Return the file for the samples that nvidia-smi writes during a step."""
     return folder / f"{step.name}.gpus.csv"
 
 
@@ -221,7 +221,7 @@ def pack(folder: Path) -> Path:
 
 
 def describe_gpus() -> list[str]:
-    """Return paragraphs of Markdown: the settings of the GPUs, processes that already use them, and their links."""
+    """Return Markdown paragraphs: the GPUs' settings, the processes that already use a GPU, and the GPUs' links."""
     if shutil.which(SMI) is None:
         return [f"This machine has no {SMI}."]
     settings = list(csv.reader(_smi(f"--query-gpu={SETTINGS}", "--format=csv"), skipinitialspace=True))

@@ -1,9 +1,10 @@
-"""Coverage of a ladder's 90 % intervals, measured with simulated noisy ladders and a new run of each ladder's target.
+"""Coverage of a ladder's 90 % intervals: how often the interval contains the loss of a simulated run of the target.
 
 python benchmarks/forecast_coverage.py [--simulations 200]
 
 Each simulation draws the noise, its correlation among the horizons of a trunk, and the target's compute. It fits the
-law to the ladder's losses, and records whether the target's loss, which has independent noise, is inside the interval.
+law to the ladder's noisy losses, and records whether the target's loss, which has independent noise, is inside the
+interval.
 """
 
 import math
@@ -18,7 +19,7 @@ from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, re
 
 SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01, 0.0133), (0.0, 0.5, 0.8, 0.95), (3, 10, 30)
-CENTER = (3e7, 3e8)  # N and D; `_exact` gets the values of a law's size part and token part at this point
+CENTER = (3e7, 3e8)  # an N and a D; `size_part` and `token_part` of `_exact` are the law's two terms at this point
 
 
 @attrs.frozen
@@ -84,8 +85,8 @@ class Simulation:
     group: str
     shape: str
     inside: bool  # whether the run's loss is inside the interval
-    width: float  # of the interval, as a share of the loss
-    error: float  # of the predicted loss, as a share of the loss
+    width: float  # width of the interval, as a share of the loss
+    error: float  # error of the predicted loss, as a share of the loss
     refused: bool  # whether the rules refuse a forecast
 
 
@@ -135,7 +136,10 @@ def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
 def ladder(
     loss: Truth, shape: LadderShape, noise: float, shared: float, generator: np.random.Generator
 ) -> list[LossPoint]:
-    """Return the points of one ladder. `shared` is the share of the noise's variance that horizons have in common."""
+    """Return the points of one ladder.
+
+    The horizons of a trunk have a part of the noise in common; `shared` is the share of this part in the variance.
+    """
     points = []
     sizes = np.geomspace(SMALLEST, SMALLEST * shape.span, shape.sizes).round().tolist()
     for size, seed in product(sizes, range(shape.seeds)):

@@ -60,7 +60,7 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def parts(tasks: list[np.ndarray]) -> Parts:
-    """Return the tasks' parts of CORE, given the hits of each task."""
+    """Return each task's part of the CORE score, computed from the task's hits."""
     bits = np.linspace(1, 2, len(tasks[0]))
     scores = {f"t{number}": task_score(f"{number}.jsonl", BASELINE, hits, bits) for number, hits in enumerate(tasks)}
     return task_parts(scores)[0]
@@ -74,7 +74,10 @@ def count_covered(models: list[list[np.ndarray]], rates: list[float]) -> int:
 
 
 def passages(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Return hits with a rate of one half. Items of a passage share half of the variance of a normal score."""
+    """Return hits with a rate of one half. The items of a passage are correlated.
+
+    An item is a hit if a normal score is below 0. Half of the score's variance is the same for the whole passage.
+    """
     families, items = shape
     shared = np.repeat(random.standard_normal((families, items // PASSAGE)), PASSAGE, axis=1)
     return special.ndtr((shared + random.standard_normal(shape)) / np.sqrt(2)) < 0.5

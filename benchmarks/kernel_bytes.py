@@ -52,12 +52,12 @@ class KernelBytes:
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of the blocks' compiled kernels."""
+        """The bytes that the compiled kernels of the blocks read and write."""
         return sum(moved for name, moved in self.compiled.items() if not LOSS.search(name))
 
     @property
     def loss_bytes(self) -> int:
-        """The bytes of the compiled kernels of head and loss."""
+        """The bytes that the compiled kernels of the head and the loss read and write."""
         return sum(moved for name, moved in self.compiled.items() if LOSS.search(name))
 
 
@@ -133,7 +133,7 @@ def _compiled_kernels(moved: KernelBytes) -> Iterator[None]:
 
 @contextmanager
 def _row_sums(moved: KernelBytes) -> Iterator[None]:
-    """Count the matrices that the kernel of the exact gradient norm reads."""
+    """Count the bytes of the matrices that the kernel of the exact gradient norm reads."""
     plain = row_sums.by_kernel
 
     def by_kernel(tensors: list[torch.Tensor]) -> torch.Tensor:

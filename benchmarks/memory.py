@@ -1,4 +1,4 @@
-"""Predicted memory compared with torch.cuda.max_memory_allocated(), and the predicted and real largest micro-batch.
+"""Predicted memory compared with torch.cuda.max_memory_allocated(), and the largest micro-batch, predicted and real.
 
 python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 
@@ -59,7 +59,7 @@ def main(
 
 
 def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
-    """Print the measured and predicted peak memory of steps with some micro-batches on this GPU."""
+    """Print the measured and the predicted peak memory of a step on this GPU, for a few micro-batches."""
     memory = MemoryModel(model=run.model)
     largest = memory.largest_microbatch(int((1 - HEADROOM) * gpu_memory)) or 1
     prober = _prober(run, None)

@@ -40,7 +40,7 @@ BASE = np.uint64(0x9E3779B97F4A7C15)
 def main(
     *, stream: Path, items: Path, tokens: int = 100_000_000, cores: tuple[int, ...] = (1, 2), rounds: int = 7
 ) -> None:
-    """Print tokens/s of each method and its ratio to the plain pass in the same round, as medians over rounds."""
+    """Print each method's tokens/s, and the ratio to the plain pass of the same round, both as medians over rounds."""
     manifest = read_manifest(stream)
     tokenizer = recorded_tokenizer(manifest.tokenizer, stream) if manifest else load_tokenizer("gpt2")
     train_stream = open_comparable(stream, "train", tokenizer)
@@ -87,7 +87,7 @@ def time_search(method: Callable[[], np.ndarray], seconds: list[float]) -> np.nd
 def search(finder: NgramFinder, stream: TokenStream, cores: int) -> np.ndarray:
     """Return the positions of all n-grams in a stream, as found by tokens/search on the given number of cores."""
     available = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(available)[:cores])  # the search starts its threads later, so this limits them
+    os.sched_setaffinity(0, sorted(available)[:cores])  # limits the threads of the search, which starts them later
     try:
         return np.concatenate([positions + at for at, (positions, _) in in_blocks([stream], finder.find, GRAM - 1)])
     finally:

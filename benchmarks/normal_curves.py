@@ -1,4 +1,4 @@
-"""Alarms of a reference's band for normal runs, which are resampled, and for short runs with a planted fault.
+"""How often a reference's band raises an alarm, for resampled normal runs and for short runs with a planted fault.
 
     python benchmarks/normal_curves.py  # seconds; needs only runs/quickstart/reference.json
     python benchmarks/normal_curves.py --tokens token_files/quickstart  # minutes; trains three faulty runs to 20 %
@@ -66,7 +66,7 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
 def false_alarms(reference: Reference, runs: int, random: np.random.Generator) -> int:
     """Compose `runs` normal runs, and return how many of them leave the band at one or more marks.
 
-    Each normal run is composed of LEFT_OUT runs of the reference, and its band is computed from the rest.
+    Each normal run is composed of LEFT_OUT runs of the reference, and the band is computed from all other runs.
     """
     losses, alarms = np.array(reference.losses), 0
     for _ in range(runs):

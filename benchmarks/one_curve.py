@@ -1,4 +1,4 @@
-"""The picture of the README: a run that is stopped, killed and moved from 1 to 2 to 4 ranks, and an undisturbed run.
+"""The picture in the README: a run that is stopped, killed and moved from 1 to 2 to 4 ranks, and an undisturbed run.
 
 python benchmarks/one_curve.py OUTPUT.html
 
@@ -32,7 +32,7 @@ from training.supervision.run_lock import EXIT_FILE
 from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 
 QUICKSTART = ROOT / "runs" / "quickstart"
-LOG_INTERVAL = 3  # steps; it divides 1,221, the usual number of steps, so that the last step is compared, too
+LOG_INTERVAL = 3  # in steps; the run usually has 1,221 steps, a multiple of 3, so its last step is logged and compared
 CTRL_C, KILL, END = "Ctrl-C", "kill -9", "end"
 UNTOUCHED_COLOUR = 7  # index in the chart's palette; the legs have the first colors of the palette
 
@@ -158,7 +158,7 @@ def _hashes(run: Path) -> dict[int, str]:
 
 
 def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> LineChart:
-    """Return the chart of both losses: a thick line for the undisturbed run, under the legs in their colors."""
+    """Return the chart of both losses. The legs are colored lines on top of the thick line of the undisturbed run."""
     untouched_x, untouched_y = _losses(untouched)
     lines = [Line(name="untouched", x=untouched_x, y=untouched_y, colour=UNTOUCHED_COLOUR, weight="below")]
     x, y = _losses(moved)
@@ -182,7 +182,7 @@ def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
 def _compare(
     untouched: dict[int, str], moved: dict[int, str], ends: Sequence[tuple[int, int]]
 ) -> Iterator[ComparedStep]:
-    """Yield a row for each leg: its last hash that was not lost, and the undisturbed run's hash at the same step."""
+    """Yield a row for each leg: its last hash that was not lost, and the hash of the undisturbed run at this step."""
     for number, (leg, (last, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
         text = f"{leg.ending} at step {last:,}; {LEGS[number + 1].name} from {resumed:,}" if leg.ending != END else END
         step = max(step for step in untouched if step <= resumed)

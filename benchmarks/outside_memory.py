@@ -20,7 +20,7 @@ from training.parallel.process_group import gather, start, stop
 from training.planning.batch_probe import take_steps
 from training.planning.memory_model import GIB, outside_bytes
 
-STEPS = 3  # training steps, because libraries are loaded and NCCL connects only when they are used
+STEPS = 3  # training steps before the second measurement, because libraries are loaded and NCCL connects on first use
 LAYOUTS = (("ddp", "off"), ("fsdp", "elastic"))  # the second layout uses all kinds of collectives
 COLUMNS = ["GiB outside the allocator", "at the start", f"after {STEPS} steps", "predicted"]
 
@@ -56,7 +56,7 @@ def main(
 
 
 def measure(directory: Path, settings: tuple[str, ...]) -> None:
-    """Print the bytes at the start and after the steps, as the maximum over all ranks."""
+    """Print the bytes outside the allocator, at the start and after the steps, each as the maximum over the ranks."""
     run = load_run(directory, settings)
     ranks = start("cuda", run.train.timeout_seconds)
     at_start = _outside()

@@ -34,7 +34,7 @@ def continuing_run(setting: Preemptions, generator: np.random.Generator) -> floa
 
 
 def _run(setting: Preemptions, generator: np.random.Generator, segment: float, save_delay: float) -> float:
-    """Return the seconds of one run that consists of segments. Each segment is saved `save_delay` after its end."""
+    """Return the seconds of one run made of segments. Each segment is saved `save_delay` seconds after it ends."""
     paid, saved = 0.0, 0
     while True:
         lifetime = generator.exponential(3600 / setting.per_hour)
@@ -48,7 +48,7 @@ def _run(setting: Preemptions, generator: np.random.Generator, segment: float, s
 def simulate(
     run: Callable[[Preemptions, np.random.Generator], float], setting: Preemptions, runs: int
 ) -> tuple[float, float]:
-    """Return the mean time of `runs` simulated runs in hours, and its standard error. The seed is fixed."""
+    """Simulate `runs` runs with a fixed seed. Return their mean time in hours, and its standard error."""
     generator = np.random.default_rng(42)
     hours = np.array([run(setting, generator) for _ in range(runs)]) / 3600
     return float(hours.mean()), float(hours.std(ddof=1) / math.sqrt(runs))

@@ -8,12 +8,13 @@ from evaluation.shared.significance import default_seeds
 from experiments.sweep.sweep_file import Halving
 from experiments.sweep.sweep_table import compare_with_base
 
-SHARED = 2.0  # standard deviation, in seed deviations, of the effect that a seed has on all variants
-EFFECT = 3.0  # planted difference, in seed deviations
+# The unit of the losses is the standard deviation of the noise that each run has on its own.
+SHARED = 2.0  # standard deviation of the part of the loss that all variants with the same seed have in common
+EFFECT = 3.0  # planted difference
 
 
 def main(*, sweeps: int = 100_000) -> None:
-    """Print the two tables. The Monte Carlo error is one standard error."""
+    """Print the two tables. The number after ± is the standard error of the simulation."""
     random = np.random.default_rng(0)
     rows = []
     for name, levers, seeds, kind in nulls():
@@ -78,14 +79,14 @@ def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.rand
 
 
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the final losses of the base, and of the half of the levers with the lower losses at the rung."""
+    """Return the final losses of the base, and of the better half of the levers, judged by the losses at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
     losers = Halving(factor=2, rungs=(0.5,)).losers(means)
     return sweep[[index for index in range(len(sweep)) if str(index) not in losers]]
 
 
 def significant(sweep: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.bool_]:
-    """For each lever, return whether it gets a verdict, which can be better or worse."""
+    """Return, for each lever, whether it is called better or worse."""
     base, *levers = [dict(enumerate(runs.tolist())) for runs in sweep]
     return np.array([difference.excludes_zero for difference, _ in compare_with_base(base, levers, comparisons)])
 

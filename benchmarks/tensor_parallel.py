@@ -49,7 +49,7 @@ BATCH = {"microbatch_size": 1, "global_batch_size": 6, "checkpoint_interval": ST
 SHAPES = ((1, 64, 64), (2, 256, 256), (2, 512, 512))  # sequences, tokens and width, for the comparison with torch
 
 
-def main(  # noqa: PLR0913  # each is an option
+def main(  # noqa: PLR0913  # each argument is an option
     *,
     bytes: bool = False,
     cost: bool = False,

@@ -1,4 +1,4 @@
-"""Training speed in tokens per second, and as a share of the hardware's peak and of a measured matrix product's speed.
+"""Training speed in tokens per second, also as a share of the hardware's peak and of a measured matrix product.
 
 python benchmarks/train_speed.py [--sizes 124M 350M] [--beside-nanogpt PATH]
 
@@ -99,7 +99,7 @@ def main(options: SpeedBenchmark = SpeedBenchmark()) -> None:
 def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
     """Return a step of at most --step-tokens tokens, with the requested or predicted micro-batch."""
     tokens = options.step_tokens or (1 << 19 if options.cuda else 1 << 11)
-    share = max(1, tokens // model.context_length // options.ranks)  # a rank's sequences in a step
+    share = max(1, tokens // model.context_length // options.ranks)  # sequences that a rank processes in a step
     size = options.microbatch
     if size is None:
         largest = min(_predicted(model, options, share) if options.cuda else 4, share, LARGEST_MICROBATCH)
@@ -113,9 +113,9 @@ def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
 
 
 def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
-    """Return the largest micro-batch that is predicted to fit on this GPU with each wrapper to be measured.
+    """Return the largest micro-batch that is predicted to fit on this GPU, whichever wrapper is measured.
 
-    `share` is the number of sequences of a rank in a step.
+    `share` is the number of sequences that a rank processes in a step.
     """
     usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
     with TemporaryDirectory() as folder:

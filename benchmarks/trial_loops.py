@@ -16,7 +16,7 @@ from experiments.trial.trial_rule import TrialRule, TrialVerdict, keep_level
 
 CHANGES = 50  # changes in a loop
 MOST = 40  # pairs that are drawn for a trial; no rule in this benchmark needs more
-GAIN = 3.0  # planted gain, in deviations of one run over seeds
+GAIN = 3.0  # planted gain, in standard deviations of one run over seeds
 KINDS = {
     "normal": "normal",
     "t": "Student's t, 2 degrees of freedom",
@@ -56,7 +56,7 @@ def main(*, families: int = FAMILIES) -> None:
 
 
 def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
-    """Return the cells for single trials, each of which is the first in its project."""
+    """Return the cells for single trials. Each trial is the first one of its project."""
     rule = TrialRule.of(keep_level(1, 0), None)
     null_trials = [trial(rule, row) for row in difference(random, kind, (families, MOST)).tolist()]
     verdicts = [judgement.verdict for judgement, _ in null_trials]
@@ -99,12 +99,15 @@ def loop(random: np.random.Generator, kind: str, planted: int | None) -> tuple[l
 
 
 def scale(kind: str) -> float:
-    """Return the standard deviation of a pair's difference; for Student's t with few degrees of freedom, its scale."""
+    """Return the unit of planted gains: the standard deviation of a pair's difference.
+
+    For Student's t with few degrees of freedom, the unit is the scale of the distribution instead.
+    """
     return float(DEVIATIONS.get(kind, 1.0))
 
 
 def difference(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the differences (candidate - base) of pairs, which have the mean 0."""
+    """Return random differences (candidate - base) of pairs. The distribution has the mean 0."""
     if kind == "normal":
         return random.standard_normal(shape)
     if kind in ("t", "t3"):

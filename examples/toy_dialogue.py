@@ -56,7 +56,7 @@ FACTS = [
 ]
 # Texts between a question and its answer in stories.
 GAPS = (" ", "\n", "\n", " Well. ", "\nI know it. ", " Oh, that is easy.\n")
-MOST_SENTENCES, MOST_QUESTIONS = 8, 6  # in a story, and in a conversation
+MOST_SENTENCES, MOST_QUESTIONS = 8, 6  # most sentences in a story, and most questions in a conversation
 STORIES, CONVERSATIONS = 12_000, 3_000
 LONGEST_ANSWER = 40  # tokens
 

@@ -1,4 +1,4 @@
-"""The commands of experiment.py, which are sweep, ladder and trial: their options, and how they train their runs."""
+"""The commands sweep, ladder and trial of experiment.py: the options of each command, and how it trains its runs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +27,7 @@ REASONS_NEEDED = {"--max-usd": "the price of the machine"}
 
 
 def _rules(more: str) -> OptionRules:
-    """Return the option rules of a command that uses the options in POOL and `more`. --dry-run allows all of these."""
+    """Return the option rules of a command that uses the options in POOL and `more`, also with --dry-run."""
     used = f"{POOL} {more}".rstrip()
     return OptionRules(
         work="training", uses=used, modes={"--dry-run": used}, needs=NEEDS, reasons_needed=REASONS_NEEDED

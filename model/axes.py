@@ -41,7 +41,7 @@ class Axis(NamedTuple):
 
     name: str
     size: int
-    # Number of units, such as heads, none of which is split by shards; None: each row is a unit
+    # Number of units, such as heads. Shards never split a unit. None: each row is a unit.
     parts: int | None = None
 
 

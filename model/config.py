@@ -39,7 +39,7 @@ ACTIVATION_WORDS = {
 # The names of these activations in transformers
 STOCK_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu2": "relu2", "swiglu": "silu"}
 _RENAMED_ACTIVATIONS = {name: stock_name for name, stock_name in STOCK_ACTIVATIONS.items() if name != stock_name}
-# Our names, by the names in transformers; gelu_tanh has two names there
+# Our name for each name in transformers, where gelu_tanh has two names
 OUR_ACTIVATIONS = {stock_name: name for name, stock_name in STOCK_ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh"
 }
@@ -48,14 +48,14 @@ UNGATED = tuple(name for name in ACTIVATION_WORDS if name not in GATED)
 BIASES = {
     (True, True): "all",
     (True, False): "of queries, keys and values",
-    (False, True): "all except those of queries, keys and values, which are zeros here",
-    (False, False): "none; the biases of this class are zeros here",
+    (False, True): "all; the biases of queries, keys and values are zeros",
+    (False, False): "none; if the class has biases, they are zeros",
 }
 
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """The part of a row that only options of the network have, not the keys of train.json.
+    """The part of a row that options of the network have, but keys of train.json do not have.
 
     In the comments, `config` is a ModelConfig.
     """
@@ -173,7 +173,7 @@ class ModelConfig:
         stock=ALL_CLASSES,
         keys=keys_by_program("attn_pdrop embd_pdrop resid_pdrop", "attention_dropout", nanogpt="dropout"),
     )
-    qkv_bias: bool = option(  # the export writes zeros for biases that are missing here
+    qkv_bias: bool = option(  # for biases that a network lacks, the export writes zeros
         checks.boolean(),
         False,
         meaning="true: queries, keys and values have biases, as in GPT-2",
@@ -213,7 +213,7 @@ class ModelConfig:
         stock_value=lambda config, stock: config.mlp_width if stock == GPT2 else config.hidden_width,
         divided="hidden_width",
     )
-    biases: bool = option(  # the export writes zeros for biases that are missing here
+    biases: bool = option(  # for biases that a network lacks, the export writes zeros
         checks.boolean(),
         True,
         meaning="true: LayerNorms and all linear layers have biases, except queries, keys and values, whose key is "
@@ -229,7 +229,7 @@ class ModelConfig:
         stock=dict.fromkeys(ROTARY, ("rmsnorm",)),
         card=lambda config, _: ("norm", {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[config.norm] + config.no_gain),
     )
-    norm_gain: bool = option(  # the export writes ones for gains that are missing here
+    norm_gain: bool = option(  # for gains that a network lacks, the export writes ones
         checks.boolean(),
         True,
         meaning="true: norms have a learned gain; false: norms have no gain and no bias",

@@ -86,7 +86,7 @@ def _counts(config: ModelConfig) -> tuple[int, int]:
 
 
 class _Uninitialized(TorchFunctionMode):
-    """Skip the initialization of new weights: on the meta device it would import torch's compiler, which takes 1 s."""
+    """Skip the initialization of new weights. On the meta device, it would import torch's compiler, which takes 1 s."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if function in INITIALIZERS:

@@ -113,7 +113,7 @@ class CacheGroup:
         return torch.cat([cache.attend(layer, *parts) for cache, *parts in texts], dim=2)
 
     def finish(self, x: Float[Tensor, "1 T C"]) -> Float[Tensor, "1 T C"]:
-        """Add the new token of each text to its length, and return `x` unchanged."""
+        """Increase the length of each text by one, because it has a new token. Return `x` unchanged."""
         for cache in self.caches:
             cache.length += 1
         return x
@@ -148,7 +148,8 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.emb_dim, config.qkv_width, bias=config.qkv_bias)
         self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
-        # A Python number would be a constant of the compiled block, so torch would compile a graph for every layer.
+        # A Python number would be a constant of the compiled block, so torch would compile a separate graph for every
+        # layer.
         inverse_layer = torch.tensor(1 / (layer + 1), device="cpu") if config.scale_attention_by_inverse_layer else None
         self.register_buffer("inverse_layer", inverse_layer, persistent=False)
         self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
@@ -204,7 +205,10 @@ class HeadNorm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then MLP. Each is preceded by a norm, and each output is added to the stream."""
+    """Transformer block: attention, then MLP.
+
+    A norm precedes each of these two parts, and the output of each part is added to the residual stream.
+    """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -347,8 +351,8 @@ def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
     Weights are initialized as in GPT-2: matrices are normally distributed, residual projections are scaled by 1/sqrt(2
     L), and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
 
-    Only the shapes of the model's parameters are used. A separate generator draws all values in this order, so they are
-    the same on every machine and rank.
+    Only the shapes of the model's parameters are used. A separate generator draws the values in the order of the
+    parameters, so they are the same on every machine and rank.
     """
     generator, config = torch.Generator().manual_seed(seed), model.config
     for name, parameter in model.named_parameters():

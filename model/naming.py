@@ -48,7 +48,7 @@ def is_nanogpt(state: dict[str, Tensor]) -> bool:
 
 
 def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tensor]:
-    """Convert a state dict with the names of any of these programs to a plain state dict in fp32.
+    """Convert a state dict with the names of any supported program to a plain state dict in fp32.
 
     The output head is dropped if it is `tied` or equal to the token embedding. nanoGPT always ties these two weights
     and stores only the head; in this case, the head becomes the embedding. Raises ValueError if a parameter is unknown

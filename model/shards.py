@@ -40,7 +40,7 @@ class ShardExchange:
         return self.all_gather(_stacked(list(pieces))).transpose(0, 1).flatten(1, 2)
 
     def summed(self, partials: Sequence[Float[Tensor, "B T C"]]) -> tuple[Tensor, ...]:
-        """Return this process's pieces of the sum of all shards' tensors, in fp32."""
+        """Add up the tensors of all shards in fp32, and return this process's pieces of the sum."""
         local = len(self.local_shards)
         parts = _stacked(partials).unflatten(2, (self.shards // local, local, -1))
         # (P, L, L, B, t, C): the first dimensions are the receiving process, the sending shard, the receiving shard
@@ -226,13 +226,13 @@ class ShardedBlock(Block):
         layers.finish(self)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the computations of shards between exchanges."""
+        """Compile what the shards compute between two exchanges."""
         for layer in (self.attention, self.mlp):
             layer.compile(*args, **options)
 
 
 class ShardedGPT(GPT):
-    """The shards of a network that belong to one process. `hidden` is GPT's, but the layers exchange their results.
+    """The shards of a network that belong to one process. It runs `GPT.hidden` with layers that exchange their results.
 
     A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The output head's
     weight exists only in the modules of `shards`, each of which holds some of its rows (see ShardedLoss).
@@ -279,12 +279,12 @@ class ShardedParts:
         self._used_names: set[str] = set()
 
     def take(self, name: str) -> list[Any]:
-        """Return this layer of each shard."""
+        """Return the layer with this name, once for each shard."""
         self._used_names.add(name)
         return [getattr(module, name) for module in self._modules]
 
     def take_rate(self, name: str) -> float:
-        """Return the rate of this dropout layer."""
+        """Return the rate of the dropout layer with this name."""
         rate: float = self.take(name)[0].p
         return rate
 
@@ -292,7 +292,7 @@ class ShardedParts:
         """Copy the remaining attributes of the unsharded module, such as flags that its `forward` reads, to `sharded`.
 
         Raises BadInput if the unsharded module has a layer, a parameter or a buffer that was not taken. The forward
-        pass would use it, but this file does not define how shards compute it.
+        pass would use this part, but this file does not define how shards compute it.
         """
         plain = vars(self._modules[0])
         for name, value in (plain["_modules"] | plain["_parameters"] | plain["_buffers"]).items():

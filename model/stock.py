@@ -59,7 +59,8 @@ def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
         value = getattr(config, name) if row.stock_value is None else row.stock_value(config, kind)
         values |= {} if value is attrs.NOTHING else dict.fromkeys(row.keys.get(kind, ()), value)
     if kind in ROTARY:
-        # RoPE's base belongs here; transformers before version 5 reads it from a separate key, which is written, too.
+        # RoPE's base belongs in `rope_parameters`. Before version 5, transformers reads the base from a separate key.
+        # The loop above has written this key, too.
         rope = {"rope_type": "default", stock_keys(kind)["rope_base"]: config.rope_base}
         values |= {"head_dim": config.head_width, "rope_parameters": rope}
     return StockClass(kind, values | {"initializer_range": INITIAL_STD, "torch_dtype": "float32", "use_cache": True})
@@ -74,7 +75,7 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
             "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
         )
     defaults = attrs.fields_dict(type(config))
-    computed = {  # for each class, the values of each option that it supports; None means all values
+    computed = {  # for each class, the supported values of each option; None means that all values are supported
         kind: {field: row.stock.get(kind, (defaults[field].default,)) for field, row in table.items()}
         for kind in CLASSES
     }

@@ -13,10 +13,10 @@ from model.config import GATED, GPT2, NANOCHAT, ModelConfig
 from model.naming import HUGGING_FACE, PROJECTIONS
 from model.stock import CLASSES, stock_kind
 
-# Our module -> its name in GPT-2's class; outside the blocks, the name includes its prefix
+# Our module -> its name in GPT-2's class. For a module of a block, this is the name within the block.
 GPT2_OUTSIDE_BLOCKS = ("token_embedding", "position_embedding", "final_norm")
 GPT2_NAMES = HUGGING_FACE | {name: f"transformer.{HUGGING_FACE[name]}" for name in GPT2_OUTSIDE_BLOCKS}
-# Our module -> its name in Llama and in classes with the same names; outside the blocks, the name includes its prefix
+# Our module -> its name in Llama and in similar classes. For a module of a block, this is the name within the block.
 ROTARY_NAMES = {
     **{"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     **{"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"},
@@ -54,8 +54,9 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
 def from_stock(weights: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Convert a state dict of a class with RoPE to a plain state dict in fp32.
 
-    Biases that the class does not have are set to zero. Raises ValueError if a parameter is unknown, if a tied head
-    differs from the embedding, or if the attention's output layer has a nonzero bias, but our network has no such bias.
+    Biases that the class does not have are set to zero. Raises ValueError if a parameter is unknown, or if a tied head
+    differs from the embedding. Also raises ValueError if the attention's output layer has a nonzero bias, but our
+    network has no bias there.
     """
     modules = {stock_name: module for module, stock_name in _rotary_names(kind).items()}
     plain: dict[str, Tensor] = {}
@@ -150,7 +151,7 @@ def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped:
 def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return zeros for the biases of attention or MLP if `plain` does not have these biases.
 
-    In our networks, either both have biases or neither has; in the stock classes, these are two separate options.
+    In our networks, one option gives biases to attention and MLP. The stock classes have an option for each of the two.
     """
     if not config.biases:
         return {}

@@ -30,7 +30,7 @@ from training.planning.throughput import ESTIMATE, roofline, throughputs
 
 MOST_EXTRAPOLATION = 30.0  # simulations have tested the intervals' coverage up to this ratio of compute
 BEYOND = 8  # the widest shape of a family is at most this many times as wide as the ladder's widest size
-BEST_SHOWN = 4  # number of machines that are printed
+BEST_SHOWN = 4  # the best sizes are printed for at most this many machines
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +56,7 @@ class Forecast:
         return self.parameters * self.tokens / self.fit.compute
 
     def lines(self) -> list[str]:
-        """Return lines with the law, its check and the forecast."""
+        """Return lines with the law, the check on the held-out size, the target and the forecast."""
         fit, law, sizes = self.fit, self.fit.law, len({point.parameters for point in self.fit.points})
         return [
             f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
@@ -109,7 +109,7 @@ def describe_extrapolation(factor: float) -> str:
 
 
 def check_forecast(target: Path) -> None:
-    """Raise BadInput if a target's forecast.json is a file of the user's, rather than an earlier forecast."""
+    """Raise BadInput if a target's forecast.json is the user's own file instead of an earlier forecast."""
     check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder")
 
 
@@ -181,7 +181,7 @@ def best_sizes(
 def describe_best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[str]:
-    """Return lines with the best sizes for a budget: one line for each of the best machines, then its warnings."""
+    """Return lines with the best sizes for a budget. Each of the best machines has one line and then its warnings."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
         return [f"{dollars(usd)}: not enough for the start-up of any machine in {prices.path}; raise the budget"]

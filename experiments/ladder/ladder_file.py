@@ -55,7 +55,8 @@ def read_ladder(file: Path, output: Path | None = None, ranks: int = 1) -> Ladde
     batch = target.train.batch.global_batch_size
     if batch is None:
         raise BadInput(
-            f"{file}: {directory} has no global_batch_size, but the batch of each size is computed from it; set it"
+            f"{file}: {directory} has no global_batch_size; set this key, because the batch of each size is computed "
+            "from its value"
         )
     settings = _settings(file, values.get("set", {}))
     # The global batch is removed because `set` may change the micro-batch. Each size gets its own global batch, which
@@ -93,7 +94,7 @@ def size_name(model: ModelConfig) -> str:
 
 
 def stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys whose values differ from their defaults, with these values."""
+    """Return the keys and values that differ from the defaults."""
     return {key: value for key, value in values.items() if value != KEYS[section][key].default}
 
 
@@ -134,7 +135,8 @@ def _sizes(file: Path, target: Path, settings: Changes, values: Any) -> tuple[Mo
         weights = matmul_parameter_count(larger)
         if matmul_parameter_count(smaller) == weights or size_name(smaller) == size_name(larger):
             raise BadInput(
-                f"{file}: sizes: two sizes are both {size_name(larger)} or both have {weights:,} weights; remove one"
+                f"{file}: sizes: two sizes have the same name, {size_name(larger)}, or the same number of weights, "
+                f"{weights:,}; remove one of them"
             )
     return tuple(sizes)
 

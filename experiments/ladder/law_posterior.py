@@ -18,22 +18,22 @@ import numpy as np
 from common.errors import BadInput
 
 # Published exponents: 0.34 and 0.28 (Hoffmann et al., arXiv 2203.15556), 0.35 and 0.37 (Besiroglu et al., 2404.10102).
-EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median of an exponent, and scale of its logarithm
+EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # prior of an exponent: its median, and the scale of its logarithm
 EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual exponents if a ladder supports them
-# An exponent below this multiple of the grid's smallest exponent may in reality be smaller than the grid allows.
+# If an exponent is below this multiple of the grid's smallest exponent, the true exponent may be outside the grid.
 NEAR_EDGE = 1.25
 REACH = 4.0  # the first grid extends this many scales to both sides: exponents from 0.11 to 1.2
-# The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed,
-# whose runs say hardly anything about this deviation. benchmarks/forecast_coverage.py shows for which values the
-# intervals are right. The assumption has the same weight as NOISE_WEIGHT runs.
+# The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed:
+# the runs of such a ladder say hardly anything about this deviation. benchmarks/forecast_coverage.py shows with which
+# values the intervals have the right coverage. The assumption has the same weight as NOISE_WEIGHT runs.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
-# Possible shares of the noise's variance that all horizons of a trunk have in common, with their weights. The horizons
-# share most of their training, so a large share is more likely.
+# All horizons of a trunk have a part of the noise in common. The keys are possible shares of this part in the variance,
+# and the values are their prior weights. The horizons share most of their training, so a large share is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
 GRID, DRAWS = 16, 16  # number of exponents on each axis, and number of laws drawn for each pair of exponents
-REFINEMENTS = 6  # at most this many times, the grid is narrowed to the exponents that have weight
-ENOUGH = 0.6  # the grid is fine enough if at least this share of each axis has weight
-# Used instead of the largest log weight if no law is positive, because every log weight is -infinity in this case.
+REFINEMENTS = 6  # the grid is narrowed at most this many times, to the exponents that have weight
+ENOUGH = 0.6  # the grid is fine enough if narrowing it would keep at least this share of each axis
+# If no law is positive, every log weight is -infinity. This number then replaces the largest log weight.
 LEAST_LOGARITHM = -1e300
 LEAST_WEIGHT = 1e-4  # a refinement keeps exponents whose weight is at least this share of the largest weight
 

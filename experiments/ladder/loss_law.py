@@ -68,7 +68,7 @@ class LawFit:
 
     @property
     def compute(self) -> float:
-        """The largest product of parameters and tokens in the ladder, which is a sixth of the FLOPs."""
+        """The largest product of parameters and tokens in the ladder. This run needs six times as many FLOPs."""
         return float(max(point.parameters * point.tokens for point in self.points))
 
     def predict(self, parameters: float, tokens: float) -> Interval:
@@ -183,6 +183,6 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
         )
     return (
         f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, but at "
-        f"most {100 * MOST_MISS:g} % is accepted; look at its curve, sweep its learning rates, or leave out the "
-        "smallest size and add a larger one"
+        f"most {100 * MOST_MISS:g} % is accepted; look at the curve of this size, sweep its learning rates, or leave "
+        "out the smallest size and add a larger one"
     )

@@ -185,9 +185,9 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
     trunks = sorted(trunks, key=lambda trunk: -matmul_parameter_count(trunk.size))
     for trunk in trunks:
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
-    waiting: list[Path] = []  # branches that have the checkpoint from which they start
+    waiting: list[Path] = []  # branches whose starting checkpoint exists, so they can be trained
     for stage in range(len(trunks[0].horizons)):
-        last = stage == len(trunks[0].horizons) - 1  # no branch starts where the trunks end
+        last = stage == len(trunks[0].horizons) - 1  # the trunks end here, so no branch starts
         ends = {trunk.directory: None if last else trunk.horizons[stage].decay_begins for trunk in trunks}
         pool.train(ends | dict.fromkeys(waiting))
         if last:
@@ -263,7 +263,7 @@ def describe_plan(ladder: LadderFile, usd_per_hour: float | None) -> list[str]:
         *lines,
         f"{len(tuning_trunks)} rates at {size_name(trunks[0].size)}, and more if the best rate is at the edge; then "
         f"{len(trunks)} sizes x {len(ladder.tokens_per_parameter)} horizons, with one trunk for each size"
-        + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
+        + (f"; each run with {seeds} seeds" if seeds > 1 else "")
         + f": {flops:.3g} FLOPs, {flops / target_flops:.2g} x the target's {target_flops:.3g}",
         describe_cost(flops, "FLOP/s", speeds, usd_per_hour),
     ]

@@ -27,7 +27,7 @@ from training.supervision.run_lock import LOCK_FILE, lock_is_held
 from training.telemetry.metrics_log import ACCOUNT
 from training.telemetry.time_ledger import Spending, Spent
 
-CALL_SECONDS = 5.0  # time between two lines of a call
+CALL_SECONDS = 5.0  # time between two lines that a call writes
 ORPHAN_SECONDS = 60.0
 _AMOUNT = number(0, 1e15)  # plausible seconds, Unix times and dollars; a line with other numbers is damaged
 _TOTALS = ValueCheck(lambda spent: all(map(_AMOUNT.holds, attrs.astuple(spent))), "totals of calls")

@@ -45,9 +45,9 @@ def read_experiment(
 
 
 def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
-    """Return the seeds that the key `seeds` describes. It is a list of seeds, or the number of seeds.
+    """Return the seeds that the key `seeds` describes. Its value is a list of seeds, or the number of seeds.
 
-    If it is a number, the seeds are `first`, `first` + 1 and so on. Raise BadInput for anything else.
+    If the value is a number, the seeds are `first`, `first` + 1 and so on. Raise BadInput for anything else.
     """
     if type(seeds) is int and 1 <= seeds <= MOST_SEEDS:
         return tuple(range(first, first + seeds))
@@ -77,7 +77,7 @@ def with_count(number: int, noun: str) -> str:
 
 
 def check_results(output: Path, name: str) -> None:
-    """Raise BadInput if NAME.md or NAME.json is a file of the user's, rather than the result of an earlier call."""
+    """Raise BadInput if NAME.md or NAME.json is the user's own file instead of the result of an earlier call."""
     for path, sign in zip(result_files(output, name), RESULTS[name], strict=True):
         if path.is_file():
             check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
@@ -88,8 +88,8 @@ def show_results(
 ) -> None:
     """Write NAME.md and NAME.json, and print the text. The title of NAME.md ends with `subject`.
 
-    The text is printed even if writing fails, because it may be the only copy of the results. The argument of `text` is
-    a table format of tabulate; by default, it is "simple".
+    The text is printed even if writing fails, because it may be the only copy of the results. The function `text` takes
+    a table format of tabulate, which is "simple" by default.
     """
     title = RESULTS[name][0].decode() + subject
     table_file, record_file = result_files(output, name)
@@ -199,5 +199,5 @@ def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, s
                 raise BadInput(
                     f"{path}: this run was started with {key} {run_value}, but the experiment now has "
                     f"{new_value}{why}; "
-                    f"change that back, choose another --output, or move {directory.parent} away"
+                    f"change the value back, choose another --output, or move {directory.parent} away"
                 )

@@ -8,8 +8,8 @@ from training.supervision.training_process import JobEnd
 from training.telemetry.budget import LIMITS
 
 TABLE_SECONDS = 3.0  # this part of the budget is reserved for writing the table at the end of experiment.py
-# A job starts only if the budget has this much time left. The imports, loading the tokens, a step and a checkpoint take
-# 15 s.
+# A job starts only if the budget has this much time left. A job needs 15 s to import its modules, load the tokens,
+# train one step and save a checkpoint.
 LEAST_SECONDS = 15.0 + TABLE_SECONDS
 
 

@@ -20,7 +20,7 @@ from training.checkpoints.run_record import RESOLVED
 
 ABSENT = "absent"
 MEASURE_KEYS = (*FIXED, "train.objective")  # these settings determine the tokens on which a final loss is measured
-CONDITIONS = ("precision", "torch")  # keys of a record's numerics
+CONDITIONS = ("precision", "torch")  # the compared keys of "numerics" in a run's record
 NAMED_RUNS = 3  # a message names at most this many runs
 HASH_DIGITS = 12
 
@@ -39,7 +39,7 @@ class RecordedRun:
     measure: Mapping[str, Any]  # the keys are MEASURE_KEYS, "validation tokens" and "tokenizer"
     token_files: Mapping[str, str]  # hash or plan of each stream, by the folder and split from which it was read
     train_tokens: int | None  # tokens that the complete run reads
-    conditions: Mapping[str, Any]  # conditions, in addition to the settings, on which the loss depends
+    conditions: Mapping[str, Any]  # what else, besides the settings, the loss depends on
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":

@@ -73,7 +73,7 @@ class RunPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._stop_jobs()  # jobs are still running if this process failed
+        self._stop_jobs()  # if this process failed, jobs may still be running
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self.account.close()

@@ -20,12 +20,12 @@ from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS, STATES, Detail, Metric, RunEvent, event_of, read_metrics
 
-TAIL_BYTES = 1 << 13  # only this much of the end of the metrics file is read; it holds about ten lines
+TAIL_BYTES = 1 << 13  # only this many bytes at the end of the metrics file are read; they hold about ten lines
 
 
 @attrs.frozen(kw_only=True)
 class RunProgress:
-    """The progress of a run, read from its files. It is also correct if a job was killed."""
+    """The progress of a run, read from its files. The progress is correct even if a job was killed."""
 
     steps: int  # step of the newest checkpoint
     losses: dict[int, float]  # validation loss by step
@@ -44,7 +44,7 @@ class RunProgress:
     def loss_at(self, step: int) -> float | None:
         """Return the validation loss at a step.
 
-        The loss is infinite if the run diverged before this step, and None if it is not recorded.
+        The loss is infinite if the run diverged before this step, and None if no loss was recorded.
         """
         loss = self.losses.get(step, None if self.diverged is None else math.inf)
         return loss if loss is None or math.isfinite(loss) else math.inf
@@ -58,9 +58,9 @@ def read_progress(directory: Path) -> RunProgress:
     checkpoints = checkpoints_of(directory)
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
-        # In a copy of a run, a link can have become a folder with the link's name. Only the state in such a folder
-        # contains the step. The import is not at the top of this file, because it imports the network, which a trial's
-        # candidate may have broken.
+        # When a run is copied, a link to a checkpoint can become a folder with the link's name. This name does not
+        # tell the step; only the state in the folder does. The import is not at the top of this file, because it
+        # imports the network, which a trial's candidate may have broken.
         from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]
@@ -74,7 +74,7 @@ def read_progress(directory: Path) -> RunProgress:
 
 
 def measured_speed(directory: Path) -> float | None:
-    """Return the tokens/s of a run that has ended, including start-up and validation; None if it has not ended."""
+    """Return the tokens/s of a run that has ended, or None. The time includes start-up and validation."""
     records = read_metrics(directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
     sources = ends[-1].get(Detail.SOURCES, ()) if ends else ()

@@ -81,7 +81,7 @@ def describe_jobs(options: PoolOptions) -> list[str | Notice]:
     limits = [] if budget.max_hours is None else [f"{budget.max_hours:g} hours"]
     limits += [] if budget.max_usd is None else [dollars(budget.max_usd)]
     if limits:
-        lines.append(f"stops before all calls for this experiment together exceed {either(limits)}")
+        lines.append(f"stops before the total of all calls for this experiment exceeds {either(limits)}")
     return lines
 
 

@@ -37,15 +37,16 @@ from training.data.locate_tokens import locate_tokens
 from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
-MEASURED = "measured"  # folder next to the runs, for the measured texts encoded with the tokenizers of the runs
-SEQUENCE_BYTES = 56  # length of the sequences that are searched for in the training tokens: 13 GPT-2 tokens of English
+MEASURED = "measured"  # folder next to the runs; it has the measured texts, encoded with the tokenizer of each run
+# Sequences of the measured text are looked up in the training tokens. This is their length: 13 GPT-2 tokens of English.
+SEQUENCE_BYTES = 56
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02
 
 
 @attrs.frozen(kw_only=True)
 class MeasuredRange:
-    """An entry of the key `measure`."""
+    """One range of tokens in the key `measure` of a sweep file."""
 
     dataset: str = attrs.field(validator=text())
     split: str = attrs.field(default="validation", validator=text())
@@ -107,8 +108,8 @@ def check_unseen(measure: SharedMeasure, trains: Iterable[TrainConfig]) -> None:
             if share > MOST_SEEN:
                 raise BadInput(
                     f"{directory}: its training tokens contain {share:.1%} of the measured text {span} (compared in "
-                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; do not train on this dataset, "
-                    "or measure other text"
+                    f"sequences of {n} tokens), but at most {MOST_SEEN:.0%} is accepted; train on a different dataset, "
+                    "or measure a different text"
                 )
 
 
@@ -149,7 +150,7 @@ def measure_run(
 def _loss_of(result: dict[str, Any], key: str, run: Path) -> float:
     """Return the loss of a stored result.
 
-    Raise BadInput if it is not a number of at least 0, because a verdict depends on it.
+    Raise BadInput if the loss is not a number of at least 0, because a verdict depends on the loss.
     """
     loss = result.get(key)
     if not number(0).holds(loss):

@@ -25,7 +25,7 @@ NO_LEVER = (
     "runs, or add 'measure' to the file"
 )
 REFUSED = {
-    f"train.{BUCKET}": "all runs would share it; their checkpoints stay on the local disk",
+    f"train.{BUCKET}": "all runs would share this bucket; the checkpoints of a sweep stay on the local disk",
     "train.random_seed": "the seeds of a sweep are set by its key 'seeds'",
 }
 
@@ -116,7 +116,7 @@ KNOWN = ("base", "levers", "measure", "seeds", "set", "halving")
 REMOVED = {
     "mixture": "the mixing law was removed: the noise of a seed affects all measured domains at once, so the law's "
     "intervals were wrong, and it named a best mixture in 20 to 44 % of the cases in which there was nothing to gain; "
-    "instead, compare the weights that interest you as levers, with 'measure': "
+    "instead, add 'measure' and one lever for each mixture: "
     '"levers": {"NAME": {"train.dataset": [{"dataset": DIR, "weight": 2}, {"dataset": DIR, "weight": 1}]}}'
 }
 
@@ -162,8 +162,8 @@ def read_sweep(file: Path) -> Sweep:
         raise BadInput(f"{file}: base: got {quoted(base)}, expected a run directory, such as runs/quickstart")
     if values.get("halving") is not None and values.get("measure") is not None:
         raise BadInput(
-            f"{file}: halving: cannot be combined with 'measure', because it compares the runs' own validation losses; "
-            "remove one of the two keys"
+            f"{file}: halving: cannot be combined with 'measure', because halving compares the runs' own validation "
+            "losses; remove one of the two keys"
         )
     changes = read_changes(file, "set", values.get("set", {}))
     run = changed_run(str(file), Path(base), changes)

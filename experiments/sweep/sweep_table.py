@@ -97,7 +97,7 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
 
 
 def compare_with_base(base: Runs, compared: Sequence[Runs], comparisons: int) -> list[tuple[Interval, SeedNoise]]:
-    """Return the difference between each variant and the base, as an interval, and the noise of the difference.
+    """Return an interval for each variant's difference from the base, and the noise of this difference.
 
     The confidence of the intervals applies to all comparisons together.
     """
@@ -134,7 +134,7 @@ class SweepTable:
         return "\n".join([table, "", *self._notes()])
 
     def show(self, output: Path) -> None:
-        """Print the table, and write sweep.md and sweep.json unless these files have results of removed runs."""
+        """Print the table. Write sweep.md and sweep.json, unless they have results of runs that no longer exist."""
         if removed_runs := self._removed_runs(output):
             table_file, _ = result_files(output, SWEEP)
             note_text = f"{table_file}: not replaced, because it has results of runs that no longer exist: "
@@ -172,7 +172,7 @@ class SweepTable:
         ]
 
     def _deviation(self) -> tuple[float, int] | None:
-        """Return the seed deviation of the intervals, and its degrees of freedom; None if nothing was compared."""
+        """Return the seed deviation behind the intervals, and its degrees of freedom; None if nothing was compared."""
         compared = [result for result, verdict in zip(self.results, self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
@@ -189,15 +189,16 @@ class SweepTable:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
                 f"{with_count(len(self.verdicts) - 1, 'comparison')}.",
-                "Standard deviation of one run over seeds, without the effect that a seed has on all variants: "
-                f"{deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
+                "A seed can shift the losses of all variants alike. Apart from this shift, the standard deviation of "
+                f"one run over seeds is {deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
             ]
         if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
-            lines.append(f"Rule, set in advance: at {rungs} of the steps, the best 1/{rule.factor:g} continue.")
+            continuing = f"the best 1/{rule.factor:g} of the variants continue"
+            lines.append(f"Rule, set in advance: after {rungs} of the steps, {continuing}.")
             lines.append(
-                "The variants that continued were chosen by these same losses, so their means look too good; a gain is "
-                "given as a bound."
+                "The variants that continued were chosen by these same losses, so their means look too good. For a "
+                "gain, the table therefore has only a lower bound."
             )
         if missing := self._missing():
             lines.append(f"Missing: {', '.join(missing)}.")
@@ -238,16 +239,17 @@ def describe_power(sweep: Sweep) -> str:
     more = f"; {enough} seeds find a difference of {SOUGHT_DEVIATIONS:g} seed deviations"
     advice = more if detectable > SOUGHT_DEVIATIONS else ""
     return (
-        f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (standard "
-        "deviations of one run over seeds, without the effect that a seed has on all variants); smaller differences "
-        f"are found less often{advice}"
+        f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (a seed "
+        "deviation is the standard deviation of one run over seeds, apart from a shift of all variants alike); smaller "
+        f"differences are found less often{advice}"
     )
 
 
 def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> SweepVerdict:
     """Return a variant's verdict.
 
-    If a rule has `selected` the variant by these losses, its mean looks too good, so the verdict has only a bound.
+    If a rule has `selected` the variant by these losses, the variant's mean looks too good. The verdict then states
+    only a bound of the gain.
     """
     if noise.pooled == noise.pairwise == 0:
         reason = "no verdict: the loss is the same for all seeds; the difference is"

@@ -73,7 +73,7 @@ class VariantRun:
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs of a sweep, variant by variant, without writing any files.
 
-    Raise BadInput if a run cannot be trained, or if a run was started with other settings.
+    Raise BadInput if a run cannot be trained, or if a run was started with different settings.
     """
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
@@ -219,7 +219,7 @@ def check_records(sweep: Sweep, runs: Sequence[VariantRun]) -> list[str]:
 def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]:
     """Return the variants that the rule has stopped, with the step at which each was stopped.
 
-    A rung is used only if it has a loss of every variant that was not stopped at an earlier rung.
+    A rung is used only if every variant that was not stopped at an earlier rung has a loss there.
     """
     stopped: dict[str, int] = {}
     for share in sweep.halving.rungs:
@@ -237,7 +237,7 @@ def stopped_variants(sweep: Sweep, runs: Sequence[VariantRun]) -> dict[str, int]
 
 
 def final_losses(sweep: Sweep, run: VariantRun, device: str | None) -> list[float] | None:
-    """Return a list with a run's final loss or, with the key `measure`, its losses on all ranges.
+    """Return a list with a run's final loss or, if the sweep has the key `measure`, the run's losses on all ranges.
 
     The loss is infinite if the run diverged. Return None if the loss is not known yet.
     """

@@ -1,7 +1,7 @@
 """Find the new files of a working tree that its programs import or name.
 
 A candidate is defined by the behavior of its programs. If no program refers to a new file, such as notes, another run
-or a plot, the file does not change this behavior. Such a file must therefore not turn the candidate into another one.
+or a plot, the file does not change this behavior. With or without such a file, the candidate must be the same.
 """
 
 import ast
@@ -62,7 +62,7 @@ def _refers(program: str, source: bytes, path: str) -> bool:
 
 
 def _words(program: str, tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that a program imports, with the packages that contain them, and its string constants."""
+    """Yield the string constants of a program, the modules that it imports, and the packages of these modules."""
     package = program.split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value:

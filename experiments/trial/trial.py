@@ -105,8 +105,7 @@ class Trial:
             )
         if measures := [path for path in files if path.startswith(MEASURE)]:
             count = with_count(len(measures), "file")
-            verb = "differs" if len(measures) == 1 else "differ"
-            problem = f"{count} of the code that measures the loss {verb}: {', '.join(measures[:3])}."
+            problem = f"The code that measures the loss differs in {count}: {', '.join(measures[:3])}."
             notes.append(str(warning(problem)))
         return notes
 
@@ -130,7 +129,7 @@ def form_of(section: str, sections: Sections) -> dict[str, Any]:
 
 
 def _read_sections(snapshots: Snapshots, tree: str, run: Path) -> Sections:
-    """Return the settings of a run directory in a tree. If it is not in the tree, read the directory on disk."""
+    """Return the settings of a run directory in a tree. If the tree does not have the directory, read it from disk."""
     path, sections = run.resolve(), {}
     for name in KEYS:
         values = None

@@ -46,7 +46,7 @@ class TrialLine:
     def __attrs_post_init__(self) -> None:
         begins = (self.number > 0, self.level > 0, bool(self.looks))
         if any(begins) != all(begins) or any(begins) == (self.verdict is not None):
-            raise ValueError("expected either number, level and looks, or a verdict")
+            raise ValueError("expected number, level and looks together, or a verdict alone")
 
 
 @attrs.frozen
@@ -87,7 +87,7 @@ def read_trials(folder: Path) -> TrialLog:
 def rule_of(log: TrialLog, name: str, pairs: int | None) -> tuple[int, TrialRule]:
     """Return the number and the rule of a trial, or what these would be if the trial started now.
 
-    Raise BadInput if the trial was started with another number of pairs.
+    Raise BadInput if the trial was started with a different number of pairs.
     """
     if (line := log.first_line(name)) is not None:
         if pairs is not None and line.looks != (pairs,):

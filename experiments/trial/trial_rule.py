@@ -1,8 +1,9 @@
 """The rule of a trial: the level, the looks at the results, and the verdict. It is fixed before the first pair of runs.
 
-A pair is two runs with the same seed and data, and its difference is candidate - base. Student's t separates the
-difference from luck, at a level that takes all earlier trials into account. Each look at the results spends a separate
-share of the level. The sum of the shares bounds the error of stopping early, however the looks are correlated.
+A pair is two runs with the same seed and data, one of the base and one of the candidate. The difference of a pair is
+the candidate's loss minus the base's loss. Student's t separates the difference from luck, at a level that takes all
+earlier trials into account. Each look at the results spends a separate share of the level. The sum of the shares bounds
+the error of stopping early, however the looks are correlated.
 
 The rule is correct if differences are roughly normal, or symmetric with heavy tails. It is wrong if differences are
 skewed. A change that is better in nine runs out of ten, and much worse in the tenth, looks like a gain until the tenth
@@ -43,7 +44,7 @@ GAMMA = 0.389  # the sum of GAMMA / (t x max(1, log t) ** 2) over all trials t i
 LOOKS = (0.4, 0.7, 1.0)  # the rule looks at the results after these shares of the pairs
 SPENDING = 2.5  # exponent of the spending function
 AIMED_POWER = 0.95  # POWER, plus the power that is lost by stopping for futility
-# The trial stops for futility once it is this confident (one-sided) that a gain of the target size does not exist.
+# The trial stops for futility once it can rule out a gain of the sought size with this one-sided confidence.
 FUTILITY = 0.985
 
 
@@ -98,7 +99,7 @@ class TrialRule:
         return f"Trial {number:,}: a false gain has a probability of {self.level:.2g}; looks after {looks} pairs"
 
     def spent(self, pairs: int) -> float:
-        """Return the part of the trial's level that is spent by the look taken after `pairs` pairs.
+        """Return the part of the trial's level that the look after `pairs` pairs spends.
 
         The spending function is a power of the share of pairs (Kim and DeMets, Biometrika 74, 1987).
         """
@@ -142,14 +143,17 @@ def assumption(pairs: int) -> str:
     """
     unseen = 1 - ERROR ** (1 / pairs)
     return (
-        f"if differences are roughly normal; events that occur in up to {unseen:.0%} of runs may have been missed by "
-        f"{pairs} pairs"
+        f"if differences are roughly normal; {pairs} pairs may have missed events that occur in up to {unseen:.0%} of "
+        "runs"
     )
 
 
 @cache
 def detectable(level: float, pairs: int) -> float:
-    """Return the difference that is found with probability POWER, in standard deviations of a pair's difference."""
+    """Return how large a difference must be to be found with probability POWER.
+
+    The unit is the standard deviation of a pair's difference.
+    """
     return detectable_shift(lambda shift: _power(shift, level, pairs))
 
 

@@ -54,8 +54,10 @@ class TrialTable:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
             lines.append(f"{self.rule.describe(self.number)}; {with_count(len(self.pairs), 'pair')} trained.")
-            error = f"error {2 * self.rule.level:.2g} for all looks together"
-            lines.append(f"Interval of the loss: {error}; intervals of time and memory: {CONFIDENCE:.0%}.")
+            error = f"an error of {2 * self.rule.level:.2g} for all looks together"
+            lines.append(
+                f"The interval of the loss has {error}, and the other intervals a confidence of {CONFIDENCE:.0%}."
+            )
             if self.pairs:
                 lines.append(f"All intervals are valid {assumption(len(self.pairs))}.")
         return "\n".join([*lines, *self.notes])
@@ -93,7 +95,7 @@ class TrialTable:
         }
 
     def _values(self, number: int) -> list[tuple[float, float]]:
-        """Return, for each pair, the values of the base and of the candidate at the index `number` of SideRun.
+        """Return, for each pair, one value of the base and one of the candidate. `number` is the index in SideRun.
 
         A pair is skipped unless both values are known and finite.
         """

@@ -213,7 +213,7 @@ def test_halving_only_stops_losers(make_sweep: MakeSweep) -> None:
     kill(start_until(file, 60), with_jobs=True)
     shown = finish(file)
     assert shown.count("stopped at step 15 by the rule") == 2
-    assert "at 38% of the steps, the best 1/3 continue" in shown
+    assert "after 38% of the steps, the best 1/3 of the variants continue" in shown
     keys = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in keys.items() if key != "halving"}))
     finish(file, "--output", without_rule)
@@ -254,8 +254,11 @@ def test_a_dry_run_writes_nothing(make_sweep: MakeSweep, make_ladder: MakeLadder
     file, ladder = make_sweep(seeds=3, set={"train.dataset": "/nope"}), make_ladder()
     dry = run(file, "--dry-run", "--at-once", "3", "--ranks", "2", "--max-hours", "5")
     shown = dry.stdout
-    assert "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before all calls" in shown
-    assert "for this experiment together exceed 5 hours" in shown
+    assert (
+        "at most 3 at a time, each with 2 ranks, on the CPU of this machine\nstops before the total of all calls"
+        in shown
+    )
+    assert "for this experiment exceeds 5 hours" in shown
     assert "2 variants x 3 seeds: 6 runs, 12,288 tokens" in shown
     assert "3 seeds find a difference of 5.5 seed deviations" in shown and "5 seeds find a difference of 3" in shown
     assert "WARNING: " in dry.stderr and "/nope is not a directory here" in dry.stderr

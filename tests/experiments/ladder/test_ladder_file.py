@@ -23,7 +23,7 @@ def test_sizes_are_sorted(make_ladder: MakeLadder) -> None:
     [
         ({"rate": [1]}, "unknown key 'rate'; did you mean 'rates'"),
         ({"sizes": [{"n_layers": 1}]}, "sizes: got .*expected 3 or more"),
-        ({"sizes": [{"emb_dim": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: two sizes are both 2x8 or both have"),
+        ({"sizes": [{"emb_dim": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: two sizes have the same name, 2x8, or"),
         ({"sizes": [{"vocab_size": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: 'vocab_size'"),
         ({"sizes": [{"emb_dim": 9}] * 3}, "sizes: {'emb_dim': 9}: emb_dim: got 9, wanted a multiple"),
         ({"rates": [0.01]}, "rates: got .*expected a list of 2 or more ascending"),
@@ -37,7 +37,7 @@ def test_sizes_are_sorted(make_ladder: MakeLadder) -> None:
         ({"set": {"train.weight_decay": 0}}, "set: 'train.weight_decay': cannot be changed for a ladder"),
         ({"set": {"train.validation_sequences": 1}}, "set: 'train.validation_sequences'"),
         ({"target": {"validation_interval": None}}, "never validates"),
-        ({"target": {"global_batch_size": None}}, "has no global_batch_size, but the batch"),
+        ({"target": {"global_batch_size": None}}, "has no global_batch_size; set this key"),
     ],
 )
 def test_errors_name_the_key(make_ladder: MakeLadder, make_run: MakeRun, keys: dict[str, Any], message: str) -> None:

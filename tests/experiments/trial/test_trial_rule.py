@@ -106,7 +106,10 @@ def test_a_verdict_names_its_assumption() -> None:
     rule = TrialRule.of(LEVEL, 8)
     judged = rule.judge(differences(-9.0, 8))
     assert judged is not None and judged.text.endswith(f", {assumption(8)}")
-    assert assumption(8).startswith("if differences are roughly normal; events that occur in up to 31% of runs")
+    assert (
+        assumption(8)
+        == "if differences are roughly normal; 8 pairs may have missed events that occur in up to 31% of runs"
+    )
     trial = Trial(revisions={"base": "a", "candidate": "b"}, trees={}, run=Path("runs/x"), sections={})
     pairs = [[(1.0, 0.1, 1e6), (1.0 + more / 9, 0.1, 1e6)] for more in differences(-9.0, 8)]
     table = TrialTable(trial=trial, notes=[], number=1, rule=rule, pairs=pairs)
