@@ -71,11 +71,6 @@ def output_of(file: Path, output: Path | None) -> Path:
     return directory
 
 
-def with_count(number: int, noun: str) -> str:
-    """Return a count with a noun in the singular or plural, such as "1 seed" or "2 seeds"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def check_results(output: Path, name: str) -> None:
     """Raise BadInput if NAME.md or NAME.json is the user's own file instead of the result of an earlier call."""
     for path, sign in zip(result_files(output, name), RESULTS[name], strict=True):

@@ -13,8 +13,8 @@ import attrs
 from common.errors import BadInput, refusing
 from common.json_files import read_json
 from common.output import warning
-from common.text import quoted
-from experiments.shared.experiment_files import FIXED, with_count
+from common.text import counted, quoted
+from experiments.shared.experiment_files import FIXED
 from tokens.format.manifest import identity_of
 from training.checkpoints.run_record import RESOLVED
 
@@ -88,7 +88,7 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
         return recorded, []
     names = ", ".join(missing[:NAMED_RUNS]) + (" and more" if len(missing) > NAMED_RUNS else "")
     verb = "has" if len(missing) == 1 else "have"
-    runs = with_count(len(missing), "run")
+    runs = counted(len(missing), "run")
     problem = f"{runs} {verb} no {RESOLVED}, so it is unknown on which tokens the loss was measured: {names}."
     return recorded, [str(warning(problem))]
 

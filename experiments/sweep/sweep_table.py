@@ -15,6 +15,7 @@ from tabulate import tabulate
 from common.errors import BadInput
 from common.json_files import read_json
 from common.output import show
+from common.text import counted
 from evaluation.shared.significance import (
     CONFIDENCE,
     POWER,
@@ -28,7 +29,7 @@ from evaluation.shared.significance import (
     residual_deviation,
     seed_noise,
 )
-from experiments.shared.experiment_files import LOSS_DIGITS, show_results, with_count
+from experiments.shared.experiment_files import LOSS_DIGITS, show_results
 from experiments.sweep.sweep_file import Sweep, run_name
 from training.telemetry.metrics_log import SWEEP, result_files
 
@@ -188,7 +189,7 @@ class SweepTable:
         if deviation is not None:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
-                f"{with_count(len(self.verdicts) - 1, 'comparison')}.",
+                f"{counted(len(self.verdicts) - 1, 'comparison')}.",
                 "A seed can shift the losses of all variants alike. Apart from this shift, the standard deviation of "
                 f"one run over seeds is {deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
             ]

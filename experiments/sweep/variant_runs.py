@@ -16,12 +16,11 @@ from tqdm import tqdm
 from common.errors import BadInput
 from common.json_files import read_json
 from common.output import Notice, note
-from common.text import quoted
+from common.text import counted, quoted
 from experiments.shared.experiment_files import (
     BUCKET,
     Sections,
     check_unchanged,
-    with_count,
     write_run_directory,
 )
 from experiments.shared.run_comparison import (
@@ -277,7 +276,7 @@ def describe_runs(
     speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path))]
     return [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
-        f"{len(sweep.variants)} variants x {with_count(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
+        f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
         + (" at most, because the rule ends the runs of losing variants early" if sweep.halving.rungs else ""),
         describe_cost(tokens, "tokens/s", speeds, price_per_hour),
         describe_power(sweep),

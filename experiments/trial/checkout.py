@@ -19,8 +19,7 @@ from typing import Any
 from common.errors import BadInput, refusing
 from common.files import partial_directory, publish_folder, writing
 from common.json_files import parse_json
-from common.text import quoted
-from experiments.shared.experiment_files import with_count
+from common.text import counted, quoted
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.new_files import needed_files
 
@@ -144,14 +143,14 @@ def describe_left_out(paths: Sequence[str]) -> Iterator[str]:
     if paths:
         verb, them = ("is", "it") if len(paths) == 1 else ("are", "them")
         yield (
-            f"{with_count(len(paths), 'new file')} in the working tree {verb} not part of the trial, because no "
+            f"{counted(len(paths), 'new file')} in the working tree {verb} not part of the trial, because no "
             f"program imports or names {them}: {first_paths(paths)}. To include a file: git add FILE"
         )
 
 
 def describe_size(sizes: Sequence[int]) -> str:
     """Return the number of files and their total size, such as "3 files of 1.2 MB"."""
-    return f"{with_count(len(sizes), 'file')} of {sum(sizes) / 1e6:,.1f} MB"
+    return f"{counted(len(sizes), 'file')} of {sum(sizes) / 1e6:,.1f} MB"
 
 
 def first_paths(paths: Sequence[str]) -> str:

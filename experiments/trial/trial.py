@@ -11,8 +11,8 @@ import attrs
 from common.errors import BadInput
 from common.json_files import read_json
 from common.output import progress, show, warning
-from common.text import quoted
-from experiments.shared.experiment_files import BUCKET, FIXED, Sections, with_count
+from common.text import counted, quoted
+from experiments.shared.experiment_files import BUCKET, FIXED, Sections
 from experiments.shared.training_jobs import ROOT
 from experiments.trial.checkout import Snapshots, describe_left_out, uncommitted_size
 from training.config.train_config import KEYS, load_run, normalized_values
@@ -104,7 +104,7 @@ class Trial:
                 f"The requirements differ ({', '.join(requirements)}), but both sides ran with the installed packages."
             )
         if measures := [path for path in files if path.startswith(MEASURE)]:
-            count = with_count(len(measures), "file")
+            count = counted(len(measures), "file")
             problem = f"The code that measures the loss differs in {count}: {', '.join(measures[:3])}."
             notes.append(str(warning(problem)))
         return notes

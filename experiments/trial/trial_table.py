@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 from tabulate import tabulate
 
+from common.text import counted
 from evaluation.shared.significance import CONFIDENCE, Interval, mean_and_error, student_interval
-from experiments.shared.experiment_files import LOSS_DIGITS, with_count
+from experiments.shared.experiment_files import LOSS_DIGITS
 from experiments.trial.trial import SIDES, Trial
 from experiments.trial.trial_rule import VERDICTS, TrialRule, TrialVerdict, assumption
 
@@ -43,7 +44,7 @@ class TrialTable:
         assert self.rule is not None
         for side, verdict in enumerate(("cannot tell", "worse")):
             if diverged := sum(pair[side][0] == math.inf for pair in self.pairs):
-                seeds = with_count(len(self.pairs), "seed")
+                seeds = counted(len(self.pairs), "seed")
                 return TrialVerdict(verdict, f"{verdict}: the {SIDES[side]} diverged in {diverged} of {seeds}")
         return self.rule.judge([candidate - base for base, candidate in self._values(0)])
 
@@ -53,7 +54,7 @@ class TrialTable:
         if self.rule is not None:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
-            lines.append(f"{self.rule.describe(self.number)}; {with_count(len(self.pairs), 'pair')} trained.")
+            lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
             error = f"an error of {2 * self.rule.level:.2g} for all looks together"
             lines.append(
                 f"The interval of the loss has {error}, and the other intervals a confidence of {CONFIDENCE:.0%}."
