@@ -34,7 +34,7 @@ from training.telemetry.metrics_log import METRICS, Metric, read_metrics
 QUICKSTART = ROOT / "runs" / "quickstart"
 LOG_INTERVAL = 3  # in steps; the run usually has 1,221 steps, a multiple of 3, so its last step is logged and compared
 CTRL_C, KILL, END = "Ctrl-C", "kill -9", "end"
-UNTOUCHED_COLOUR = 7  # index in the chart's palette; the legs have the first colors of the palette
+UNTOUCHED_COLOR = 7  # index in the chart's palette; the legs have the first colors of the palette
 
 
 @attrs.frozen(kw_only=True)
@@ -160,12 +160,12 @@ def _hashes(run: Path) -> dict[int, str]:
 def _chart(untouched: Path, moved: Path, ends: Sequence[tuple[int, int]]) -> LineChart:
     """Return the chart of both losses. The legs are colored lines on top of the thick line of the undisturbed run."""
     untouched_x, untouched_y = _losses(untouched)
-    lines = [Line(name="untouched", x=untouched_x, y=untouched_y, colour=UNTOUCHED_COLOUR, weight="below")]
+    lines = [Line(name="untouched", x=untouched_x, y=untouched_y, color=UNTOUCHED_COLOR, weight="below")]
     x, y = _losses(moved)
     first = 0
     for number, (leg, (_, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
         part = (x >= first) & (x <= resumed)
-        lines.append(Line(name=leg.name, x=x[part], y=y[part], colour=number))
+        lines.append(Line(name=leg.name, x=x[part], y=y[part], color=number))
         first = resumed
     marks = [
         VerticalMark(x=last, style="restart", text=leg.ending)

@@ -42,7 +42,7 @@ class Line:
     name: str
     x: np.ndarray  # ascending, (n,)
     y: np.ndarray  # NaN: a gap
-    colour: int  # index in PALETTE
+    color: int  # index in PALETTE
     weight: str = ""  # CSS class: "raw" is thin, "bold" is thick
     dotted: bool = False  # mark the points with dots and join them with dashes, if there are few
     filled: bool = False  # fill the area between the line and 0; only in a PNG
@@ -320,8 +320,8 @@ def _path(line: Line, x: Scale, y: Scale, columns: int) -> str:
     path = "".join(("L" if before[index] else "M") + points[index] for index in np.flatnonzero(finite))
     dots = "".join(f"M{points[index]}h0" for index in np.flatnonzero(marked))
     weight = "joined" if dotted else line.weight
-    element = f'<path class="line s{line.colour} {weight}" data-name="{escape(line.name)}" d="{path}"/>'
-    return element + (f'<path class="dots s{line.colour}" d="{dots}"/>' if dots else "")
+    element = f'<path class="line s{line.color} {weight}" data-name="{escape(line.name)}" d="{path}"/>'
+    return element + (f'<path class="dots s{line.color}" d="{dots}"/>' if dots else "")
 
 
 def _draw(axes: Any, line: Line) -> None:
@@ -330,7 +330,7 @@ def _draw(axes: Any, line: Line) -> None:
     axes.plot(
         x,
         y,
-        color=PALETTE[line.colour],
+        color=PALETTE[line.color],
         alpha=0.35 if raw else 1.0,
         linestyle="--" if dotted else "-",
         linewidth=1 + bold,
@@ -340,7 +340,7 @@ def _draw(axes: Any, line: Line) -> None:
         label=f"_{line.name}" if raw else line.name.replace("$", r"\$"),
     )
     if line.filled:
-        axes.fill_between(x, y, color=PALETTE[line.colour], alpha=0.25)
+        axes.fill_between(x, y, color=PALETTE[line.color], alpha=0.25)
 
 
 def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:

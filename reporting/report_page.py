@@ -186,7 +186,7 @@ def law_chart(record: dict[str, Any]) -> LineChart:
     law, lines = record["law"], []
     for number, (name, points) in enumerate(series.items()):
         tokens, loss, size = np.array(sorted(points), float).T
-        line = Line(name=name, x=FLOPS * size * tokens, y=loss, colour=number % len(PALETTE), dotted=True)
+        line = Line(name=name, x=FLOPS * size * tokens, y=loss, color=number % len(PALETTE), dotted=True)
         lines.append(line)
         if law:
             law_tokens = np.geomspace(tokens[0] / 2, tokens[-1], 50)

@@ -18,7 +18,7 @@ MARK_COLUMNS = 100  # the width of a chart in columns; each column shows at most
 MOST_RAW = 2  # with at most this number of runs, losses are drawn as logged and as a moving average
 LOGARITHMIC_FACTOR = 10.0  # if the largest values of two runs differ by more, the axis is logarithmic
 WEIGHTS = "thick: moving average; thin: as logged"
-PANEL_COLOUR = 2  # color of the curves of a single run, except for its losses
+PANEL_COLOR = 2  # color of the curves of a single run, except for its losses
 NOISY = (Metric.TRAIN_LOSS, Metric.GRAD_NORM, Metric.TOKENS_PER_SECOND, Metric.MFU)  # drawn as moving averages
 
 # Which values a linear chart shows: see `common_top`.
@@ -34,12 +34,12 @@ OUTLYING_FACTOR = 5.0
 
 def charted_axes(histories: Sequence[RunHistory]) -> "list[ChartedAxis]":
     """Return the charts for each x-axis that all runs have recorded."""
-    colours = {at: colour for colour, (_, members) in enumerate(grouped(histories)) for at in members}
+    colors = {at: color for color, (_, members) in enumerate(grouped(histories)) for at in members}
     axes = []
     for axis in (axis for axis in AXES if all(axis in history.axes for history in histories)):
         minutes = axis == "hours" and max(history.axes[axis].last for history in histories) < SHORT_HOURS
         unit, factor = ("minutes", 60) if minutes else (axis, 1)
-        axes.append(ChartedAxis(histories=histories, name=axis, unit=unit, factor=factor, colours=colours))
+        axes.append(ChartedAxis(histories=histories, name=axis, unit=unit, factor=factor, colors=colors))
     return axes
 
 
@@ -118,7 +118,7 @@ class ChartedAxis:
     name: str  # one of AXES
     unit: str  # shown in the charts
     factor: float  # converts values of the axis to `unit`
-    colours: dict[int, int]  # by the number of the run
+    colors: dict[int, int]  # by the number of the run
 
     @property
     def charts(self) -> list[str]:
@@ -179,10 +179,10 @@ class ChartedAxis:
         """Return a chart of `curves`, one curve for each run, by the number of the run."""
         lines: list[Line] = []
         for number, curve in curves.items():
-            name_and_colour = (title, PANEL_COLOUR)
+            name_and_color = (title, PANEL_COLOR)
             if len(self.histories) > 1:
-                name_and_colour = self.histories[number].name, self.colours[number]
-            lines += self._lines(number, key, curve, *name_and_colour)
+                name_and_color = self.histories[number].name, self.colors[number]
+            lines += self._lines(number, key, curve, *name_and_color)
         shown_curves = [*curves.values()]
         if key in NOISY and not self._shows_raw(key):
             shown_curves = [Curve(curve.steps, curve.smoothed()) for curve in shown_curves]
@@ -204,10 +204,10 @@ class ChartedAxis:
     def _shows_raw(self, key: str) -> bool:
         return len(self.histories) <= (MOST_RAW if key in LOSSES else 1)
 
-    def _lines(self, number: int, key: str, curve: Curve, name: str, colour: int) -> list[Line]:
+    def _lines(self, number: int, key: str, curve: Curve, name: str, color: int) -> list[Line]:
         """Return the lines of a run's curve: the logged values, or the moving average of a noisy metric, or both."""
         x = self.histories[number].along(self.name, curve.steps) * self.factor
-        line = Line(name=name, x=x, y=curve.values, colour=colour, dotted=key == Metric.VALIDATION_LOSS)
+        line = Line(name=name, x=x, y=curve.values, color=color, dotted=key == Metric.VALIDATION_LOSS)
         if key not in NOISY:
             return [line]
         average = attrs.evolve(line, y=curve.smoothed(), weight="bold" if len(self.histories) <= len(PALETTE) else "")

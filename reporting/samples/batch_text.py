@@ -51,7 +51,7 @@ from training.telemetry.metrics_log import Detail, RunEvent, event_of, read_metr
 LISTED = 10  # number of sequences of a large batch that the terminal shows: those with the highest loss
 PRINTED_TOKENS = 1 << 12  # a batch of at most this number of tokens is printed completely
 STRETCH = 16  # number of tokens to print for each sequence of a large batch
-COLOURS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colors in a terminal with 256 colors
+COLORS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colors in a terminal with 256 colors
 SIGN = b"Lockstep's <code>train.py --look</code>"
 
 
@@ -259,10 +259,10 @@ def ends_before(stream: TokenStream, end_of_text: int, positions: np.ndarray) ->
 
 def in_terminal(cells: Sequence[dict[str, str]]) -> str:
     """Return tokens as text for a terminal, colored by their losses if the terminal supports colors."""
-    coloured, parts = sys.stdout.isatty() and not os.environ.get("NO_COLOR"), []
+    colored, parts = sys.stdout.isatty() and not os.environ.get("NO_COLOR"), []
     for token in cells:
         shown = token["text"].replace("·", " ") if "space" in token["classes"] else token["text"]
-        level = re.search(r"p([1-8])", token["classes"]) if coloured else None
-        start, end = (f"\x1b[30;48;5;{COLOURS[int(level[1]) - 1]}m", "\x1b[0m") if level else ("", "")
+        level = re.search(r"p([1-8])", token["classes"]) if colored else None
+        start, end = (f"\x1b[30;48;5;{COLORS[int(level[1]) - 1]}m", "\x1b[0m") if level else ("", "")
         parts.append(f"{start}{shown}{end}".replace("\n", f"{end}\n"))
     return "".join(parts)

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 def chart(values: list[float], **changes: Any) -> str:
     """Return a chart with a line that has one value per step."""
-    line = Line(name="loss", x=np.arange(len(values), dtype=float), y=np.array(values), colour=0, dotted=True)
+    line = Line(name="loss", x=np.arange(len(values), dtype=float), y=np.array(values), color=0, dotted=True)
     return LineChart(**({"title": "loss", "axis": "steps", "lines": [line], "columns": 500} | changes)).svg()
 
 
@@ -39,12 +39,12 @@ def test_only_few_points_are_marked() -> None:
 def test_distant_points_are_not_joined() -> None:
     assert re.findall(r'line s0 joined" data-name="loss" d="([MLh \d]*)"', chart([9.0, 3.0, 2.0]))[0].count("L") == 1
     assert chart([2.0, 2.0]).count("L") == chart([9.0, 9.0, 1.0]).count("L") == 1
-    image = png([LineChart(title="t", axis="x", lines=[Line(name="a", x=np.ones(1), y=np.ones(1), colour=0)])], "one")
+    image = png([LineChart(title="t", axis="x", lines=[Line(name="a", x=np.ones(1), y=np.ones(1), color=0)])], "one")
     assert len(set(image)) > 1 and image.startswith(b"\x89PNG")
 
 
 def test_a_logarithmic_x_axis_has_powers_of_ten() -> None:
-    line = Line(name="a", x=np.array([1.0, 10.0, 1e5]), y=np.ones(3), colour=0)
+    line = Line(name="a", x=np.array([1.0, 10.0, 1e5]), y=np.ones(3), color=0)
     page = chart([], lines=[line], logarithmic_x=True)
     assert 'data-log-x="1"' in page and ">100k<" in page and ">1k<" in page
 
@@ -85,7 +85,7 @@ def test_user_settings_do_not_affect_charts(tmp_path: Path, backend: str) -> Non
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: black\nlines.linewidth: 9\n")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import numpy as np; from common.line_chart import *\n"
-        "line = Line(name='a', x=np.arange(9.0), y=np.arange(9.0), colour=0)\n"
+        "line = Line(name='a', x=np.arange(9.0), y=np.arange(9.0), color=0)\n"
         "sys.stdout.buffer.write(png([LineChart(title='t', axis='x', lines=[line])], 'title'))"
     )
     settings = {"MPLBACKEND": backend, "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
@@ -101,7 +101,7 @@ def test_user_settings_do_not_affect_charts(tmp_path: Path, backend: str) -> Non
 
 def test_the_top_never_hides_a_line() -> None:
     lines = [
-        Line(name=str(level), x=np.arange(3.0), y=np.array([level, level + 1, np.nan]), colour=0) for level in (1, 90)
+        Line(name=str(level), x=np.arange(3.0), y=np.array([level, level + 1, np.nan]), color=0) for level in (1, 90)
     ]
     picture = LineChart(title="loss", axis="steps", lines=lines, top=3.0).svg()
     for path in re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', picture):
@@ -109,7 +109,7 @@ def test_the_top_never_hides_a_line() -> None:
 
 
 def test_our_charts_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(name="a", x=np.ones(1), y=np.ones(1), colour=0)
+    line = Line(name="a", x=np.ones(1), y=np.ones(1), color=0)
     ours = LineChart(title="t", axis="x", lines=[line])
     picture = png([ours], "ours")
     assert is_own_png(picture)

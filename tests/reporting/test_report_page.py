@@ -159,15 +159,15 @@ def test_a_browser_shows_the_page_everywhere(tmp_path: Path, count: int) -> None
                 assert ("training loss, average: " in description and "validation loss at 50: 3.1" in description) == (
                     count == 1
                 )
-                colours, cell = set(), page.locator(".heat > .text > span").nth(2)
+                colors, cell = set(), page.locator(".heat > .text > span").nth(2)
                 for view in (0, 1):
                     page.locator(f"label[for=heat-{view}]").click()
-                    colours.add(cell.evaluate("element => getComputedStyle(element).backgroundColor"))
+                    colors.add(cell.evaluate("element => getComputedStyle(element).backgroundColor"))
                     shown = [legend.is_visible() for legend in page.locator(".heat > .legend").all()]
                     assert shown == [view == 0, view == 1]
                 cell.hover()
                 description = cell.evaluate("element => getComputedStyle(element, '::after').content")
-                assert len(colours) == 2 and "-3.67 nats, 2.6%" in description and "difference +" in description
+                assert len(colors) == 2 and "-3.67 nats, 2.6%" in description and "difference +" in description
             page.check("#axis-dollars")
             assert page.locator(".along-dollars").is_visible()
             assert not page.locator(".along-steps").is_visible()

@@ -68,7 +68,7 @@ def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
         assert points - 20 <= max(map(lambda line: line.count("L") + 1, lines)) <= points
 
 
-def test_many_runs_share_colours_by_recipe(
+def test_many_runs_share_colors_by_recipe(
     tmp_path: Path,
 ) -> None:
     run = read_history(write_run(tmp_path / "run", training()))

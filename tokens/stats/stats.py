@@ -226,7 +226,7 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray, noun: st
     shortest = max([1, *values[values > 0][:1]])
     edges = edges[np.searchsorted(edges, shortest, "right") - 1 : np.searchsorted(edges, longest, "right") + 1]
     heights = np.pad(np.repeat(np.histogram(values, edges, weights=counts)[0], 2), 1).astype(float)
-    line = Line(name=f"{noun}s", x=np.repeat(edges, 2).astype(float), y=heights, colour=0, filled=True)
+    line = Line(name=f"{noun}s", x=np.repeat(edges, 2).astype(float), y=heights, color=0, filled=True)
     median = int(values[np.searchsorted(np.cumsum(counts), documents / 2)])
     marked_lengths = {median: "median", longest: "longest"}
     marks = [VerticalMark(x=max(1, at), style="", text=f"{name} {at:,}") for at, name in marked_lengths.items()]

@@ -77,9 +77,9 @@ def draw_chart(directory: Path) -> Path:
     records = read_metrics(directory)
     curves = run_curves(records)
     lines = []
-    for colour, (name, curve) in enumerate(losses(curves).items()):
-        label, palette_colour = f"{printable(name)}: {curve.last:.4f}", colour % len(PALETTE)
-        line = Line(name=label, x=curve.steps, y=curve.values, colour=palette_colour, dotted=name != TRAIN)
+    for color, (name, curve) in enumerate(losses(curves).items()):
+        label, palette_color = f"{printable(name)}: {curve.last:.4f}", color % len(PALETTE)
+        line = Line(name=label, x=curve.steps, y=curve.values, color=palette_color, dotted=name != TRAIN)
         if name == TRAIN:
             lines.append(attrs.evolve(line, weight="raw"))
             line = attrs.evolve(line, y=curve.smoothed(), weight="bold")
@@ -87,11 +87,10 @@ def draw_chart(directory: Path) -> Path:
     restarts = [record["step"] for record in records if event_of(record) == RunEvent.START and record["step"] > 0]
     marks = [VerticalMark(x=step, style="restart", text="restart") for step in restarts]
     charts = [LineChart(title="loss, nats per token", axis="", lines=lines, marks=marks)]
-    for colour, panel in enumerate((panel for panel in PANELS if panel.in_image), start=2):
+    for color, panel in enumerate((panel for panel in PANELS if panel.in_image), start=2):
         panel_curves = [curves[panel.metric]] if panel.metric in curves else []
         lines = [
-            Line(name=panel.metric, x=curve.steps, y=curve.values * panel.factor, colour=colour)
-            for curve in panel_curves
+            Line(name=panel.metric, x=curve.steps, y=curve.values * panel.factor, color=color) for curve in panel_curves
         ]
         axis = "step (optimizer updates)"
         charts.append(LineChart(title=panel.title, axis=axis, lines=lines, marks=marks, logarithmic=panel.logarithmic))
