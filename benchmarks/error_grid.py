@@ -8,10 +8,10 @@ import numpy as np
 from scipy import signal
 
 FAMILIES = 2400
-# The largest accepted number of false differences in FAMILIES repetitions. At this number, the one-sided 95 % bound of
-# the error rate is 7 %.
+# The largest accepted number of false differences in FAMILIES repetitions. At this number, the one-sided 95% bound of
+# the error rate is 7%.
 MOST_FALSE = 147
-LEAST_COVERED, TOO_WIDE = 0.85, 0.99  # smallest and largest accepted coverage of 95 % intervals
+LEAST_COVERED, TOO_WIDE = 0.85, 0.99  # smallest and largest accepted coverage of 95% intervals
 
 
 def generator(grid: str, cell: int) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""Coverage of a ladder's 90 % intervals: how often the interval contains the loss of a simulated run of the target.
+"""Coverage of a ladder's 90% intervals: how often the interval contains the loss of a simulated run of the target.
 
 python benchmarks/forecast_coverage.py [--simulations 200]
 
@@ -64,10 +64,10 @@ EXACT: dict[str, Truth] = {
 MISSPECIFIED: dict[str, Truth] = {
     # Kaplan et al. 2020, arXiv 2001.08361, equation 1.5, with an added floor.
     "coupled": lambda size, tokens: 1.69 + ((406.4 / size**0.34) ** (1 / 0.28) + 410.7 ** (1 / 0.28) / tokens) ** 0.28,
-    "0.3 % worse per decade of size": lambda size, tokens: (
+    "0.3% worse per decade of size": lambda size, tokens: (
         HOFFMANN(size, tokens) * (1 + 0.003 * math.log10(size / SMALLEST))
     ),
-    "smallest 0.2 % off": lambda size, tokens: HOFFMANN(size, tokens) * (1 + 0.004 * math.exp(-size / 1.5e7)),
+    "smallest 0.2% off": lambda size, tokens: HOFFMANN(size, tokens) * (1 + 0.004 * math.exp(-size / 1.5e7)),
     "off 20 tokens per parameter": lambda size, tokens: (
         HOFFMANN(size, tokens) + 0.02 * math.log10(tokens / size / 20) ** 2
     ),
@@ -164,16 +164,16 @@ def _row(name: str, simulations: Iterable[Simulation]) -> list[str]:
     forecasts = [simulation for simulation in group if not simulation.refused]
     error = math.sqrt(sum(simulation.error**2 for simulation in group) / len(group))
     width = float(np.median([simulation.width for simulation in group]))
-    refused = f"{100 * (1 - len(forecasts) / len(group)):.0f} %"
+    refused = f"{100 * (1 - len(forecasts) / len(group)):.0f}%"
     coverage = [_coverage(group), _coverage(forecasts)]
-    return [name, str(len(group)), coverage[0], f"{100 * width:.1f} %", f"{100 * error:.1f} %", refused, coverage[1]]
+    return [name, str(len(group)), coverage[0], f"{100 * width:.1f}%", f"{100 * error:.1f}%", refused, coverage[1]]
 
 
 def _coverage(simulations: list[Simulation]) -> str:
     if not simulations:
         return ""
     inside = sum(simulation.inside for simulation in simulations) / len(simulations)
-    return f"{100 * inside:.1f} ± {100 * math.sqrt(inside * (1 - inside) / len(simulations)):.1f} %"
+    return f"{100 * inside:.1f} ± {100 * math.sqrt(inside * (1 - inside) / len(simulations)):.1f}%"
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def parts(tasks: list[np.ndarray]) -> Parts:
 
 
 def count_covered(models: list[list[np.ndarray]], rates: list[float]) -> int:
-    """Return the number of models whose 95 % interval for the mean over tasks contains the true mean."""
+    """Return the number of models whose 95% interval for the mean over tasks contains the true mean."""
     truth = float(np.mean([(rate - BASELINE) / (1 - BASELINE) for rate in rates]))
     intervals = [student_interval(*sum_of_means(parts(list(tasks)))) for tasks in models]
     return sum(holds(interval.low, interval.high, truth) for interval in intervals)

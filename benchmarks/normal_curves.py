@@ -1,7 +1,7 @@
 """How often a reference's band raises an alarm, for resampled normal runs and for short runs with a planted fault.
 
     python benchmarks/normal_curves.py  # seconds; needs only runs/quickstart/reference.json
-    python benchmarks/normal_curves.py --tokens token_files/quickstart  # minutes; trains three faulty runs to 20 %
+    python benchmarks/normal_curves.py --tokens token_files/quickstart  # minutes; trains three faulty runs to 20%
 
 A normal run is composed of pieces of runs that are left out of the reference. A faulty run follows the recipe of the
 run directory, except for its fault, and must leave the band within a tenth of the run after the warm-up.
@@ -56,7 +56,7 @@ def main(run: Path = Path("runs/quickstart"), *, runs: int = 1000, tokens: Path 
     alarms = false_alarms(reference, runs, np.random.default_rng(0))
     bound = special.betaincinv(alarms + 1, runs - alarms, 0.95)  # Clopper and Pearson, one-sided
     row = [f"{runs:,} resampled of {len(reference.losses)}", f"{alarms / runs:.1%}", f"{bound:.1%}"]
-    print(bench.table(["normal runs", "outside at a mark", "upper bound, 95 %"], [row]))
+    print(bench.table(["normal runs", "outside at a mark", "upper bound, 95%"], [row]))
     if tokens is not None:
         print()
         rows = [[name, *planted(run, reference, tokens, *fault)] for name, fault in FAULTS.items()]

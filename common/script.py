@@ -120,7 +120,7 @@ def check_packages() -> None:
 def use_expandable_segments() -> None:
     """Enable expandable segments in torch's CUDA allocator, unless the user has configured it.
 
-    With them, runs need 3 to 20 % less memory.
+    With them, runs need 3 to 20% less memory.
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"

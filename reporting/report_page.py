@@ -182,7 +182,7 @@ def law_chart(record: dict[str, Any]) -> LineChart:
         series.setdefault(point["rung"], []).append((point["tokens"], point["loss"], point["parameters"]))
     if isinstance(target := record["target"], dict):  # without a forecast, target is None or, in older files, a name
         losses = (target[key] for key in ("loss", "low", "high"))
-        series["forecast, 90 %"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
+        series["forecast, 90%"] = [(target["tokens"], loss, target["parameters"]) for loss in losses]
     law, lines = record["law"], []
     for number, (name, points) in enumerate(series.items()):
         tokens, loss, size = np.array(sorted(points), float).T

@@ -51,7 +51,7 @@ To resume an interrupted or killed preparation, rerun the same command. The
 number of workers may change. With --output s3://... any machine can resume it.
 
 Exit status: 0 done; 1 error, a damaged file, text that is not UTF-8, or bad
-documents (more than 1 % of them); 2 usage; 130 interrupted.
+documents (more than 1% of them); 2 usage; 130 interrupted.
 """
 
 

@@ -28,8 +28,8 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: the interval of a difference excludes zero if Holm's procedure finds this difference, at 5 % for all "
-    "pairs of a measure together. Each interval covers its own difference with a probability of at least 95 %; the "
+    "Brackets: the interval of a difference excludes zero if Holm's procedure finds this difference, at 5% for all "
+    "pairs of a measure together. Each interval covers its own difference with a probability of at least 95%; the "
     "probability that all intervals cover their differences is lower."
 )
 ADVICE = (
@@ -55,7 +55,7 @@ class Cell:
 
     text: str = ""
     value: float | None = None
-    bounds: tuple[float, float] | None = None  # the 95 % interval, which the page draws
+    bounds: tuple[float, float] | None = None  # the 95% interval, which the page draws
 
 
 @attrs.frozen(kw_only=True)

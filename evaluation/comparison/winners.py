@@ -1,7 +1,7 @@
 """Decide which differences between recipes are significant, given the noise of the text and of the training seed.
 
 No winner is named if the seed noise is unknown, because that noise is larger than the interval that covers the choice
-of text. All pairs of a measure are tested together at 5 % by Holm's procedure (Scandinavian Journal of Statistics 6,
+of text. All pairs of a measure are tested together at 5% by Holm's procedure (Scandinavian Journal of Statistics 6,
 1979).
 """
 
@@ -147,9 +147,9 @@ def seed_note(measure: Measure, groups: list[Group]) -> list[str]:
 
 
 def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
-    """Return the pairs whose difference is known, with intervals whose family-wise error rate is 5 %.
+    """Return the pairs whose difference is known, with intervals whose family-wise error rate is 5%.
 
-    The test has rounds: pairs that were found to differ do not need a share of the 5 % in the next round. The intervals
+    The test has rounds: pairs that were found to differ do not need a share of the 5% in the next round. The intervals
     of the last round are returned, and a pair differs significantly if its interval excludes zero. All pairs were
     measured on the same text or items. If there is so little text that at least half of the pairs cannot be tested, no
     pair gets bounds: the pairs that can be tested would merely be those whose noise happens to look small.

@@ -122,7 +122,7 @@ def measure(
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
-    """Read a file of records, and split them in file order: 85 % for training, 10 % for testing, 5 % for validation.
+    """Read a file of records, and split them in file order: 85% for training, 10% for testing, 5% for validation.
 
     Raises BadInput for damaged records, or if there are so few records that a part would be empty.
     """

@@ -140,7 +140,7 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     if not is_complete:
         raise BadInput(
             f"{len(left_out):,} of {len(verdicts):,} prompts ({len(left_out) / len(verdicts):.0%}) have no verdict, "
-            f"wanted at most {limit:g} %, so the result was not stored; run the same command again, or raise "
+            f"wanted at most {limit:g}%, so the result was not stored; run the same command again, or raise "
             "--allow-left-out"
         )
     return EXIT_DONE

@@ -31,7 +31,7 @@ TWO_SEEDS_NOTE = (
     "Intervals cover other questions of the same kind and other fine-tuning seeds,\n"
     f"{TWO_SEEDS_ASSUMPTION}.\n"
     "Two seeds are too few to check this. If one model's scores vary far more, up\n"
-    "to 12 % of such tables report a difference that does not exist. instruct --seeds 3 or more avoids this assumption."
+    "to 12% of such tables report a difference that does not exist. instruct --seeds 3 or more avoids this assumption."
 )
 ONE_SEED_NOTE = (
     "Intervals cover other questions of the same kind, but only one fine-tuning run.\n"
@@ -266,7 +266,7 @@ def read_results(record: dict[str, Any]) -> Iterator[EvaluationResult]:
     yield EvaluationResult.of(
         record,
         subject=json.dumps([record[key] for key in SUBJECT]),
-        description=f"{count} questions in one session of {record['judge']}{missing}; 95 % intervals over {coverage}",
+        description=f"{count} questions in one session of {record['judge']}{missing}; 95% intervals over {coverage}",
         measurements=[Measurement(measure=JUDGED, value=score.value, interval=score, sample=candidate)],
         ranks_models=seeds > 1,
         left_out=left_out,

@@ -44,7 +44,7 @@ class HeldOutLoss:
     """A model's loss on a range of tokens.
 
     Standard errors are over documents, because the tokens of a document are correlated. If neighboring documents are
-    similar, `stored_error` enlarges the errors, so that the value plus and minus about two errors is always a 95 %
+    similar, `stored_error` enlarges the errors, so that the value plus and minus about two errors is always a 95%
     interval.
     """
 

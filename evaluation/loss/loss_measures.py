@@ -104,7 +104,7 @@ def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
 
     Readers of a result assume the degrees of freedom that follow from the number and sizes of the units, but there may
     be fewer if the units are correlated. The error is scaled to make up for that, so that the value plus and minus
-    about two errors is still a 95 % interval.
+    about two errors is still a 95% interval.
     """
     return mean.error_for(ratio_freedom(sizes))
 

@@ -67,7 +67,7 @@ class Measurement:
     value: float
     error: float | None = None
     freedom: float = math.inf  # degrees of freedom of the error
-    interval: Interval | None = None  # 95 %
+    interval: Interval | None = None  # 95%
     sample: Any = None  # the data that `measure.difference` compares; the type depends on the evaluation
 
     @property
@@ -78,7 +78,7 @@ class Measurement:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Both ends of the 95 % interval, or None if they are unknown."""
+        """Both ends of the 95% interval, or None if they are unknown."""
         interval = self.interval or student_interval(self.value, self.error, self.freedom)
         return None if interval.low is None or interval.high is None else (interval.low, interval.high)
 

@@ -7,8 +7,8 @@ The noise of a training seed is estimated from recipes that were trained with se
 their runs are paired by seed: any effect that a seed has on all recipes alike then cancels, for example the effect of
 the order of the data. The error is pooled over all recipes. Pooling is wrong if one unstable recipe varies more than
 the rest. Therefore, a difference must also be significant according to a second t-interval, which is computed from the
-runs of the two compared recipes alone. With k comparisons, the level of this interval is 5 % / k ** (2/3). The plain
-Bonferroni level, 5 % / k, would be valid for any variances, but would need one or two more seeds. The exponent 2/3 is
+runs of the two compared recipes alone. With k comparisons, the level of this interval is 5% / k ** (2/3). The plain
+Bonferroni level, 5% / k, would be valid for any variances, but would need one or two more seeds. The exponent 2/3 is
 our choice; benchmarks/sweep_verdicts.py measures its effect.
 """
 
@@ -29,7 +29,7 @@ BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
-# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3 % and 23 %. The p-value is
+# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3% and 23%. The p-value is
 # from a test of whether one of the two models varies more than all other models: if so, it is close to 0.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
@@ -81,7 +81,7 @@ class Interval:
         If both standard errors are known, the result is Student's interval of the summed errors. Its critical value is
         the mean of the two critical values, weighted by the squares of the errors (Cochran, Biometrics 20, 1964), so
         that a small error with few degrees of freedom has little effect. The probability of reporting a false
-        difference is at most 5 %, or 6.2 % if one error has a single degree of freedom and is several times as large as
+        difference is at most 5%, or 6.2% if one error has a single degree of freedom and is several times as large as
         the other error. If either standard error is unknown, the half widths are added in quadrature, which gives a
         wider interval.
         """
@@ -228,7 +228,7 @@ class StreamMean:
     def error_for(self, freedom: float) -> float | None:
         """Return the error to report if the reader will assume `freedom` degrees of freedom.
 
-        The reader then gets the same 95 % interval.
+        The reader then gets the same 95% interval.
         """
         if self.error is None:
             return None
@@ -469,7 +469,7 @@ def default_seeds(comparisons: int) -> int:
 
 
 def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[int, int], Interval]]:
-    """Return each model's mean score, and the difference a - b of each pair of models a < b, with 95 % intervals.
+    """Return each model's mean score, and the difference a - b of each pair of models a < b, with 95% intervals.
 
     `scores`: float64 (M models, S fine-tuning seeds, Q questions); NaN marks a question that was not judged. Raises
     ValueError unless the same questions were judged for all models.

@@ -60,11 +60,11 @@ class Forecast:
         fit, law, sizes = self.fit, self.fit.law, len({point.parameters for point in self.fit.points})
         return [
             f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
-            f"D^{law.beta:.3g}, with N weights in matrix products; noise of a run: {100 * fit.noise:.2g} %",
+            f"D^{law.beta:.3g}, with N weights in matrix products; noise of a run: {100 * fit.noise:.2g}%",
             f"check        {self.held_out.text()}",
             f"target       N {self.parameters:,}, D {self.tokens:,}: {describe_extrapolation(self.extrapolation)}; "
             f"{len(fit.points)} runs of {sizes} sizes",
-            f"forecast     loss {self.loss.text(4)}, with the 90 % interval for a single run",
+            f"forecast     loss {self.loss.text(4)}, with the 90% interval for a single run",
         ]
 
     def record(self) -> dict[str, Any]:

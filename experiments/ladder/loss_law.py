@@ -72,7 +72,7 @@ class LawFit:
         return float(max(point.parameters * point.tokens for point in self.points))
 
     def predict(self, parameters: float, tokens: float) -> Interval:
-        """Return the loss of a single new run, with its 90 % interval.
+        """Return the loss of a single new run, with its 90% interval.
 
         The interval includes the uncertainty of the law and the noise of the run.
         """
@@ -114,8 +114,8 @@ class HeldOut:
         misses = ", ".join(f"{100 * miss:+.2f}" for miss in self.misses)
         return (
             f"{point.rung} on {point.tokens:,} tokens, held out: predicted {self.predicted[-1].value:.4f}, measured "
-            f"{point.loss:.4f}; errors at all horizons: {misses} %"
-            + (f", {100 * self.error:.2f} % on average" if misses else "")
+            f"{point.loss:.4f}; errors at all horizons: {misses}%"
+            + (f", {100 * self.error:.2f}% on average" if misses else "")
         )
 
 
@@ -182,7 +182,7 @@ def refusal(held_out: HeldOut, fit: LawFit) -> str | None:
             "tokens) are at the edge of the tested range; add larger sizes and longer horizons"
         )
     return (
-        f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f} % on average, but at "
-        f"most {100 * MOST_MISS:g} % is accepted; look at the curve of this size, sweep its learning rates, or leave "
+        f"the prediction for the held-out largest size was wrong by {100 * held_out.error:.2f}% on average, but at "
+        f"most {100 * MOST_MISS:g}% is accepted; look at the curve of this size, sweep its learning rates, or leave "
         "out the smallest size and add a larger one"
     )

@@ -115,7 +115,7 @@ def _keys(run: Run) -> str:
 KNOWN = ("base", "levers", "measure", "seeds", "set", "halving")
 REMOVED = {
     "mixture": "the mixing law was removed: the noise of a seed affects all measured domains at once, so the law's "
-    "intervals were wrong, and it named a best mixture in 20 to 44 % of the cases in which there was nothing to gain; "
+    "intervals were wrong, and it named a best mixture in 20 to 44% of the cases in which there was nothing to gain; "
     "instead, add 'measure' and one lever for each mixture: "
     '"levers": {"NAME": {"train.dataset": [{"dataset": DIR, "weight": 2}, {"dataset": DIR, "weight": 1}]}}'
 }

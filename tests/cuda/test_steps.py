@@ -17,7 +17,7 @@ MB = 1e6
 ARCHITECTURES = {"h100": {"sm_90", "sm_90a"}, "a100-80gb": {"sm_80"}}
 
 # Limits for one step, by size, world size, wrapper and determinism: the number of kernel launches, the number of
-# collective calls, and the MB that the collectives move. The limits are 3 to 5 % above what torch 2.13 needs. On one
+# collective calls, and the MB that the collectives move. The limits are 3 to 5% above what torch 2.13 needs. On one
 # rank, FSDP does not wrap the network.
 BOUNDS: dict[tuple[str, int, str, str], tuple[int, int, float]] = {
     ("124M", 1, "ddp", "off"): (1510, 1, 0.001),
@@ -73,7 +73,7 @@ def test_tensor_ranks_never_wait_for_the_gpu(layout: Layout) -> None:
     measured = measure(layout)
     assert measured.synchronizations == {} and not [name for name in measured.copies if "pageable" in name]
     assert measured.collectives["AlltoAll"][0] == layout.accumulation * 2 * (2 * GPT2_SIZES["124M"].n_layers + 1)
-    assert measured.launches <= 2230  # 3 % above what torch 2.13 needs
+    assert measured.launches <= 2230  # 3% above what torch 2.13 needs
 
 
 MUON = Layout(size="124M", microbatch=16, settings=("optimizer=muon",))
@@ -111,7 +111,7 @@ def test_no_tensor_is_used_on_two_streams_without_order(
 def test_kernels_move_at_least_what_the_roofline_counts() -> None:
     output = finished(run(KERNEL_BYTES, "--sizes", "124M", "--microbatch", 16))
     blocks, loss = map(float, re.findall(r"^(?:blocks|loss), compiled: ([\d.]+) bytes", output, re.MULTILINE))
-    assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # the roofline leaves out casts of weights, which are 7 % here
+    assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # the roofline leaves out casts of weights, which are 7% here
     assert loss == pytest.approx(LOSS_BYTES, rel=0.02)
 
 

@@ -196,7 +196,7 @@ def test_results_of_every_experiment_are_drawn(tmp_path: Path) -> None:
     assert "<th>side</th>" in page and "# &lt;i&gt;words" in page and "the base" in page
     (tmp_path / "trial.json").unlink()
     page = write_results(tmp_path, "ladder", LADDER)
-    assert page.count('class="dots') == 3 and page.count('data-name="law, ') == 3 and "forecast, 90 %" in page
+    assert page.count('class="dots') == 3 and page.count('data-name="law, ') == 3 and "forecast, 90%" in page
     page = write_results(tmp_path, "ladder", LADDER | {"law": None, "target": None})
     assert page.count('class="dots') == 2 and 'data-name="law' not in page
 

@@ -168,7 +168,7 @@ def _compare_with_gpt2(stream: TokenStream, record: TokenizerRecord, directory: 
 def _summary(values: np.ndarray, counts: np.ndarray, noun: str) -> list[str]:
     below = np.cumsum(counts)
     at = {percent: int(values[np.searchsorted(below, below[-1] * percent / 100)]) for percent in PERCENTS}
-    percentiles = ", ".join(f"{percent} % {value:,}" for percent, value in at.items() if percent != 50)
+    percentiles = ", ".join(f"{percent}% {value:,}" for percent, value in at.items() if percent != 50)
     mean = float(values @ counts) / below[-1]
     return [
         f"  tokens per {noun:10}mean {mean:,.1f}, median {at[50]:,}, without end-of-text",

@@ -116,9 +116,9 @@ def test_intervals_of_a_column_share_a_scale() -> None:
         [Cell(text="b"), Cell(text="3", value=3.0, bounds=(2.0, 4.0)), Cell()],
     ]
     page = as_fragment(Comparison(columns=["model", "x", "y"], rows=rows, statements=["a < b"], notes=[]))
-    assert '<td>1<svg width="96" height="12" role="img" aria-label="95 % interval"><line x1="4.0" x2="48.0"' in page
+    assert '<td>1<svg width="96" height="12" role="img" aria-label="95% interval"><line x1="4.0" x2="48.0"' in page
     assert '<line x1="48.0" x2="92.0" y1="6.0" y2="6.0"/><circle cx="70.0" cy="6.0" r="3"/></svg></td><td></td>' in page
-    assert "<td>range of the bars (95 % intervals)</td><td>0 to 4</td><td></td>" in page
+    assert "<td>range of the bars (95% intervals)</td><td>0 to 4</td><td></td>" in page
     assert "<li>a &lt; b</li>" in page and page.count("<ul") == 1
 
 

@@ -111,7 +111,7 @@ def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Session
     server.said.clear()
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
     refused = one_line(sessions.run("--effort", "low"))
-    assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %, so the result was not stored" in refused
+    assert "7 of 15 prompts (47%) have no verdict, wanted at most 10%, so the result was not stored" in refused
     server.every = "400"
     done = sessions.said("--effort", "low", "--allow-left-out", "50")
     assert "leaves out 0 prompts, and the new result leaves out 7" in done
@@ -145,7 +145,7 @@ def test_compare_ranks_no_single_fine_tunings(tmp_path: Path) -> None:
     statement = "judge's score: a and b cannot be ranked with one fine-tuning run each: -4.00 [-7.00, -1.00] points"
     assert comparison.statements == [statement]
     assert any(
-        "95 % intervals over questions only, because each model has one fine-tuning run" in note
+        "95% intervals over questions only, because each model has one fine-tuning run" in note
         for note in comparison.notes
     )
 

@@ -44,7 +44,7 @@ def test_refused_prompts_are_left_out_and_not_repeated(server: Judge, sessions: 
         ("good", 62),
         ("poor", 42),
     ]
-    too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10 %, so the result was not stored"
+    too_many = "2 of 15 prompts (13%) have no verdict, wanted at most 10%, so the result was not stored"
     assert too_many in one_line(sessions.run())
     assert server.billed == PROMPTS
     server.every = "refusal"

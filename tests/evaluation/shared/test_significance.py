@@ -260,4 +260,4 @@ def test_equal_models_seldom_differ_despite_an_unstable_one() -> None:
     for _ in range(tables):
         scores = deviations * draw.standard_normal((3, 3, 1)) + draw.normal(0, 15, (3, 3, 40))
         false += any(interval.excludes_zero for interval in two_way_intervals(scores)[1].values())
-    assert false <= 0.075 * tables  # at most 5 % plus four standard errors; pooled variances would give 10 %
+    assert false <= 0.075 * tables  # at most 5% plus four standard errors; pooled variances would give 10%

@@ -42,7 +42,7 @@ def test_a_forecast_uses_the_targets_size_and_tokens(forecast: Forecast) -> None
 
 def test_lines_have_the_law_check_and_distance(forecast: Forecast) -> None:
     lines = forecast.lines()
-    assert f"forecast     loss {forecast.loss.text(4)}, with the 90 % interval for a single run" in lines
+    assert f"forecast     loss {forecast.loss.text(4)}, with the 90% interval for a single run" in lines
     assert any("2.24 x the compute of its ladder's largest run; 12 runs of 4 sizes" in line for line in lines)
     far = load_run(ROOT / "runs" / "speedrun-8xh100", ["min_train_tokens=80000000000"])
     lines = Forecast.of(far, forecast.fit, forecast.held_out).lines()

@@ -62,7 +62,7 @@ def test_the_table_and_the_check_average_over_seeds(make_ladder: MakeLadder, tmp
     held_out = table.forecast.held_out
     expected = [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
     assert [point.loss for point in held_out.points] == pytest.approx(expected)
-    assert 0.0025 < table.forecast.fit.noise < 0.006  # the seeds' losses are 0.4 % apart
+    assert 0.0025 < table.forecast.fit.noise < 0.006  # the seeds' losses are 0.4% apart
     assert "means over the seeds 42, 43, 44" in table.text()
     largest = held_out.points[-1]
     assert f"{largest.rung} on {largest.tokens:,} tokens, held out" in table.text()

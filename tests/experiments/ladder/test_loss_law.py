@@ -84,4 +84,4 @@ def test_a_held_out_miss_above_one_percent_is_refused() -> None:
     line = refusal(hold_out_largest(raised), fit_law(raised))
     assert line is not None and "\n" not in line
     assert line.startswith("the prediction for the held-out largest size was wrong by 3.")
-    assert "at most 1 % is accepted; " in line
+    assert "at most 1% is accepted; " in line

@@ -67,7 +67,7 @@ def test_diverged_and_stopped_variants_count_as_comparisons() -> None:
 
 
 SWEEPS = 1000
-BOUND = 0.05 + 3 * (0.05 * 0.95 / SWEEPS) ** 0.5  # 5 % plus three Monte Carlo errors
+BOUND = 0.05 + 3 * (0.05 * 0.95 / SWEEPS) ** 0.5  # 5% plus three Monte Carlo errors
 
 
 @pytest.mark.parametrize(("levers", "seeds"), [(1, 3), (2, 5), *slow((5, 5))])
