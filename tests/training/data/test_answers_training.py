@@ -121,4 +121,4 @@ def test_dry_runs_also_refuse_unfit_settings(make_run: MakeRun, answers: Path) -
     run = make_run(dataset=str(answers))
     for option in ("--dry-run", "--plan"):
         assert 'objective: got "text", wanted "answers"' in one_line(train(run, option))
-    assert "64 of " in complete(run, "--dry-run", "--set", "objective=answers").stdout
+    assert "64 windows of " in complete(run, "--dry-run", "--set", "objective=answers").stdout
