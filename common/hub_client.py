@@ -28,7 +28,7 @@ OUR_FOLDERS = ("runs/", "token_files/")
 OUR_TAG = "lockstep"  # tag in the card of every model that `evaluate.py export` writes
 CARD_BYTES = 1 << 14  # how much of a card is read; its metadata is at the beginning
 CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
-LONGEST_CHAIN = 20  # how many exceptions are followed from an error to its first cause
+LONGEST_CHAIN = 20  # maximum number of exceptions in a chain that are searched for the first cause
 DETAIL_CHARACTERS = 500  # maximum length of a list of configurations in an error
 
 

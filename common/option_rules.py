@@ -45,7 +45,7 @@ class OptionRules:
         return "; ".join(problems) or None
 
     def _unused(self, option_values: OptionValues, mode: str | None) -> dict[str, str]:
-        """Map each option that the mode does not use to a sentence that explains the problem."""
+        """Return the options that the mode does not use. Each is mapped to a sentence that explains the problem."""
         if not self.modes:
             return {}
         used = self.uses.split() if mode is None else self.modes[mode].split()

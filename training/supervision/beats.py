@@ -137,7 +137,7 @@ class BeatExchange:
         self._beats.observe(self._rank, beat)
 
     def poll(self, *, all_ranks: bool = False) -> None:
-        """Read the news, and the beats of the next ranks in the ring that are not done.
+        """Read the news, and the beats of the next unfinished ranks in the ring.
 
         The beats of all other ranks are read as well if a watched rank is silent, or if `all_ranks` is true.
         """

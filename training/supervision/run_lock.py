@@ -59,7 +59,11 @@ class RunLock:
         return torchrun_identity() in self._last_holder.torchruns and self._last_holder.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
-        """Write the holder into the file once the ranks have met. `torchruns`: identities of the ranks' torchruns."""
+        """Write the holder into the file. Called once the ranks have met.
+
+        Arguments:
+            torchruns: the identities of the torchrun processes that started the ranks
+        """
         last, self._torchruns = self._last_holder, sorted(torchruns)
         self.resumed = last is not None and last.resumed and not set(last.torchruns).isdisjoint(torchruns)
         self._write()

@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import Metric, priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
-LOST_TIME = "lost"  # part for the time of jobs that were killed before they recorded their ledger
+LOST_TIME = "lost"  # the time of jobs that were killed before they recorded their ledger; it is not in PARTS
 
 
 @attrs.frozen(kw_only=True)
