@@ -110,7 +110,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 def check_replaceable(
     path: Path, sign: bytes | Callable[[bytes], bool], description: str, option: str | None = None
 ) -> int | None:
-    """Raise BadInput if the file at a path is neither empty nor one that this program wrote.
+    """Raise BadInput if a path has a file with content that this program did not write.
 
     Return the size in bytes of the file that would be replaced, or None if there is no file.
 

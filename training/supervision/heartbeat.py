@@ -54,8 +54,8 @@ class Heartbeat:
     ):
         """Start the heartbeat. `lost`, `stopped` and `orphaned` are called in its thread.
 
-        `lost` is called when another rank has died, before this process ends, and `orphaned` when torchrun has ended.
-        `stopped` is called a few seconds after another rank was asked to stop, and ends this process.
+        `lost` is called when another rank has died; this process ends after the call. `stopped` is called a few seconds
+        after another rank was asked to stop, and ends this process. `orphaned` is called when torchrun has ended.
         """
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
@@ -182,7 +182,10 @@ class Heartbeat:
             self._end_because_lost(lost_beats)
 
     def _watch_store(self) -> None:
-        """End this process if the first node's store is silent for a long time: that machine is dead or cut off."""
+        """End this process if the store does not answer for a long time.
+
+        The store runs on the first node. That node is then dead, or cut off from this one.
+        """
         patience = max(self._patience, STORE_POLLS)
         last_count, silent_polls = 0, 0
         while not self._ending.wait(BEAT_SECONDS):
