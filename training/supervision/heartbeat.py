@@ -80,7 +80,7 @@ class Heartbeat:
                 threading.Thread(target=self._watch_store, name="store watch", daemon=True).start()
 
     def begin_step(self, step: int, seconds: StepSeconds) -> None:
-        """Set the step that training begins, counted from 1, and the totals of the steps before it."""
+        """Set the number of the step that now begins (the first is 1), and the totals of the steps before it."""
         self._step, self._seconds = step, seconds
 
     def __enter__(self) -> "Heartbeat":

@@ -96,8 +96,8 @@ class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
     These differ from `Reason` in common/errors.py, which exit.json uses. A `Reason` says why a command ended, and can
-    be an error. In exit.json, --max-hours and --max-usd have the same reason, "out-of-budget". Patience has no reason of
-    its own there, because a run that it ends is complete.
+    be an error. In exit.json, --max-hours and --max-usd have the same reason, "out-of-budget". Patience has no reason
+    of its own there, because a run that it ends is complete.
     """
 
     SIGNAL = "signal"  # in an event "stopped"
