@@ -164,7 +164,7 @@ class Uploader:
 
 
 class BucketLease:
-    """This job's claim to a prefix of a bucket, which a thread renews until `release`. Only rank 0 has a lease."""
+    """This job's claim to a prefix of a bucket. A thread renews the lease until `release`. Only rank 0 has a lease."""
 
     def __init__(self, bucket: Bucket, run_directory: Path):
         """Take the lease, and print a line if this takes long. Raises BadInput if another job holds the lease."""

@@ -114,7 +114,7 @@ STATES = (RunEvent.START, RunEvent.PAUSE, RunEvent.STOPPED, RunEvent.END, RunEve
 MOST_SECONDS = 1e10
 _EVENT = "event"
 _LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)  # may be nan
-_NEEDED = {  # keys that a record must also have if it has a certain key
+_NEEDED = {  # key -> the keys that a record with this key must also have
     Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }
