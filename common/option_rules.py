@@ -120,7 +120,7 @@ def without_false_flags(arguments: Iterable[Argument], option_values: OptionValu
 
 
 def repeated_problem(arguments: Iterable[Argument], option_values: OptionValues) -> str | None:
-    """Return one line about options that accept only one value but were given several; None if no option is like this.
+    """Return one line about the options that accept only one value but were given several; None if there are none.
 
     A flag may be repeated, because it means the same each time.
     """

@@ -45,7 +45,7 @@ class Beat:
 class Beats:
     """The last beats of ranks.
 
-    Silence is counted in polls instead of seconds, so that no rank is lost when a laptop wakes up from sleep.
+    Silence is counted in polls instead of seconds. Otherwise all ranks would count as lost when a laptop wakes up.
     """
 
     def __init__(self, world_size: int):

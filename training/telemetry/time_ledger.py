@@ -152,7 +152,7 @@ class TimeLedger(Spending):
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
-        if self.steps > 1:  # compiling takes the excess of the first step over a typical step
+        if self.steps > 1:  # the first step takes longer than a typical step; the difference is compile time
             seconds, waited = self._first_step
             extra = max(0.0, seconds - waited - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
