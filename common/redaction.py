@@ -128,7 +128,7 @@ def is_secret(name: str) -> bool:
 
 
 def _without_values(text: str) -> str:
-    """Return a text without the values of secret names: `name=value`, `name: value` and `--name value`."""
+    """Return a text without the values that follow secret names: `name=value`, `name: value` and `--name value`."""
     parts, position = [], 0
     while match := _NAME.search(text, position):
         parts.append(text[position : match.end()])
