@@ -166,7 +166,7 @@ class Bucket:
     def upload_verified(self, path: Path, sha256: str) -> None:
         """Upload a file under its own name, and verify that it arrived undamaged.
 
-        If the server's tag is not the checksum of the file, the object is read back and its sha256 is compared.
+        If the server's tag is not the checksum of the file, the object is read back and compared by its sha256.
         """
         name, tag = path.name, _checksum_tag(path)
         for _ in range(UPLOADS):

@@ -278,7 +278,7 @@ def short(value: float, step: float | None = None) -> str:
             return f"{value / size:.4g}{letter}"
     if step is not None and step < 1:
         exponent = math.floor(math.log10(step) + 1e-9)
-        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # 2.5 needs one more digit
+        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # a step of 2.5 needs one more digit
         return f"{value:.{halves - exponent}f}"
     return f"{value:.4g}"
 

@@ -33,8 +33,8 @@ class Beat:
     count: int  # number of beats so far
     departure: Departure | None  # None: the rank stays
     host: str
-    # torchrun's number of the node. Only ranks on the same node can send each other signals. Host names do not identify
-    # a node, because they may not be unique.
+    # The number that torchrun gave the node. Only ranks on the same node can send each other signals. Host names do not
+    # identify a node, because they may not be unique.
     node: str | None
     pid: int
     step: int | None  # None: before the first step
@@ -104,7 +104,7 @@ class Beats:
         return [(now.own - then.own) / (now.steps - then.steps) for now, then in pairs]
 
     def report(self) -> list[str]:
-        """Return a line for each rank that says where it was at its last beat."""
+        """For each rank, return a line that says where the rank was at its last beat."""
         lines = []
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None

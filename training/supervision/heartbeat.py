@@ -29,7 +29,7 @@ from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, 
 LOST_SECONDS = 60.0  # a healthy rank is never silent for this long, because its thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-# A process ends after this many polls in a row, or more, without an answer from the store. While the store answers,
+# A process ends if the store has not answered for at least this many polls in a row. As long as the store answers,
 # `_run` never skips that many polls.
 STORE_POLLS = 20
 TIMED_POLLS = 10  # rank 0 reads the step times of all ranks once in this many polls
@@ -101,7 +101,7 @@ class Heartbeat:
         self._ending.set()
         if self._thread is None:
             return
-        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # longer only if torchrun does not respond
+        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # enough, unless torchrun does not respond
         if cut_off and not self.beats.departed("failed"):
             self._lost()
 

@@ -73,7 +73,7 @@ class RunEvent:
 class Detail:
     """Keys of event details that code reads; the table of lines in docs/run-directory.md has their meanings.
 
-    Details that only people read, such as the seconds of a save, are named where they are written.
+    Details that only people read, such as the seconds of a save, have no constant here.
     """
 
     PROBLEM = "problem"  # description of a failure
