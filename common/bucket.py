@@ -273,7 +273,7 @@ def store_of(url: str, headers: Mapping[str, str]) -> Any:
 def _has_credentials(scheme: str, profile: Mapping[str, str]) -> bool:
     """Return whether this machine has credentials to sign requests to a bucket.
 
-    A virtual machine in a cloud always counts as having credentials, because its own account may have access.
+    A virtual machine in a cloud counts as having credentials, because the machine's own account may have access.
     """
     has_variable = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
     has_file = scheme == "gs" and GOOGLE_FILE.expanduser().exists()

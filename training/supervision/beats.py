@@ -2,10 +2,10 @@
 
 Ranks exchange beats over torchrun's store. They form a ring, in which each rank reads the beats of only a few other
 ranks, no matter how many ranks there are. A rank writes its beat, reads the beats of the next ranks in the ring, and
-reads one key that has the news of all ranks. Even if all ranks of a node are silent, the last rank before them in the
-ring is alive. That rank notices the silence and reads all beats from then on. When one of the silent ranks has been
-silent for too long, the watching rank announces to all ranks which ranks are lost. The news also contains the reasons
-why ranks leave.
+reads one key that has the news of all ranks. Even if several ranks in a row are silent, such as all ranks of a node,
+the rank before them in the ring is alive. That rank notices the silence and reads all beats from then on. When one of
+the silent ranks has been silent for too long, the watching rank announces to all ranks which ranks are lost. The news
+also contains the reasons why ranks leave.
 """
 
 import itertools

@@ -135,7 +135,7 @@ class TimeLedger(Spending):
         return self._seconds["training"] + running
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
-        """Return the expected seconds until the run ends, including validations and saves; None before two steps."""
+        """Return the expected seconds until the run ends, with validations and saves; None until two steps are done."""
         if self.steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
