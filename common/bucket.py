@@ -34,8 +34,8 @@ PIECES_AT_ONCE = 8  # number of pieces that are transferred, and kept in memory,
 MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
 ATTEMPTS = 4  # attempts to read a range if the connection breaks before the answer is complete
 UPLOADS = 3  # attempts to upload a file that arrives damaged
-# The two files with AWS profiles: the environment variable that may contain the file's path -> the default path. The
-# second file takes precedence over the first.
+# The two files that can contain AWS profiles: environment variable with the file's path -> default path. The second
+# file takes precedence over the first.
 PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",

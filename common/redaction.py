@@ -1,10 +1,10 @@
 """Secrets in text: this module alone decides what must not be recorded, printed or published.
 
-It is called before a value is recorded: the command line of a run, the name of a source, the text of an error, or a
-server's message. It looks for the values of secret variables in the environment, for the usual forms of keys, and for
-the places where people put keys: the user, password and query of a URL, headers, and options and settings whose names
-show that they are secret. A key in any other place cannot be recognized. Therefore the command of --then, which may
-contain anything, is not recorded.
+It is called before texts like these are recorded: the command line of a run, the name of a source, the text of an
+error, or a server's message. It looks for the values of secret variables in the environment, for the usual forms of
+keys, and for the places where people put keys: the user, password and query of a URL, headers, and options and settings
+whose names show that they are secret. A key in any other place cannot be recognized. Therefore the command of --then,
+which may contain anything, is not recorded.
 """
 
 import base64

@@ -66,7 +66,7 @@ class RunEvent:
     SELF_TEST = "self-test"
     SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with a different value of a key
     NUMERICS_DRIFT = "numerics-drift"  # a job resumed with different numerics; written before its "start"
-    DROPPED = "dropped"  # output or advisory code that failed
+    DROPPED = "dropped"  # output was lost, or advisory work failed
     SPIKE_SKIPPED = "spike-skipped"  # written by earlier versions
 
 
