@@ -68,7 +68,7 @@ def main() -> int:
                 run = new_run(command, lambda source: load_model(source).network.config)
         if command.like is not None and command.trains and environment_rank() == 0:
             supervision.lock(command.run)
-        initial = None  # or the model of --init-from, whose weights are read when the run begins
+        initial = None  # the model of --init-from, if it is given; its weights are read when the run begins
         if (source := command.options.init_from) is not None:
             initial = InitialWeights(source.removeprefix(HUB), partial(load_model, source))
         with memory_advice(run):

@@ -34,8 +34,8 @@ PIECES_AT_ONCE = 8  # number of pieces that are transferred, and kept in memory,
 MESSAGE_CHARACTERS = 300  # maximum length of a server's message in an error
 ATTEMPTS = 4  # attempts to read a range if the connection breaks before the answer is complete
 UPLOADS = 3  # attempts to upload a file that arrives damaged
-# The two files with AWS profiles: the environment variable that may contain the file's path -> the default path. The
-# second file takes precedence over the first.
+# The two files that can contain AWS profiles: environment variable with the file's path -> default path. The second
+# file takes precedence over the first.
 PROFILE_FILES = {
     "AWS_CONFIG_FILE": "~/.aws/config",
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
@@ -166,7 +166,7 @@ class Bucket:
     def upload_verified(self, path: Path, sha256: str) -> None:
         """Upload a file under its own name, and verify that it arrived undamaged.
 
-        If the server's tag is not the checksum of the file, the object is read back and its sha256 is compared.
+        If the server's tag is not the checksum of the file, the object is read back and compared by its sha256.
         """
         name, tag = path.name, _checksum_tag(path)
         for _ in range(UPLOADS):
@@ -273,7 +273,7 @@ def store_of(url: str, headers: Mapping[str, str]) -> Any:
 def _has_credentials(scheme: str, profile: Mapping[str, str]) -> bool:
     """Return whether this machine has credentials to sign requests to a bucket.
 
-    A cloud's virtual machine counts as having credentials, because the machine's own account may have access.
+    A virtual machine in a cloud counts as having credentials, because the machine's own account may have access.
     """
     has_variable = any(value and CREDENTIALS[scheme].fullmatch(name) for name, value in os.environ.items())
     has_file = scheme == "gs" and GOOGLE_FILE.expanduser().exists()

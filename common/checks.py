@@ -120,7 +120,7 @@ def key_field(
     return attrs.field(default=default, validator=check, converter=converter, metadata=rows)
 
 
-KeyRows = Mapping[str, Mapping[str, KeyRow]]  # file, "model" or "train" -> key -> row
+KeyRows = Mapping[str, Mapping[str, KeyRow]]  # name of the file ("model" or "train") -> key -> row
 _NO_ROW = KeyRow(meaning="no row states what this key means", accepted_values="any value")
 
 

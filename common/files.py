@@ -27,8 +27,8 @@ BLOCK_BYTES = 1 << 22
 HUB = "hf:"  # optional prefix of a name on the Hugging Face hub
 LOCK_POLL_SECONDS = 0.2
 PARTIAL = ".partial-"  # prefix of the hidden name of a file or folder that is being written
-# These errors occur if a folder on some file systems, or a folder of another user, is synced. Nothing can be done about
-# them, so they are ignored.
+# Syncing a folder raises these errors on some file systems, and if the folder belongs to another user. Nothing can be
+# done about them, so they are ignored.
 _UNSYNCABLE_FOLDER = (errno.EACCES, errno.EBADF, errno.EINVAL)
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
@@ -110,7 +110,7 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False, kee
 def check_replaceable(
     path: Path, sign: bytes | Callable[[bytes], bool], description: str, option: str | None = None
 ) -> int | None:
-    """Raise BadInput if the file at a path is neither empty nor one that this program wrote.
+    """Raise BadInput if a path has a file with content that this program did not write.
 
     Return the size in bytes of the file that would be replaced, or None if there is no file.
 

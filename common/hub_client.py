@@ -27,8 +27,8 @@ NAME_PATTERN = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"  # name of a model; o
 OUR_FOLDERS = ("runs/", "token_files/")
 OUR_TAG = "lockstep"  # tag in the card of every model that `evaluate.py export` writes
 CARD_BYTES = 1 << 14  # how much of a card is read; its metadata is at the beginning
-CLOSE = 0.84  # similarity of two names, by difflib, above which one may be a misspelling of the other
-LONGEST_CHAIN = 20  # how many exceptions are followed from an error to its first cause
+CLOSE = 0.84  # if difflib's similarity of two names is at least this, one may be a misspelling of the other
+LONGEST_CHAIN = 20  # maximum number of exceptions in a chain that are searched for the first cause
 DETAIL_CHARACTERS = 500  # maximum length of a list of configurations in an error
 
 
@@ -158,7 +158,7 @@ def download_snapshot(
 
 
 def quiet() -> None:
-    """Hide the libraries' warnings about single failed attempts, and their progress bars outside a terminal."""
+    """Hide the libraries' warnings about single failed attempts. Outside a terminal, hide their progress bars, too."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     for name in ("huggingface_hub", "datasets"):

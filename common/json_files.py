@@ -223,7 +223,7 @@ class JsonLog:
 
     @property
     def unwritten(self) -> int:
-        """The number of lines that are missing from the file or incomplete."""
+        """The number of lines that the file does not contain, or contains only in part."""
         return self._dropped + len([line for line in self._pending.split(b"\n") if line])
 
     def close(self) -> None:

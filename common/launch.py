@@ -218,7 +218,7 @@ def boot_id() -> str:
 
 
 def machine_identity() -> str:
-    """Return a name that is unique to this machine and changes at each boot, because the clock may jump at a boot."""
+    """Return an identity of this machine that changes at each boot, because a boot may change the clock."""
     return f"{socket.gethostname()} {boot_id()}".strip()
 
 

@@ -24,8 +24,8 @@ SIDE_MARGIN = 0.01  # space on both sides, as a share of the x axis, so that no 
 # A tick label beyond this share of the x axis is right-aligned to its tick, so that it stays inside the chart.
 LAST_SHARE = 0.96
 MOST_DOTS = 40  # a line with more points is drawn without dots, because they would hide other lines
-# Two neighboring dots of a line are not joined if their values differ by more than this share of the line's range,
-# because the join would look like values between them.
+# Two neighboring dots of a line are not joined if their values differ by more than this share of the line's range.
+# Joined dots would look as if there were values between them.
 LONGEST_JOIN = 0.7
 TICKS = 5
 MOST_POWERS = 8  # maximum number of powers of ten that are labeled on a logarithmic axis
@@ -278,7 +278,7 @@ def short(value: float, step: float | None = None) -> str:
             return f"{value / size:.4g}{letter}"
     if step is not None and step < 1:
         exponent = math.floor(math.log10(step) + 1e-9)
-        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # 2.5 needs one more digit
+        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # a step of 2.5 needs one more digit
         return f"{value:.{halves - exponent}f}"
     return f"{value:.4g}"
 

@@ -45,7 +45,7 @@ class OptionRules:
         return "; ".join(problems) or None
 
     def _unused(self, option_values: OptionValues, mode: str | None) -> dict[str, str]:
-        """Map each option that the mode does not use to a sentence that explains the problem."""
+        """Return the options that the mode does not use. Each is mapped to a sentence that explains the problem."""
         if not self.modes:
             return {}
         used = self.uses.split() if mode is None else self.modes[mode].split()
@@ -120,7 +120,7 @@ def without_false_flags(arguments: Iterable[Argument], option_values: OptionValu
 
 
 def repeated_problem(arguments: Iterable[Argument], option_values: OptionValues) -> str | None:
-    """Return one line about options that accept only one value but were given several; None if no option is like this.
+    """Return one line about the options that accept only one value but were given several; None if there are none.
 
     A flag may be repeated, because it means the same each time.
     """

@@ -146,7 +146,7 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # --set would r
 
 
 def option_advice(command: str, word: str, value: str, rows: KeyRows, *, sets_keys: bool) -> str:
-    """Return the end of an error about an unknown option: its counterpart in Lockstep, or "" if no table has it.
+    """Return the end of an error about an unknown option: what to use instead, or "" if no table has the option.
 
     Arguments:
         command: the script, with its command if it has several: "evaluate.py sample"

@@ -107,7 +107,7 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
         yield
     except fatal:
         raise
-    except Exception as error:  # noqa: BLE001  # training continues even if a format, a number or a chart is wrong
+    except Exception as error:  # noqa: BLE001  # training must continue, whatever is wrong with a line or a chart
         line = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
         if drop(name, problem):

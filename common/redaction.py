@@ -1,10 +1,10 @@
 """Secrets in text: this module alone decides what must not be recorded, printed or published.
 
-It is called before a value is recorded: the command line of a run, the name of a source, the text of an error, or a
-server's message. It looks for the values of secret variables in the environment, for the usual forms of keys, and for
-the places where people put keys: the user, password and query of a URL, headers, and options and settings whose names
-show that they are secret. A key in any other place cannot be recognized. Therefore the command of --then, which may
-contain anything, is not recorded.
+It is called before texts like these are recorded: the command line of a run, the name of a source, the text of an
+error, or a server's message. It looks for the values of secret variables in the environment, for the usual forms of
+keys, and for the places where people put keys: the user, password and query of a URL, headers, and options and settings
+whose names show that they are secret. A key in any other place cannot be recognized. Therefore the command of --then,
+which may contain anything, is not recorded.
 """
 
 import base64
@@ -128,7 +128,7 @@ def is_secret(name: str) -> bool:
 
 
 def _without_values(text: str) -> str:
-    """Return a text without the values of secret names: `name=value`, `name: value` and `--name value`."""
+    """Return a text without the values that follow secret names: `name=value`, `name: value` and `--name value`."""
     parts, position = [], 0
     while match := _NAME.search(text, position):
         parts.append(text[position : match.end()])

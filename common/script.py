@@ -18,7 +18,7 @@ from common.output import GuardedStream, Notice, Severity, guard_outputs, show
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Three names of the same setting. Torch 2.9 and newer use the first name, older versions the other two.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # failures of a write that only the user can fix
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # write errors that only the user can fix
 
 
 class Script:

@@ -4,7 +4,7 @@
 # Exit status: 0 done; 75 start this node again; 78 do not start it again: the run has diverged, or an error cannot be
 # fixed by a restart.
 set -uo pipefail
-trap '' PIPE # continue if the reader of the output ends
+trap '' PIPE # continue even if nobody reads the output any longer
 refuse() { echo "node.sh: $1" >&2; exit 78; }
 cd "$(dirname -- "$0")/.." || exit 78
 for argument in "$@"; do
@@ -24,7 +24,7 @@ export LOCKSTEP_EXIT_RECORDS
 torchrun train.py "$@" &
 trap 'kill -TERM "$!"' TERM
 trap 'rm -rf "$LOCKSTEP_EXIT_RECORDS"' EXIT
-while wait "$!"; status=$?; kill -0 "$!" 2> /dev/null; do :; done # wait returns early after a signal
+while wait "$!"; status=$?; kill -0 "$!" 2> /dev/null; do :; done # `wait` returns early after a signal
 [ "$status" = 0 ] && exit
 grep -Eqs '"outcome": "(error|diverged)"' "$LOCKSTEP_EXIT_RECORDS"/* && exit 78
 if [ -z "$(ls "$LOCKSTEP_EXIT_RECORDS")" ]; then # no rank wrote an outcome: check whether torchrun accepts its settings

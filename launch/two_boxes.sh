@@ -7,7 +7,7 @@
 # of ranks per node; the default is one per GPU.
 # shellcheck disable=SC2016  # the nodes expand the variables
 set -uo pipefail
-trap '' PIPE # continue if the reader of the output ends
+trap '' PIPE # continue even if nobody reads the output any longer
 
 run=${1-} nodes=()
 shift

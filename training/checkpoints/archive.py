@@ -92,7 +92,7 @@ def archive_after(checkpoint: Path) -> Path | None:
 def _rename_earlier(directory: Path, newest: Path) -> None:
     """Rename the intact folders that a copied run has instead of the links `latest` and `best`.
 
-    A folder whose step is before the step of `newest` is named after its step, unless another folder has that name.
+    A folder whose step is earlier than the step of `newest` is renamed to `step-...`, unless that name is taken.
     """
     for folder in linked_folders(directory):
         if verify(folder) is not None:

@@ -31,7 +31,7 @@ def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
         contents = {file: version.content for file, version in small.items() if version is not None}
         entries, state = manifest_entries(contents[MANIFEST]), contents[STATE]
         check_format(values := parse_json(state), f"{address}/{STATE}")
-        try:  # the state may be newer than the manifest, which is uploaded last, so they are not compared
+        try:  # state and manifest are not compared: the state is uploaded first, so the manifest may be an older one
             check_identity(name, parse_state(values), {file: entries[file].sha256 for file in TENSOR_FILES})
         except ValueError as error:
             raise ValueError(f"{STATE}: {error}") from error

@@ -119,7 +119,7 @@ class Uploader:
         from_coordinator(self._ranks, work, group=self._ranks.download)
 
     def _missing(self, newest: Path) -> list[Path]:
-        """Return the best and the newest checkpoint, each only if it is on this disk but not in the bucket."""
+        """Of the best and the newest checkpoint, return those that are on this disk but not in the bucket."""
         missing = [] if self._complete == newest.name else [newest]
         with suppress(BadInput):  # if the bucket does not answer, the upload of the newest checkpoint reports that
             best = best_name(newest)
@@ -164,7 +164,7 @@ class Uploader:
 
 
 class BucketLease:
-    """This job's claim to a prefix of a bucket, which a thread renews until `release`. Only rank 0 has a lease."""
+    """This job's claim to a prefix of a bucket. A thread renews the lease until `release`. Only rank 0 has a lease."""
 
     def __init__(self, bucket: Bucket, run_directory: Path):
         """Take the lease, and print a line if this takes long. Raises BadInput if another job holds the lease."""

@@ -91,7 +91,7 @@ def check_resume_name(run_directory: Path, name: str, *, is_here: bool) -> None:
 
 
 def link_target(path: Path) -> str | None:
-    """Return the target of a link: a name if it is in the same folder, otherwise a path. None: this is not a link.
+    """Return a link's target: a name if the target is next to the link, otherwise a path. None: `path` is not a link.
 
     A file that contains only the name of a checkpoint is a link as well, because buckets and some archives store links
     in this form.

@@ -43,9 +43,9 @@ class InitialWeights:
     def load_checked(self, config: ModelConfig, model_file: Path, tokenizer: TokenizerRecord | None) -> OtherModel:
         """Load the model and check that a run can start from it.
 
-        The model's vocabulary may be smaller than the run's. Raises BadInput if its network differs in any other way
-        from `config`, which was read from `model_file`, or if an id of the run's `tokenizer` means something else to
-        the model.
+        The model's vocabulary may be smaller than the run's. Raises BadInput if the model's network differs in any
+        other way from the run's `config`, which was read from `model_file`. Also raises BadInput if an id of the run's
+        `tokenizer` means something else to the model.
         """
         model = self.load()
         model_keys = _network_keys(model.network.config)

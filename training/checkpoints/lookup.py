@@ -124,7 +124,7 @@ def find_to_resume(directory: Path, name: str) -> Path | None:
         problems.append(problem)
     if problems:
         raise BadInput(
-            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start over with --resume never"
+            f"{problems[0]}; no other checkpoint is intact: copy this one here again, or start over with --resume never"
         )
     _check_leftovers(directory)
     return None
@@ -217,7 +217,7 @@ def _find_named(directory: Path, name: str) -> Path:
 def _newest_first(directory: Path) -> list[Path]:
     """Return all folders from which "auto" may resume, newest first.
 
-    If a folder replaces a link, and its step cannot be read, it comes first, so that its damage is reported.
+    A folder that replaces a link comes first if its step cannot be read. In this way, its damage is reported.
     """
     steps: dict[Path, float] = {directory / name: step_of(name) for name in steps_in(directory)}
     for folder in linked_folders(directory):

@@ -70,7 +70,7 @@ class RunRecord:
 
     model: ModelConfig
     train: TrainConfig
-    # Section of KEYS, "model" or "train" -> the recorded keys that this version does not have, with their values
+    # "model" or "train" -> the recorded keys that this version does not have, with their values
     unknown: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     global_batch_size: int = attrs.field(validator=integer(1))
     accumulation: int | None = attrs.field(default=None, validator=optional(integer(1)))

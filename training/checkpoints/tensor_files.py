@@ -72,7 +72,7 @@ class StateShard:
         self._writes = disk.rank == ranks.node.rank
         writes = gather(ranks, self._writes)
         writers = [rank for rank in members(ranks, disk) if writes[rank]]
-        # If all of these ranks have a complete tensor, they divide its rows among themselves.
+        # If every writer has a complete tensor, the writers divide its rows among themselves.
         self._dividers = RankGroup(rank=disk.rank if self._writes else 0, size=len(writers))
         # Whether this rank's rows of sharded tensors are written. If not, a replica writes the same rows.
         self._gives_shard = disk.size == ranks.node.size or state.parallel.levels.across.rank == 0
@@ -131,7 +131,7 @@ class StateShard:
                 dist.send(part, self._writer, group=group)
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of the rows that other nodes send. An item is valid until the next one."""
+        """Yield (offset in bytes, content) of the rows that other nodes send. Each item overwrites the last one."""
         buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
         for rank, sent in self._received.items():
             for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):

@@ -48,7 +48,7 @@ class CheckpointWriter:
     def write(self, state: SavedState) -> tuple[bool, BadInput | None]:
         """Write the staged state; return whether the checkpoint is durable under its name, and a problem or None.
 
-        If the checkpoint is durable despite a problem, links could not be set, or old checkpoints could not be removed.
+        A durable checkpoint can still have a problem: links could not be set, or old checkpoints could not be removed.
         Raises the error of a broken process group.
         """
         path, ranks, disk = self.directory / name_of(state.position.step), self._shard.ranks, self._shard.disk

@@ -2,10 +2,10 @@
 
 Ranks exchange beats over torchrun's store. They form a ring, in which each rank reads the beats of only a few other
 ranks, no matter how many ranks there are. A rank writes its beat, reads the beats of the next ranks in the ring, and
-reads one key that has the news of all ranks. If several ranks in a row are silent, even a complete node, the rank
-before them is alive. That rank notices the silence and reads all beats from then on. When one of the silent ranks has
-been silent for too long, the watching rank announces to all ranks which ranks are lost. The news also contains the
-reasons why ranks leave.
+reads one key that has the news of all ranks. Even if several ranks in a row are silent, such as all ranks of a node,
+the rank before them in the ring is alive. That rank notices the silence and reads all beats from then on. When one of
+the silent ranks has been silent for too long, the watching rank announces to all ranks which ranks are lost. The news
+also contains the reasons why ranks leave.
 """
 
 import itertools
@@ -33,8 +33,8 @@ class Beat:
     count: int  # number of beats so far
     departure: Departure | None  # None: the rank stays
     host: str
-    # torchrun's number of the node. Only ranks on the same node can send each other signals. Host names do not identify
-    # a node, because they may not be unique.
+    # The number that torchrun gave the node. Only ranks on the same node can send each other signals. Host names do not
+    # identify a node, because they may not be unique.
     node: str | None
     pid: int
     step: int | None  # None: before the first step
@@ -45,7 +45,7 @@ class Beat:
 class Beats:
     """The last beats of ranks.
 
-    Silence is counted in polls instead of seconds, so that no rank is lost when a laptop wakes up from sleep.
+    Silence is counted in polls instead of seconds. Otherwise all ranks would count as lost when a laptop wakes up.
     """
 
     def __init__(self, world_size: int):
@@ -104,7 +104,7 @@ class Beats:
         return [(now.own - then.own) / (now.steps - then.steps) for now, then in pairs]
 
     def report(self) -> list[str]:
-        """Return a line for each rank that says where it was at its last beat."""
+        """For each rank, return a line that says where the rank was at its last beat."""
         lines = []
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None
@@ -137,7 +137,7 @@ class BeatExchange:
         self._beats.observe(self._rank, beat)
 
     def poll(self, *, all_ranks: bool = False) -> None:
-        """Read the news, and the beats of the next ranks in the ring that are not done.
+        """Read the news, and the beats of the next unfinished ranks in the ring.
 
         The beats of all other ranks are read as well if a watched rank is silent, or if `all_ranks` is true.
         """
@@ -170,7 +170,7 @@ class BeatExchange:
                 self._beats.departures.add(cast(Departure, line))
 
     def read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
-        """Return the last beat of each of these ranks that has published one, and the lines of the news."""
+        """Return the last beats of these ranks, and the lines of the news. Ranks without a beat are left out."""
         readable = list(ranks)
         new = [rank for rank in readable if rank not in self._beats.last]
         if new and not self._store.check([str(rank) for rank in new]):

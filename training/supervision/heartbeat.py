@@ -29,7 +29,7 @@ from training.supervision.beats import BEAT_SECONDS, Beat, BeatExchange, Beats, 
 LOST_SECONDS = 60.0  # a healthy rank is never silent for this long, because its thread only sleeps and sends beats
 STOPPED_SECONDS = 5.0  # time for torchrun to ask this rank to stop as well
 STOP_SECONDS = 20.0  # time for the thread to end this process after another rank was asked to stop
-# A process ends after this many polls in a row, or more, without an answer from the store. While the store answers,
+# A process ends if the store has not answered for at least this many polls in a row. As long as the store answers,
 # `_run` never skips that many polls.
 STORE_POLLS = 20
 TIMED_POLLS = 10  # rank 0 reads the step times of all ranks once in this many polls
@@ -54,8 +54,8 @@ class Heartbeat:
     ):
         """Start the heartbeat. `lost`, `stopped` and `orphaned` are called in its thread.
 
-        `lost` is called when another rank has died, before this process ends, and `orphaned` when torchrun has ended.
-        `stopped` is called a few seconds after another rank was asked to stop, and ends this process.
+        `lost` is called when another rank has died; this process ends after the call. `stopped` is called a few seconds
+        after another rank was asked to stop, and ends this process. `orphaned` is called when torchrun has ended.
         """
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
@@ -80,7 +80,7 @@ class Heartbeat:
                 threading.Thread(target=self._watch_store, name="store watch", daemon=True).start()
 
     def begin_step(self, step: int, seconds: StepSeconds) -> None:
-        """Set the step that training begins, counted from 1, and the totals of the steps before it."""
+        """Set the number of the step that now begins (the first is 1), and the totals of the steps before it."""
         self._step, self._seconds = step, seconds
 
     def __enter__(self) -> "Heartbeat":
@@ -101,7 +101,7 @@ class Heartbeat:
         self._ending.set()
         if self._thread is None:
             return
-        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # longer only if torchrun does not respond
+        self._thread.join((6 if cut_off else 3) * BEAT_SECONDS)  # enough, unless torchrun does not respond
         if cut_off and not self.beats.departed("failed"):
             self._lost()
 
@@ -182,7 +182,10 @@ class Heartbeat:
             self._end_because_lost(lost_beats)
 
     def _watch_store(self) -> None:
-        """End this process if the first node's store is silent for a long time: that machine is dead or cut off."""
+        """End this process if the store does not answer for a long time.
+
+        The store runs on the first node. That node is then dead, or cut off from this one.
+        """
         patience = max(self._patience, STORE_POLLS)
         last_count, silent_polls = 0, 0
         while not self._ending.wait(BEAT_SECONDS):

@@ -59,7 +59,11 @@ class RunLock:
         return torchrun_identity() in self._last_holder.torchruns and self._last_holder.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
-        """Write the holder into the file once the ranks have met. `torchruns`: identities of the ranks' torchruns."""
+        """Write the holder into the file. Called once the ranks have met.
+
+        Arguments:
+            torchruns: the identities of the torchrun processes that started the ranks
+        """
         last, self._torchruns = self._last_holder, sorted(torchruns)
         self.resumed = last is not None and last.resumed and not set(last.torchruns).isdisjoint(torchruns)
         self._write()
@@ -164,7 +168,7 @@ def read_exit(run_directory: Path) -> JobExit | None:
 
 
 def final_exit(run_directory: Path) -> JobExit | None:
-    """Return how the last job ended if it stopped or diverged: a restart must not continue the run. Otherwise None."""
+    """Return how the last job ended, if it stopped or diverged and no restart may continue it; otherwise None."""
     job_exit = read_exit(run_directory)
     return job_exit if job_exit and job_exit.final and job_exit.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 

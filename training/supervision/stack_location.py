@@ -23,7 +23,7 @@ def current_line() -> str:
         if joined_thread is not None:  # the thread of a save, which may itself wait for another rank
             main = frames.get(joined_thread.ident or 0, main)
         for thread in threading.enumerate():
-            if not thread.name.startswith("Dummy"):  # Python's name for threads that it has not started
+            if not thread.name.startswith("Dummy"):  # Python gives this name to threads that it did not start
                 frames.pop(thread.ident or 0, None)
         # On a GPU, hooks of the backward pass run in threads of autograd. The remaining frames belong to these threads.
         calls_and_lines = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]

@@ -50,7 +50,7 @@ class StopRequest:
         return "stopped" if self.cause == EarlyEnd.SIGNAL else "out-of-budget"
 
     def limit_reached(self) -> bool:
-        """Return whether the budget may be too small for another step and the validation and save that follow it."""
+        """Return whether the budget may be too small for one more step, with the validation and the save after it."""
         if self.budget.seconds_left(self.ledger) is None:
             return False  # without a limit, the measurements below do not matter
         seconds = self.saving.seconds_to_stop

@@ -157,7 +157,7 @@ class Supervision:
     def _on_stop_elsewhere(self) -> None:
         """End this process before training, because a rank of another node was asked to stop."""
         if not (self.training or self.stop_requested.is_set()):  # otherwise this node was asked to stop as well
-            self.training = True  # when torchrun ends, it sends a signal, which is now only noted
+            self.training = True  # from now on, signals are only noted; torchrun sends one when it ends
             self._stop_before_training("a stop on another node", self.end_torchrun)
 
     def _on_signal(self, name: str) -> None:

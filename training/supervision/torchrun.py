@@ -21,7 +21,7 @@ MOST_RANKS = 8  # a step of the quickstart has 8 micro-batches, which can be div
 
 def main() -> int:
     """Run torchrun; return the status of rank 0, or EXIT_ERROR if any rank was killed."""
-    # Until torchrun handles Ctrl-C, Ctrl-C ends the process. Otherwise, it would cause a traceback in torch's import.
+    # Until torchrun handles Ctrl-C, Ctrl-C ends the process at once, without a traceback from torch's import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException

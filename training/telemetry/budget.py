@@ -25,7 +25,7 @@ STEPS_AHEAD = 2  # steps that must still fit, because the host runs slightly ahe
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
-    """Limits for a run with its earlier jobs, or for an experiment with all of its jobs. None means no limit."""
+    """Limits for a run, including its earlier jobs, or for all jobs of an experiment. None means no limit."""
 
     max_hours: Annotated[
         float | None,

@@ -66,14 +66,14 @@ class RunEvent:
     SELF_TEST = "self-test"
     SETTINGS_CHANGED = "settings-changed"  # a job resumed the run with a different value of a key
     NUMERICS_DRIFT = "numerics-drift"  # a job resumed with different numerics; written before its "start"
-    DROPPED = "dropped"  # output or advisory code that failed
+    DROPPED = "dropped"  # output was lost, or advisory work failed
     SPIKE_SKIPPED = "spike-skipped"  # written by earlier versions
 
 
 class Detail:
     """Keys of event details that code reads; the table of lines in docs/run-directory.md has their meanings.
 
-    Details that only people read, such as the seconds of a save, are named where they are written.
+    Details that only people read, such as the seconds of a save, have no constant here.
     """
 
     PROBLEM = "problem"  # description of a failure
@@ -96,7 +96,8 @@ class EarlyEnd:
     """Values of `Detail.REASON`: why training ended before the run's last step.
 
     These differ from `Reason` in common/errors.py, which exit.json uses. A `Reason` says why a command ended, and can
-    be an error. In exit.json, both limits have the same reason, and patience has no reason, because it completes a run.
+    be an error. In exit.json, --max-hours and --max-usd have the same reason, "out-of-budget". Patience has no reason
+    of its own there, because a run that it ends is complete.
     """
 
     SIGNAL = "signal"  # in an event "stopped"
@@ -113,7 +114,7 @@ STATES = (RunEvent.START, RunEvent.PAUSE, RunEvent.STOPPED, RunEvent.END, RunEve
 MOST_SECONDS = 1e10
 _EVENT = "event"
 _LOSSES = (Metric.TRAIN_LOSS, Metric.VALIDATION_LOSS)  # may be nan
-_NEEDED = {  # keys that a record must also have if it has a certain key
+_NEEDED = {  # key -> the keys that a record with this key must also have
     Metric.LEDGER: (Metric.RUN_LEDGER, Metric.ELAPSED_SECONDS),
     Metric.RUN_LEDGER: (Metric.ELAPSED_SECONDS,),
 }

@@ -210,7 +210,7 @@ def introduce(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[st
 
 
 def nothing_to_do(directory: Path, steps: int, position: Position, *, out_of_patience: bool) -> str:
-    """Return a line for a job that has no step to train. `out_of_patience` says whether patience has ended the run."""
+    """Return a line for a job with no steps left to train. `out_of_patience` says whether patience ended the run."""
     if out_of_patience:
         return f"{directory}: complete: patience ended it at step {position.step:,} of {steps:,}{_best(position)}"
     if position.step < steps:

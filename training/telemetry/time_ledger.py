@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import Metric, priced_seconds, read_counted
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
-LOST_TIME = "lost"  # part for the time of jobs that were killed before they recorded their ledger
+LOST_TIME = "lost"  # the time of jobs that were killed before they recorded their ledger; it is not in PARTS
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +135,7 @@ class TimeLedger(Spending):
         return self._seconds["training"] + running
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
-        """Return the expected seconds to the end, with validations and checkpoints; None until two steps are done."""
+        """Return the expected seconds until the run ends, with validations and saves; None until two steps are done."""
         if self.steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
@@ -152,7 +152,7 @@ class TimeLedger(Spending):
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
-        if self.steps > 1:  # compiling takes the excess of the first step over a typical step
+        if self.steps > 1:  # the first step takes longer than a typical step; the difference is compile time
             seconds, waited = self._first_step
             extra = max(0.0, seconds - waited - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])

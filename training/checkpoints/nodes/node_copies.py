@@ -156,7 +156,7 @@ def _fetch_newer(bucket: Bucket, search: Search, contents: list[DiskContent]) ->
 
 
 def _archive(directory: Path, names: set[str]) -> str | None:
-    """Archive the checkpoints of these names that exist; return HOST:FOLDER of the archive, or None."""
+    """Archive the checkpoints with these names; return HOST:FOLDER of the archive, or None if there are none."""
     present = sorted(name for name in names if is_folder(directory / name))
     if not present:
         return None
