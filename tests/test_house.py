@@ -149,7 +149,7 @@ def test_links_of_pages_outside_the_site_exist() -> None:
 def test_pages_name_existing_files_and_modules() -> None:
     pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks", "examples"])
-    for page in [page for page in pages if page.name != "NOTES.md"]:  # NOTES.md names files as they were at the time
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # NOTES.md may name files that no longer exist
         text = page.read_text()
         files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
         modules = re.findall(rf"python -m ((?:{rooms})(?:\.\w+)+)", text)  # other programs' modules are not checked

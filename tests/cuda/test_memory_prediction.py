@@ -49,7 +49,7 @@ def test_peak_memory_is_predicted_within_5_percent(
 
 
 def settings_of(model: dict[str, Any]) -> tuple[str, ...]:
-    """Return keys of model.json in the form of --set."""
+    """Return settings of model.json in the form that --set takes."""
     return tuple(f"model.{key}={json.dumps(value)}" for key, value in model.items())
 
 

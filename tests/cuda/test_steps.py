@@ -33,7 +33,7 @@ BOUNDS: dict[tuple[str, int, str, str], tuple[int, int, float]] = {
     ("1.5B", 8, "ddp", "elastic"): (5820, 301, 12474),
     ("1.5B", 8, "fsdp", "elastic"): (4855, 100, 9529),
 }
-# The slowest attention kernel needs this many launches more than the best one, in each layer and micro-batch.
+# In each layer and micro-batch, the slowest attention kernel needs this many more launches than the best one.
 SLOWEST_ATTENTION = 2
 ON_A100 = [key for key in BOUNDS if key[0] == "124M" or key[1:] in ((8, "ddp", "off"), (8, "fsdp", "elastic"))]
 OLDEST = [key for key in BOUNDS if key[:2] == ("124M", 8)]

@@ -16,7 +16,7 @@ from experiments.shared.job_end import LEAST_SECONDS, ended_over_budget, failure
         (EXIT_STOPPED, "out-of-budget", None, None, True),
         (EXIT_STOPPED, "stopped", "--max-hours", 0.0, False),
         (EXIT_ERROR, "crash", None, 0.0, False),
-        (EXIT_STOPPED, None, "--max-hours", 99.0, True),  # from an earlier version of train.py
+        (EXIT_STOPPED, None, "--max-hours", 99.0, True),  # earlier versions of train.py wrote no reason
         (EXIT_STOPPED, None, "signal", 0.0, False),
         (EXIT_ERROR, None, None, LEAST_SECONDS - 1, True),
         (EXIT_ERROR, None, None, LEAST_SECONDS, False),
