@@ -102,7 +102,8 @@ class Fork:
     """A process that the server forks. It behaves like a subprocess.Popen of `python COMMAND` in a separate session."""
 
     def __init__(self, address: str, request: dict[str, Any], streams: tuple[int, int]):
-        # `request` has the keyword arguments of _become; `streams` has the file descriptors of its output and errors.
+        # `request` has the keyword arguments of _become. `streams` has the file descriptors that become the process's
+        # stdout and stderr.
         self._command = request["command"]
         # The fork gets this process's limit on the size of files, as a child of this process would.
         request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request
