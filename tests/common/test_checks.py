@@ -11,7 +11,7 @@ import pytest
 
 from common import checks
 
-ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no finite float, or a float whose square is infinite or 0
+ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not a finite float, or a float whose square is infinite or 0
 
 
 @pytest.mark.parametrize(

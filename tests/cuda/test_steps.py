@@ -104,7 +104,7 @@ def test_no_tensor_is_used_on_two_streams_without_order(
     done = disturbed("sanitized_steps", parallel, determinism, *settings, determinism=determinism)
     assert done.returncode == 0, done.stderr[-4000:]
     streams = int(done.stdout.split()[-1])
-    # With DDP and determinism "off", only NCCL has a separate stream, and torch orders it.
+    # With DDP and determinism "off", only NCCL has a separate stream, and torch itself orders the work on this stream.
     assert streams > 1 or (parallel, determinism) == ("ddp", "off")
 
 

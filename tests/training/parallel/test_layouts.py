@@ -27,7 +27,7 @@ WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length"
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
 SHARED_LAYERS = HEADS | {"context_length": 32}  # four tensor shards get equal parts, but share keys and values
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each process of a pool would import torch
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compiler processes, which would each import torch
 
 
 @attrs.frozen(kw_only=True)
