@@ -57,7 +57,10 @@ def replay(run: Path, name: str) -> tuple[int, int]:
 
 
 def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> bool:
-    """Replay in a fork, and kill it before or after change number `call` on disk. Return whether it was killed."""
+    """Replay in a child process, and kill the child before or after its change number `call` on disk.
+
+    Return whether the child was killed.
+    """
     child = os.fork()
     if child == 0:
         try:
