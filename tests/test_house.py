@@ -71,7 +71,7 @@ def test_no_two_modules_or_classes_share_a_name() -> None:
         path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
     ]:
         where = str(path.relative_to(ROOT))
-        if path.name not in ("__init__.py", "command.py"):  # the folder distinguishes these files
+        if path.name not in ("__init__.py", "command.py"):  # several folders have files with these names
             modules.setdefault(path.stem, []).append(where)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
