@@ -37,7 +37,7 @@ class Variant:
     model: dict[str, Any] = attrs.field(factory=lambda: {"drop_rate": 0.1})
     train: dict[str, Any] = attrs.field(factory=dict)
     environment: dict[str, str] = attrs.field(factory=dict)
-    microbatches: int = 8  # micro-batches of two sequences in a step
+    microbatches: int = 8  # number of micro-batches in a step; each has two sequences
 
     def write(self, directory: Path, token_files: Path, few: Path, answers: Path) -> Path:
         """Write the run directory. A mixture also reads `few`, and the objective "answers" needs conversations."""
