@@ -21,8 +21,8 @@ AS_NODES = Path(__file__).with_name("as_nodes.py")
 NUMBERS = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
 STEPS = 4
 
-# A network with an untied head that is larger than DDP's first bucket (1 MiB). Its rows and columns cannot be divided
-# evenly among most numbers of ranks.
+# A network that is larger than DDP's first bucket (1 MiB) and has an untied head. The rows and columns of its
+# parameters cannot be divided evenly among most numbers of ranks.
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
