@@ -173,7 +173,7 @@ class Process(Fork):
         return texts[0], texts[1]
 
     def children(self) -> list[int]:
-        """Return the pids of this process's running children in the order of their start, such as torchrun's ranks."""
+        """Return the pids of this process's running children, such as torchrun's ranks, in the order of their start."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(_start_server())
             connection.send(json.dumps({"children_of": self.pid}).encode())
