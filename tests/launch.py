@@ -197,7 +197,7 @@ def _start_server() -> str:
 
 
 def serve(address: str, owner: int) -> NoReturn:
-    """Fork a process for each request until the owner ends. Respond with the fork's pid, and later its exit status.
+    """Fork a process for each request until the owner ends. Reply with the fork's pid, and later with its exit status.
 
     This process has only one thread, so no lock is held when it forks.
     """
