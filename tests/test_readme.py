@@ -56,7 +56,7 @@ def commands() -> list[str]:
 
 
 def adapt(command: str) -> str:
-    """Return a command in the form in which a test machine can run it."""
+    """Change a command so that a test machine can run it."""
     command = re.sub(r"min_train_tokens=\d+", "min_train_tokens=20000", command)
     many = re.search(r"--nproc_per_node=(\d+) train\.py runs/(?!quickstart)", command)
     if many:
