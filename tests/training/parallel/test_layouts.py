@@ -171,7 +171,7 @@ def write(tmp_path_factory: pytest.TempPathFactory, token_files: Path, few: Path
 
 @pytest.fixture(scope="module")
 def reference(write: WriteVariant) -> Callable[[str], Numbers]:
-    """Return a function that trains a variant in one process, but only once, and returns its numbers."""
+    """Return a function that returns the numbers of a variant in one process. It trains each variant only once."""
     results: dict[str, Numbers] = {}
 
     def numbers(variant: str) -> Numbers:
