@@ -164,6 +164,6 @@ def test_the_map_names_every_code_folder() -> None:
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
-    two_deep = ("tokens", "training")  # rooms whose folders the map lists
+    two_deep = ("tokens", "training")  # the map also lists the folders of these rooms
     folders = {f"{path.parent}/" if path.parts[0] in two_deep else f"{path.parts[0]}/" for path in paths} - {"tokens/"}
     assert folders and folders - named == set()

@@ -111,7 +111,7 @@ def test_no_tensor_is_used_on_two_streams_without_order(
 def test_kernels_move_at_least_what_the_roofline_counts() -> None:
     output = finished(run(KERNEL_BYTES, "--sizes", "124M", "--microbatch", 16))
     blocks, loss = map(float, re.findall(r"^(?:blocks|loss), compiled: ([\d.]+) bytes", output, re.MULTILINE))
-    assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # the roofline leaves out casts of weights, which are 7% here
+    assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # the roofline leaves out casts of weights, 7% of the bytes
     assert loss == pytest.approx(LOSS_BYTES, rel=0.02)
 
 

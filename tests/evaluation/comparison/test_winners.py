@@ -1,7 +1,7 @@
 """If recipes differ, a winner is named. If only seeds or keys without an effect differ, a winner is hardly ever named.
 
 The losses are simulated. A group of documents is equally hard for all models. In addition, each model has some noise on
-each group, and each training seed has noise that changes the loss more.
+each group, and each training seed has noise with a larger effect on the loss.
 """
 
 import math

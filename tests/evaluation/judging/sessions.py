@@ -1,4 +1,4 @@
-"""Helpers: write answer files, run sessions of evaluate.py judge in this process, and read their results."""
+"""Helpers: write answer files, run sessions of `evaluate.py judge` in this process, and read the sessions' results."""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""The end of a job: its reason shows whether the budget ended it. Without a reason, the remaining budget decides."""
+"""The end of a job: the recorded reason shows whether the budget ended the job.
+
+If no reason is recorded, the remaining budget decides.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -97,8 +97,8 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# A layout consists of nodes x ranks per node, the value of "parallel", and "tp" with the value of "tensor_parallel",
-# unless this value is 1.
+# A layout is written as nodes x ranks per node, then the value of "parallel", and then "tp" with the value of
+# "tensor_parallel". The last part is left out if this value is 1.
 EVEN = (
     "1x2 ddp",
     "1x2 fsdp",
