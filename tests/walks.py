@@ -1,4 +1,4 @@
-"""Random disturbances of real runs: kill -9 at any moment, and stops after which the world size and wrapper change.
+"""Random disturbances of real runs: kill -9 at any moment, and stops after which world size and wrapper can differ.
 
 Whatever happens, the run must end in the same state as an undisturbed run.
 """

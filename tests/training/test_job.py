@@ -114,7 +114,7 @@ def test_resume_accepts_only_the_same_tokens(make_run: MakeRun, token_files: Pat
     assert f"{copied_tokens}: there are {len(tokens) - 1:,} train tokens, but {run}/checkpoints" in line
 
 
-# A script for torchrun. It damages a file after its check, so only the loop and its feed can notice the damage.
+# A script for torchrun. It damages a file that was already checked. Only the loop and its feed can notice the damage.
 DAMAGE_AFTER_THE_CHECK = """
 plain, damage = build.verify_tokens, os.environ["DAMAGE"]
 
