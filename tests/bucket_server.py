@@ -34,7 +34,7 @@ class BucketServer:
 
     s3_port: int  # port of SeaweedFS
     address: str = ""  # address of the proxy
-    requests: list[str] = attrs.field(factory=list)  # "METHOD PATH RANGE" of each, in the order of arrival
+    requests: list[str] = attrs.field(factory=list)  # "METHOD PATH RANGE" of each request, in the order of arrival
     # gets the line of a request; returns the status with which the request is refused, or None to pass it on
     refusal: Callable[[str], int | None] = lambda _: None
     before: Callable[[int], object] = lambda _: None  # called before each request with its number, from 1

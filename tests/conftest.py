@@ -315,7 +315,7 @@ def slow(*cases: Any) -> list[Any]:
 
 
 def metrics(run: Path, key: str) -> dict[int, float]:
-    """Return one measurement of a run by step, from its metrics."""
+    """Return the values of one measurement in a run's metrics, by step."""
     from training.telemetry.metrics_log import read_metrics
 
     return {record["step"]: record[key] for record in read_metrics(run) if key in record}

@@ -102,7 +102,8 @@ class Fork:
     """A process that the server forks. It behaves like a subprocess.Popen of `python COMMAND` in a separate session."""
 
     def __init__(self, address: str, request: dict[str, Any], streams: tuple[int, int]):
-        # `request` has the keyword arguments of _become; `streams` has the file descriptors of its output and errors.
+        # `request` has the keyword arguments of _become. `streams` has the file descriptors that become the process's
+        # stdout and stderr.
         self._command = request["command"]
         # The fork gets this process's limit on the size of files, as a child of this process would.
         request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request
@@ -172,7 +173,7 @@ class Process(Fork):
         return texts[0], texts[1]
 
     def children(self) -> list[int]:
-        """Return the pids of this process's running children in the order of their start, such as torchrun's ranks."""
+        """Return the pids of this process's running children, such as torchrun's ranks, in the order of their start."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(_start_server())
             connection.send(json.dumps({"children_of": self.pid}).encode())
@@ -196,7 +197,7 @@ def _start_server() -> str:
 
 
 def serve(address: str, owner: int) -> NoReturn:
-    """Fork a process for each request until the owner ends. Respond with the fork's pid, and later its exit status.
+    """Fork a process for each request until the owner ends. Reply with the fork's pid, and later with its exit status.
 
     This process has only one thread, so no lock is held when it forks.
     """

@@ -81,7 +81,7 @@ class Machine:
     def train(
         self, run: Path, *options: str, master: str, script: Path | str = "train.py", ranks: int = 1, **keys: Any
     ) -> subprocess.Popen[str]:
-        """Start one of two nodes under torchrun.
+        """Start torchrun on this machine, as one of two nodes.
 
         `master` is the address or name of the first machine; `keys` are keyword arguments of `start`.
         """

@@ -247,7 +247,7 @@ def test_the_preflight_needs_room_for_checkpoints(
 
 
 def test_bus_bandwidth_is_defined_as_in_nccl_tests() -> None:
-    # nccl-tests, doc/PERFORMANCE.md: 8 GB in 1 s on 8 ranks
+    # doc/PERFORMANCE.md of nccl-tests defines the bus bandwidth. Here, 8 GB take 1 s on 8 ranks.
     bandwidths = {name: bus_bandwidth(name, 8 * 10**9, 1.0, 8) / 1e9 for name in TRANSFERS}
     assert bandwidths == {"all-reduce": 14.0, "all-gather": 7.0, "reduce-scatter": 7.0}
 

@@ -71,7 +71,7 @@ def test_no_two_modules_or_classes_share_a_name() -> None:
         path for room in (*MAY_IMPORT, "benchmarks", "examples") for path in sorted((ROOT / room).rglob("*.py"))
     ]:
         where = str(path.relative_to(ROOT))
-        if path.name not in ("__init__.py", "command.py"):  # the folder distinguishes these files
+        if path.name not in ("__init__.py", "command.py"):  # several folders have files with these names
             modules.setdefault(path.stem, []).append(where)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
@@ -149,7 +149,7 @@ def test_links_of_pages_outside_the_site_exist() -> None:
 def test_pages_name_existing_files_and_modules() -> None:
     pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks", "examples"])
-    for page in [page for page in pages if page.name != "NOTES.md"]:  # NOTES.md names files as they were at the time
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # NOTES.md may name files that no longer exist
         text = page.read_text()
         files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
         modules = re.findall(rf"python -m ((?:{rooms})(?:\.\w+)+)", text)  # other programs' modules are not checked
@@ -164,6 +164,6 @@ def test_the_map_names_every_code_folder() -> None:
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = execute("git", "ls-files").stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]
-    two_deep = ("tokens", "training")  # rooms whose folders the map lists
+    two_deep = ("tokens", "training")  # the map also lists the folders of these rooms
     folders = {f"{path.parent}/" if path.parts[0] in two_deep else f"{path.parts[0]}/" for path in paths} - {"tokens/"}
     assert folders and folders - named == set()

@@ -23,7 +23,7 @@ NOTES = "".join(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with a copy of the Makefile and a text, in which everything seems installed and prepared."""
+    """Return a folder in which everything seems installed and prepared. It has a copy of the Makefile and a text."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / "token_files" / "quickstart").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)

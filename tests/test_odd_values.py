@@ -49,7 +49,7 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def odd_forms(value: Any) -> Iterator[Any]:
-    """Yield copies of a JSON value, each with one part replaced by an odd value, or missing."""
+    """Yield copies of a JSON value. In each copy, one part is missing or is replaced by an odd value."""
     items = list(value.items()) if isinstance(value, dict) else list(enumerate(value[:1])) if value else []
     for key, part in items:
         inner = odd_forms(part) if isinstance(part, dict | list) else ()

@@ -126,5 +126,5 @@ def recipe_lines(folder: Path, *targets: str) -> list[str]:
 
 
 def base_python() -> str:
-    """Return the interpreter from which this environment was created, because an image has no environment yet."""
+    """Return the interpreter from which this environment was created. An image has no environment yet."""
     return str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))

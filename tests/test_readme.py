@@ -43,7 +43,10 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    """Return the commands in bash blocks, and torchrun's in tables. Skip console blocks, which need another machine."""
+    """Return the commands in bash blocks, and the torchrun commands in tables.
+
+    Console blocks are skipped, because they need another machine.
+    """
     # The tutorial comes first, because it activates the environment.
     pages = "\n".join((ROOT / page).read_text() for page in ("docs/tutorial.md", "docs/chat.md", "README.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
@@ -53,7 +56,7 @@ def commands() -> list[str]:
 
 
 def adapt(command: str) -> str:
-    """Return a command in the form in which a test machine can run it."""
+    """Change a command so that a test machine can run it."""
     command = re.sub(r"min_train_tokens=\d+", "min_train_tokens=20000", command)
     many = re.search(r"--nproc_per_node=(\d+) train\.py runs/(?!quickstart)", command)
     if many:

@@ -52,7 +52,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_loop(project: Path) -> subprocess.CompletedProcess[str]:
-    """Run the loop of the page in a project, with a program that proposes changes."""
+    """Run the loop from docs/trials.md in a project, with a program that proposes changes."""
     [loop] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "trials.md").read_text(), re.DOTALL)
     tools = project.parent / "tools"
     tools.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Random disturbances of real runs: kill -9 at any moment, and stops followed by another world size and wrapper.
+"""Random disturbances of real runs: kill -9 at any moment, and stops after which world size and wrapper can differ.
 
 Whatever happens, the run must end in the same state as an undisturbed run.
 """
@@ -23,7 +23,8 @@ from training.checkpoints.lookup import find_to_resume
 from training.telemetry.metrics_log import METRICS, read_counted, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
-KILL_INTERVAL = 5  # steps between checkpoints; so few that a save is nearly always in progress when a run is killed
+# Steps between checkpoints. With so few steps, a save is nearly always in progress when a run is killed.
+KILL_INTERVAL = 5
 KILL_MODEL = {"context_length": 16}
 KILL_SETTINGS = {
     "global_batch_size": 16,  # 8 micro-batches, for up to 8 ranks

@@ -73,7 +73,7 @@ def test_damaged_uploads_are_retried(
     monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # S3's minimum
     monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # the server would notice damage to a signed payload
     bucket = Bucket("s3://runs/damaged")
-    for size in (20_000, 12_000_000):  # in a single request, and in parts
+    for size in (20_000, 12_000_000):  # the first is uploaded in a single request, and the second in parts
         path, content = tmp_path / f"{size}.bin", os.urandom(size)
         path.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()

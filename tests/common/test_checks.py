@@ -11,7 +11,7 @@ import pytest
 
 from common import checks
 
-ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # no finite float, or a float whose square is infinite or 0
+ODD = [math.nan, math.inf, 10**400, 1e308, 5e-324]  # not a finite float, or a float whose square is infinite or 0
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_values_keep_their_types_and_defaults_fill_missing_keys() -> None:
     values = {"parts": {"a": {"tokens": 3}}, "share": 1, "nested": [[{"tokens": 1, "name": "x"}]]}
     record = checks.structured(values, Whole)
     assert record == Whole({"a": Part(3)}, 1, None, ((Part(1, "x"),),))
-    assert isinstance(record.share, int)  # unchanged, so that its text and its hash stay the same
+    assert isinstance(record.share, int)  # not converted, so that the record's text and hash stay the same
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_many_keys_are_read_in_linear_time() -> None:
         os.mkfifo,
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.write_text(json.dumps({"a": "b" * 1000})),
-        # Root may read all files, so for root, the link forms a loop.
+        # Root may read all files, so if the test runs as root, the link points to itself.
         lambda path: path.symlink_to("/proc/1/mem" if os.getuid() else path),
     ],
 )

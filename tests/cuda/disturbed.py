@@ -50,7 +50,7 @@ def differing_gradients() -> None:
         losses = plain(state, settings, step, next_batch)
         if state.parallel.data_parallel.rank == 1:
             gradient = local_tensor(state.parallel.named_parameters()["final_norm.weight"].grad)
-            # The values are copied, because the emulated driver really performs copies.
+            # The values are copied into the gradient, because the emulated driver makes copies but runs no kernels.
             gradient.copy_(torch.full(gradient.shape, float(next(counter))))
         return losses
 

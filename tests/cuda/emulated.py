@@ -80,7 +80,7 @@ def records(run_directory: Path) -> list[dict[str, Any]]:
 
 
 def events(run_directory: Path) -> list[tuple[str, int]]:
-    """Return the name and step of each event of a run in order, except for checkpoints."""
+    """Return the name and step of each event of a run, in order. Checkpoint events are left out."""
     event_records = [record for record in records(run_directory) if "event" in record]
     return [(record["event"], record["step"]) for record in event_records if record["event"] != "checkpoint"]
 

@@ -43,13 +43,14 @@ def test_peak_memory_is_predicted_within_5_percent(
     peak = max(measured.first_peak, measured.later_peak)
     assert 1 - BELOW <= measured.predicted / peak <= 1 + ABOVE
     assert measured.reserved_peak <= measured.predicted_reserved
-    # Recomputed blocks reserve more (docs/memory.md), and so do tensor ranks, which use some buffers only briefly.
+    # Recomputed blocks reserve more memory than the limit below (docs/memory.md). So do tensor ranks, which use some
+    # buffers only briefly.
     if not any(setting.startswith(("recompute_blocks", "tensor_parallel")) for setting in layout.settings):
         assert measured.reserved_peak <= 1.03 * peak
 
 
 def settings_of(model: dict[str, Any]) -> tuple[str, ...]:
-    """Return keys of model.json in the form of --set."""
+    """Return settings of model.json in the form that --set takes."""
     return tuple(f"model.{key}={json.dumps(value)}" for key, value in model.items())
 
 

@@ -44,7 +44,7 @@ def test_each_row_is_summed_in_order() -> None:
 @pytest.mark.oldest_torch
 @pytest.mark.parametrize("capability", [80, 90])
 def test_it_compiles_without_atomics(capability: int) -> None:
-    import triton  # part of torch's CUDA build; `make test` collects this file without Triton
+    import triton  # not at the top of this file, because `make test` collects the file without Triton
     from triton.backends.compiler import GPUTarget
 
     from training.exactness.row_kernel import BLOCK, row_sums_kernel

@@ -33,7 +33,7 @@ BOUNDS: dict[tuple[str, int, str, str], tuple[int, int, float]] = {
     ("1.5B", 8, "ddp", "elastic"): (5820, 301, 12474),
     ("1.5B", 8, "fsdp", "elastic"): (4855, 100, 9529),
 }
-# The slowest attention kernel needs this many launches more than the best one, in each layer and micro-batch.
+# In each layer and micro-batch, the slowest attention kernel needs this many more launches than the best one.
 SLOWEST_ATTENTION = 2
 ON_A100 = [key for key in BOUNDS if key[0] == "124M" or key[1:] in ((8, "ddp", "off"), (8, "fsdp", "elastic"))]
 OLDEST = [key for key in BOUNDS if key[:2] == ("124M", 8)]
@@ -53,7 +53,7 @@ def test_a_step_keeps_within_its_bounds_and_never_waits(layout: Layout, key: Any
     measured = measure(layout)
     calls, moved = (sum(traffic[index] for traffic in measured.collectives.values()) for index in (0, 1))
     launches, most_calls, most_moved = BOUNDS[key]
-    if layout.determinism == "off":  # the attention kernel is chosen by timing, so it may be any of them
+    if layout.determinism == "off":  # the attention kernel is chosen by timing, so it may be the slowest one
         launches += SLOWEST_ATTENTION * layout.accumulation * GPT2_SIZES[layout.size].n_layers
     assert measured.synchronizations == {}
     assert not [name for name in measured.copies if "pageable" in name]  # the host waits for these copies as well
@@ -104,14 +104,14 @@ def test_no_tensor_is_used_on_two_streams_without_order(
     done = disturbed("sanitized_steps", parallel, determinism, *settings, determinism=determinism)
     assert done.returncode == 0, done.stderr[-4000:]
     streams = int(done.stdout.split()[-1])
-    # With DDP and determinism "off", only NCCL has a separate stream, and torch orders it.
+    # With DDP and determinism "off", only NCCL has a separate stream, and torch itself orders the work on this stream.
     assert streams > 1 or (parallel, determinism) == ("ddp", "off")
 
 
 def test_kernels_move_at_least_what_the_roofline_counts() -> None:
     output = finished(run(KERNEL_BYTES, "--sizes", "124M", "--microbatch", 16))
     blocks, loss = map(float, re.findall(r"^(?:blocks|loss), compiled: ([\d.]+) bytes", output, re.MULTILINE))
-    assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # the roofline leaves out casts of weights, which are 7% here
+    assert LAYER_BYTES <= blocks <= 1.2 * LAYER_BYTES  # the roofline leaves out casts of weights, 7% of the bytes
     assert loss == pytest.approx(LOSS_BYTES, rel=0.02)
 
 

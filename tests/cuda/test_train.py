@@ -29,7 +29,7 @@ from tests.launch import wait_until
 
 TRAIN = ROOT / "train.py"
 WAIT_SECONDS = 120
-SLICE = "NVIDIA A100-SXM4-40GB MIG 3g.20gb"  # a slice of a divided GPU, with separate memory and an unknown peak
+SLICE = "NVIDIA A100-SXM4-40GB MIG 3g.20gb"  # a slice of a divided GPU, with its own memory and an unknown peak speed
 ON_A_SLICE = {"gpu": "a100-mig", "CUDA_VISIBLE_DEVICES": "MIG-0000aaaa"}
 
 

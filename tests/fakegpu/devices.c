@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CUDA_VERSION_NEW 13000 // the version of torch's build
+#define CUDA_VERSION_NEW 13000 // the CUDA version of torch's build
 #define CUDA_VERSION_OLD 12080
 
 static __thread cudaError_t last_error;

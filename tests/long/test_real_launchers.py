@@ -25,7 +25,7 @@ KEYS = {
     "validation_interval": None,
     "timeout_seconds": TIMEOUT,
 }
-# This configuration describes ordinary files to Slurm as GPUs.
+# This configuration tells Slurm that some ordinary files are GPUs.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=a(10.77.0.1)

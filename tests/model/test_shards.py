@@ -44,7 +44,7 @@ def cuts_of(network: ShardedGPT) -> dict[str, ShardCut]:
 
 
 def in_shards(plain_network: GPT, shards: int, **options: Any) -> ShardedLoss:
-    """Return the network, split into shards with its weights. All shards are in this process."""
+    """Split the network and its weights into shards in this process. Return the module that computes the loss."""
     network = ShardedGPT(plain_network.config, ShardExchange(shards=shards, local_shards=range(shards)))
     parts = {
         name: part_of(plain_network.get_parameter(plain_name(name)), cut) for name, cut in cuts_of(network).items()

@@ -94,7 +94,7 @@ def test_watch_samples_a_run_until_it_ends(make_run: MakeRun) -> None:
     assert training.communicate(10) and training.returncode == 0
     assert output.count(REPORT) > 1
     steps = [sample.step for sample in read_samples(run)[0]]
-    assert len(steps) > 2 and steps[-1] == 120  # more checkpoints than the run has kept
+    assert len(steps) > 2 and steps[-1] == 120  # samples of more checkpoints than the run has kept
 
 
 @pytest.mark.slow

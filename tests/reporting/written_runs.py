@@ -43,7 +43,7 @@ def write_run(directory: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def write_resolved(run: Path, **changes: Any) -> Path:
-    """Write a run's `resolved.json` with these changes. Changes to `model` and `train` are merged with their values."""
+    """Write a run's `resolved.json` with these changes. `model` and `train` contain only the keys that change."""
     read = load_run(run, ())
     values: dict[str, Any] = {
         "model": attrs.asdict(read.model) | changes.pop("model", {}),

@@ -43,7 +43,7 @@ def test_metrics_and_record_have_the_expected_fields(make_run: MakeRun) -> None:
     assert "8 steps x 256 = 2,048 tokens" in done.stdout
     for part in ("done: step 8 of 8, train loss", "best validation loss", "\nstart-up ", "cost: $"):
         assert part in done.stdout
-    [usd] = re.findall(r"step 8/8 .* \$([\d.]+) spent$", done.stderr, re.MULTILINE)  # there is no remaining cost
+    [usd] = re.findall(r"step 8/8 .* \$([\d.]+) spent$", done.stderr, re.MULTILINE)  # no cost remains
     assert float(usd) == pytest.approx(steps[-1]["elapsed_seconds"], abs=0.01)  # one dollar per second
 
 
@@ -114,7 +114,7 @@ def test_resume_accepts_only_the_same_tokens(make_run: MakeRun, token_files: Pat
     assert f"{copied_tokens}: there are {len(tokens) - 1:,} train tokens, but {run}/checkpoints" in line
 
 
-# A script for torchrun. The file changes after it was checked, so that only the loop and its feed can notice this.
+# A script for torchrun. It damages a file that was already checked. Only the loop and its feed can notice the damage.
 DAMAGE_AFTER_THE_CHECK = """
 plain, damage = build.verify_tokens, os.environ["DAMAGE"]
 

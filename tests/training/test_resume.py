@@ -34,7 +34,7 @@ def test_finished_run_can_start_over_without_losing_anything(copied: Path) -> No
 
 
 def test_newest_checkpoints_and_the_best_are_kept(make_run: MakeRun) -> None:
-    # A learning rate that ruins the model after the first checkpoints makes an early one the best.
+    # This learning rate ruins the model after the first checkpoints, so an early checkpoint is the best one.
     run = make_run(checkpoint_interval=1, keep_checkpoints=2, learning_rate=0.5, warmup_period_percent=50)
     complete(run)
     losses = metrics(run, "validation_loss")

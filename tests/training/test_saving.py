@@ -20,7 +20,7 @@ from training.telemetry.time_ledger import TimeLedger
 def saving_of(problem: str | None = None) -> tuple[Saving, Any, Any, Any]:
     """Return the policy after step 3, the state, the writer and the reporter.
 
-    A save ends when `writer.may_end` is set. It is then durable, unless there is a problem.
+    A save ends when `writer.may_end` is set. The checkpoint is then durable, unless there is a problem.
     """
     state: Any = SimpleNamespace(position=Position(step=3, best_step=2, best_validation_loss=5.0))
     writer, reporter = create_autospec(CheckpointWriter, instance=True), create_autospec(Reporter, instance=True)

@@ -45,7 +45,8 @@ def test_gradients_are_reduced_once_per_step(
     groups = 1 if parallel == "ddp" else len(state.parallel.network.blocks) + 1
     default_reduction = {"ddp": "allreduce_", "fsdp": "_reduce_scatter_base_"}[parallel]
     reduction = {"off": default_reduction, "elastic": "alltoall_base_"}[determinism]
-    norm = {"allreduce_": 1} if (parallel, determinism) == ("fsdp", "off") else {}  # sums the squares of the shards
+    # This collective adds the squares of all shards.
+    norm = {"allreduce_": 1} if (parallel, determinism) == ("fsdp", "off") else {}
     reductions = {"allreduce_", "_reduce_scatter_base_", "alltoall_base_"}
     counts = {name: count for name, count in collectives.items() if name in reductions}
     assert counts == norm | {reduction: groups}

@@ -1,4 +1,4 @@
-"""Comparisons show the data that models share, compare only results on the same data, and draw their intervals."""
+"""Comparisons show the data that models share, compare only results on the same data, and show their intervals."""
 
 import json
 import shlex

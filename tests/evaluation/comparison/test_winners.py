@@ -1,7 +1,7 @@
 """If recipes differ, a winner is named. If only seeds or keys without an effect differ, a winner is hardly ever named.
 
 The losses are simulated. A group of documents is equally hard for all models. In addition, each model has some noise on
-each group, and each training seed has noise that changes the loss more.
+each group, and each training seed has noise with a larger effect on the loss.
 """
 
 import math
@@ -163,7 +163,7 @@ def test_text_and_seed_noise_are_combined(tmp_path: Path) -> None:
         for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), ("s", 2)], strict=True)
     ]
     value, squares = 0.125 / 0.75, (6 * 0.5**2 + 18 + 8 * 0.5**2) / 0.75**2
-    # Two items are added. On one of them, the models differ.
+    # For the error, two items are added. On one of them, the models differ.
     more = (squares + 1 / 0.75**2) / 202 - (value * 200 / 202) ** 2
     text, seeds = (more / 202) ** 0.5, 0.005 / 0.75  # standard errors; the seeds' differences are 0.12 and 0.13
     criticals = student_quantile(0.975, 199), student_quantile(0.975, 1)

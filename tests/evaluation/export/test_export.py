@@ -221,7 +221,7 @@ def test_model_card_describes_the_run(make_run: MakeRun, tmp_path: Path) -> None
     complete(run, "--price-per-hour", "3.29", "--max-steps", "4")
     lines = (run / METRICS).read_text().splitlines()
     first_line = json.loads(lines[0]) | {"devices": {"NVIDIA A100": 8}, "software": "torch 2.12.0, Python 3.10.1"}
-    # This is as if the first job had run on another machine.
+    # Pretend that the first job ran on another machine.
     (run / METRICS).write_text("\n".join([json.dumps(first_line), *lines[1:]]) + "\n")
     complete(run, "--price-per-hour", "3.29")
     output_of("export", run, tmp_path / "named", "--license", "mit")

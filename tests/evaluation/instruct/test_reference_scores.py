@@ -24,7 +24,8 @@ def test_scores_are_means_over_questions() -> None:
     result = scores((" a b c d e f\n", "a b c d e f", 1.0), ("x", "a b c d e f", 2.0), ("x", "a b c d e f", 4.0))
     assert result.exact == pytest.approx(1 / 3)
     assert result.chrf == pytest.approx(100 / 3)
-    assert result.chrf_error == pytest.approx(100 / 3)  # the standard deviation of (100, 0, 0) divided by the root of 3
+    # The error is the standard deviation of (100, 0, 0), divided by the square root of 3.
+    assert result.chrf_error == pytest.approx(100 / 3)
     assert result.reference_loss == pytest.approx(7 / 3)
     assert result.reference_loss_error == pytest.approx(math.sqrt(7 / 3 / 3))
     alone = scores(("a", "b", 1.5))

@@ -1,4 +1,4 @@
-"""Helpers: write answer files, run sessions of evaluate.py judge in this process, and read their results."""
+"""Helpers: write answer files, run sessions of `evaluate.py judge` in this process, and read the sessions' results."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def write(folder: Path, model: str, level: int, seed: int = 0, *, questions: ran
 
 @attrs.frozen
 class Sessions:
-    """Sessions of evaluate.py judge that share a server, files of answers, and a store."""
+    """Sessions of `evaluate.py judge` that share a server, files of answers, and a store."""
 
     server: Judge
     files: list[Path]

@@ -28,7 +28,7 @@ def grades(prompt: Prompt, *scores: float) -> list[Grade]:
 
 def test_scores_are_means_of_the_judges_grades(faultless: Result) -> None:
     good, poor = faultless["candidates"]
-    assert faultless["candidate"] == "good"  # the candidate that the line is about
+    assert faultless["candidate"] == "good"  # this line was read from the results of the model "good"
     assert (good["model"], good["score"]) == ("good", 62)  # mean of 60, 61, 62, 63, 64
     assert (poor["model"], poor["score"]) == ("poor", 42)
     assert faultless["anchor"] == 95

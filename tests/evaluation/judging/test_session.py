@@ -156,7 +156,7 @@ def test_session_continues_after_a_full_disk(server: Judge, sessions: Sessions, 
 def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessions) -> None:
     """A request whose reply was incomplete or lost counts as billed, and is not sent again in the session."""
     faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
-    failed = ["429", "500", "503", "400"]  # the API itself reports these, so they cost nothing
+    failed = ["429", "500", "503", "400"]  # the API itself reports these errors, so the requests cost nothing
     server.idempotent, server.slow_seconds, server.faults = False, 12, dict(enumerate([*faults, *failed]))
     sessions.run(*SILENT, "--timeout", "4")
     done = sessions.said(*SILENT)

@@ -162,7 +162,8 @@ def test_groups_of_documents_are_equal_for_all_models() -> None:
     ends = np.cumsum(first.groups["tokens"])[:-1] - 1
     assert (targets[ends] == tokenizer.end_of_text_id).all()
     _, error = mean_and_error(np.array(first.groups["nats"]), np.array(first.groups["tokens"]))
-    # The result's errors are over documents. These documents are independent, so errors over groups are similar.
+    # The result's errors are computed over documents. These documents are independent, so errors that are computed over
+    # groups are similar.
     assert error == pytest.approx(first.nats_per_token_error, rel=0.2)
     _, error = mean_and_error(np.array(first.groups["nats"]) / math.log(2), np.array(first.groups["text_bytes"]))
     assert error == pytest.approx(first.bits_per_byte_error, rel=0.2)

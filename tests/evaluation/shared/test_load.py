@@ -60,7 +60,7 @@ def test_foreign_models_generate_like_ours(
 
 def test_unloadable_models_give_one_line_errors(copied: Path, tmp_path: Path) -> None:
     typed = os.path.relpath(copied)
-    # Results contain the path in the form in which it was typed.
+    # Results contain the path exactly as the user typed it.
     assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"
     exported = tmp_path / "exported"
     output_of("export", copied, exported)

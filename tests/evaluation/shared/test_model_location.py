@@ -18,7 +18,7 @@ def test_missing_best_checkpoint_is_an_error(copied: Path) -> None:
     state = json.loads((directory / "latest" / "state.json").read_text())
     assert state["best_step"] == state["step"] == 8
     (directory / "latest").unlink()
-    # This is as if the run had stopped at step 4 and the best checkpoint were elsewhere.
+    # Pretend that the run stopped at step 4 and that the best checkpoint is elsewhere.
     (directory / "latest").symlink_to("step-00000004")
     shutil.rmtree(directory / "step-00000008")
     absent = f"{directory}/best: the best checkpoint, step-00000008, is not on this disk; .* another one: .*/latest"

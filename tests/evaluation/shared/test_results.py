@@ -66,7 +66,7 @@ OLDER = [{"event": "start", "step": 0}, {"step": 1, "train_loss": 1.0, "elapsed_
     ("records", "hours", "paid"),
     [
         (SEVERAL, 3, {2.0: 1, 3.0: 2}),
-        (SEVERAL, 1, {2.0: 1}),  # a checkpoint before the price changed
+        (SEVERAL, 1, {2.0: 1}),  # a checkpoint that was saved before the price changed
         (SEVERAL, 5, {2.0: 1, 3.0: 4}),  # a checkpoint that was saved after the last record
         *((AGAIN, 2, {2.0: 1, 3.0: 1}), (OLDER, 1, {9.0: 1}), ([], 1, {9.0: 1})),
     ],

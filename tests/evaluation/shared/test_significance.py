@@ -124,7 +124,8 @@ def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviati
 @pytest.mark.parametrize("shape", [(2, 2, 110), (3, 2, 500), (2, 3, 500), (2, 1, 110), (3, 1, 80)], ids=str)
 def test_equal_models_seldom_differ(shape: tuple[int, int, int], deviation: float) -> None:
     draw, sessions = np.random.default_rng(sum(shape)), 400
-    of_seeds = deviation if shape[1] > 1 else 0  # with one fine-tuning run each, there is never a winner
+    # If each model has only one fine-tuning run, there is never a winner.
+    of_seeds = deviation if shape[1] > 1 else 0
     intervals = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
     assert (
         np.mean([any(interval.excludes_zero for interval in session_intervals) for session_intervals in intervals])
@@ -237,7 +238,7 @@ NOISES = st.builds(
 
 @given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
 def test_more_comparisons_never_narrow_an_interval(noise: SeedNoise, text: float, documents: int) -> None:
-    """Holm's procedure relies on this: if a pair differs significantly among many pairs, it also does among few."""
+    """Holm's procedure relies on this: a pair that differs significantly among many pairs also does so among few."""
     widths = []
     for comparisons in range(1, 11):
         interval = student_interval(1.0, text, documents, 1 - ERROR / comparisons)

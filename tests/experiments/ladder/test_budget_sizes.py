@@ -1,4 +1,4 @@
-"""The best size for a budget has the lowest affordable loss, with warnings if it is outside the ladder's range."""
+"""The best size for a budget has the lowest affordable loss. Outside the ladder's range, there are warnings."""
 
 import attrs
 import pytest

@@ -20,7 +20,7 @@ PRICED = PoolOptions(price_per_hour=2.0, budget=Budget(max_usd=10.0, max_hours=1
 def call_before(directory: Path, *, seconds_ago: float, ended: bool, price: float | None = 1.0) -> Path:
     """Write the account of an earlier call that took 1,000 seconds, and return the path of the account.
 
-    The last line of the account was written `seconds_ago`.
+    The last line of the account was written `seconds_ago` seconds ago.
     """
     spent = {"seconds": 1000, "usd": (price or 0) * 1000 / 3600, "unpriced_seconds": 0 if price else 1000}
     last = {"time": time.time() - seconds_ago, "spent": spent, "price_per_hour": price, "ended": ended}

@@ -1,4 +1,7 @@
-"""The end of a job: its reason shows whether the budget ended it. Without a reason, the remaining budget decides."""
+"""The end of a job: the recorded reason shows whether the budget ended the job.
+
+If no reason is recorded, the remaining budget decides.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +19,7 @@ from experiments.shared.job_end import LEAST_SECONDS, ended_over_budget, failure
         (EXIT_STOPPED, "out-of-budget", None, None, True),
         (EXIT_STOPPED, "stopped", "--max-hours", 0.0, False),
         (EXIT_ERROR, "crash", None, 0.0, False),
-        (EXIT_STOPPED, None, "--max-hours", 99.0, True),  # from an earlier version of train.py
+        (EXIT_STOPPED, None, "--max-hours", 99.0, True),  # earlier versions of train.py wrote no reason
         (EXIT_STOPPED, None, "signal", 0.0, False),
         (EXIT_ERROR, None, None, LEAST_SECONDS - 1, True),
         (EXIT_ERROR, None, None, LEAST_SECONDS, False),

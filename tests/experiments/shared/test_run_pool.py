@@ -198,7 +198,7 @@ def write_end(run: Path, status: int, reason: str | None) -> list[str]:
         ((1, "out-of-budget"), "to continue, run the same command with a larger budget"),
         ((75, "out-of-budget"), "to continue, run the same command with a larger budget"),
         ((75, "stopped"), "stopped by SIGTERM"),
-        ((75, None), "stopped by SIGTERM"),  # from an earlier version, and the metrics contain no limit
+        ((75, None), "stopped by SIGTERM"),  # an earlier version wrote no reason, and the metrics contain no limit
         ((1, "user-error"), "training failed: a problem; see its output in"),
         ((1, "out-of-memory"), "training failed: a problem; see its output in"),
         ((1, None), "training failed: a problem; see its output in"),

@@ -1,4 +1,4 @@
-"""experiment.py trial as a process, in a temporary repository: same bits, a change, kills, a budget, and errors."""
+"""`experiment.py trial` as a process, in a temporary repository: same bits, a change, kills, a budget, and errors."""
 
 import json
 import os

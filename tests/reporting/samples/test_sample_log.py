@@ -110,7 +110,7 @@ def test_prompts_have_the_ids_of_training(answers: Path) -> None:
     assert prompts
     for prompt in prompts:
         starts = [start for row, start in rows.items() if list(row[: len(prompt.ids)]) == prompt.ids]
-        firsts = []  # in each such row, the first token that adds to the loss
+        firsts = []  # for each such row, the place of the first token that adds to the loss
         for start in starts:
             weights = np.empty(32, np.uint8)
             stream.read_weights_into(weights, start)

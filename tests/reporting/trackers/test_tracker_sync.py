@@ -64,7 +64,8 @@ def test_a_killed_replay_is_completed_without_duplicates(tracker: Tracker, tmp_p
         append_steps(run, 26, 35, job=1)  # the run has grown in the meantime
         assert not killed_replay(run, name, None, after=after)
         assert_holds_losses(read(), run)
-    assert kills >= 9  # while writing the state file, discarding data, appending three times, and closing
+    # The replay was killed at each call that writes the state file, discards data, appends (three times) or closes.
+    assert kills >= 9
 
 
 @pytest.mark.slow

@@ -57,7 +57,10 @@ def replay(run: Path, name: str) -> tuple[int, int]:
 
 
 def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> bool:
-    """Replay in a fork, and kill it before or after change number `call` on disk. Return whether it was killed."""
+    """Replay in a child process, and kill the child before or after its change number `call` on disk.
+
+    Return whether the child was killed.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -126,7 +129,7 @@ def from_wandb(run: Path) -> tuple[Values, dict[int, str]]:
     The format is LevelDB's log: after a header of 7 bytes there are blocks of 32 KiB, which consist of pieces with a
     crc, a size and a kind.
     """
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # its generated code has no types
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # generated code without types
 
     [path] = run.glob("wandb/offline-run-*/*.wandb")
     data, position, piece = path.read_bytes(), 7, b""

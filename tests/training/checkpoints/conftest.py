@@ -26,7 +26,7 @@ def move_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[C
     """Return a function that moves a folder to another file system and replaces it with a link or a mount.
 
     The function returns the folder's new path. The test is skipped if there is no second file system, or if mounting is
-    not permitted: on Linux, it needs root.
+    not permitted. On Linux, mounting needs root.
     """
     if not MEMORY.is_dir() or MEMORY.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system")

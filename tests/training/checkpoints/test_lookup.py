@@ -61,7 +61,7 @@ def test_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
 
 
 def without_links(directory: Path, *links: str) -> None:
-    """Turn a checkpoint directory into a copy in which these links have become folders and no other folders exist."""
+    """Replace these links in a checkpoint directory with copies of their targets. Remove other links and all steps."""
     targets = {link: (directory / link).resolve() for link in links}
     for link in ("latest", "best"):
         (directory / link).unlink()

@@ -52,7 +52,7 @@ class Objects:
         (10, None, 3, {6, 8, 10}),
         (10, 2, 1, {2, 10}),  # the best one is kept, however old it is
         (10, 8, 2, {8, 10}),  # the best one is not counted twice
-        (10, 3, 1, {10}),  # the best step was not saved
+        (10, 3, 1, {10}),  # the best step has no checkpoint
         (10, None, 9, {2, 4, 6, 8, 10}),
         (6, 2, 1, {2, 6, 8, 10}),  # later steps are not superseded
         (7, None, 1, {6, 8, 10}),  # the newest step does not exist yet

@@ -80,7 +80,8 @@ def test_micro_batch_sizes_divide_a_ranks_share() -> None:
 
 
 def test_uneven_micro_batch_sizes_keep_ranks_busy() -> None:
-    # With these sizes, the ranks are busy 97%, 97%, 89% and 89% of the time. With a size of 16, it would be only 67%.
+    # With these sizes, the ranks are busy 97%, 97%, 89% and 89% of the time. With a size of 16, they would be busy
+    # only 67% of the time.
     assert microbatch_sizes(128, 6) == [1, 2, 4, 8]
     assert microbatch_sizes(8, 3) == [1]
     assert microbatch_sizes(8, 3, 1) == [1]

@@ -26,7 +26,7 @@ CONTEXT = 32
 
 
 def mean_loss(network: GPT, stream: TokenStream, rows: range) -> float:
-    """Return the mean loss over these rows' tokens of weight 1, computed in fp64 in a single batch."""
+    """Return the mean loss over the tokens of weight 1 in these rows, computed in fp64 in a single batch."""
     first, count = rows.start * CONTEXT, len(rows) * CONTEXT
     tokens = torch.from_numpy(stream.read(first, count + 1).astype(np.int64))
     weights = np.empty(count, np.uint8)

@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import read_metrics
 
 
 def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
-    """Return keys of train.json for a mixture in two stages. A run reads `few` for 1.3 epochs; 2 are allowed."""
+    """Return keys of train.json for a mixture in two stages. A run reads `few` for 1.3 of the 2 allowed epochs."""
     weights = [[0, 1], [3, 0.75]]
     return {
         "dataset": [{"dataset": str(many), "weight": [[0, 1], [3, 0.25]]}, {"dataset": str(few), "weight": weights}],

@@ -1,4 +1,4 @@
-"""Two ways to emulate ranks: one in torch's fake process group, whose collectives do nothing, or several in threads."""
+"""Emulated ranks: one rank in torch's fake process group, whose collectives do nothing, or several ranks in threads."""
 
 import re
 from collections import Counter

@@ -28,7 +28,7 @@ TRAINED, VALIDATED = ("blocks", "head and loss"), ("blocks", "losses of sequence
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
-    """Return a list to which each graph that is compiled is added. Graphs run as they are, without generated code."""
+    """Return a list that collects every compiled graph. Graphs run as they are, without generated code."""
     compiled_graphs: list[torch.fx.GraphModule] = []
 
     def run_uncompiled(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:

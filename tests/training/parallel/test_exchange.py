@@ -39,7 +39,7 @@ def test_all_ranks_get_the_bits_of_one_process(
 
 
 def sums_of_ranks(leaf_values: Tensor, nodes: int, size: int) -> list[Tensor]:
-    """Add all leaves. Return the sum as each rank gets it. `leaf_values` has the shape (leaves, elements)."""
+    """Add all leaves. Return the sum that each rank gets. `leaf_values` has the shape (leaves, elements)."""
     ranks = nodes * size
     tree, shares = step_tree("elastic", len(leaf_values), ranks), rank_shares(len(leaf_values), ranks)
 

@@ -21,13 +21,13 @@ AS_NODES = Path(__file__).with_name("as_nodes.py")
 NUMBERS = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
 STEPS = 4
 
-# A network with an untied head that is larger than DDP's first bucket (1 MiB). Its rows and columns cannot be divided
-# evenly among most numbers of ranks.
+# A network that is larger than DDP's first bucket (1 MiB) and has an untied head. The rows and columns of its
+# parameters cannot be divided evenly among most numbers of ranks.
 WIDE = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 HEADS = {"context_length": 30, "emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
 ONE_LAYER = {"n_layers": 1}
 SHARED_LAYERS = HEADS | {"context_length": 32}  # four tensor shards get equal parts, but share keys and values
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each process of a pool would import torch
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compiler processes, which would each import torch
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class Variant:
     model: dict[str, Any] = attrs.field(factory=lambda: {"drop_rate": 0.1})
     train: dict[str, Any] = attrs.field(factory=dict)
     environment: dict[str, str] = attrs.field(factory=dict)
-    microbatches: int = 8  # micro-batches of two sequences in a step
+    microbatches: int = 8  # number of micro-batches in a step; each has two sequences
 
     def write(self, directory: Path, token_files: Path, few: Path, answers: Path) -> Path:
         """Write the run directory. A mixture also reads `few`, and the objective "answers" needs conversations."""
@@ -97,8 +97,8 @@ VARIANTS |= {
 VARIANTS["compiled in 4 shards"] = Variant(
     model=GPT2 | ONE_LAYER, train={"tensor_shards": 4, "compile": True, "loss_chunks": 3}, environment=ONE_COMPILER
 )
-# A layout consists of nodes x ranks per node, the value of "parallel", and "tp" with the value of "tensor_parallel",
-# unless this value is 1.
+# A layout is written as nodes x ranks per node, then the value of "parallel", and then "tp" with the value of
+# "tensor_parallel". The last part is left out if this value is 1.
 EVEN = (
     "1x2 ddp",
     "1x2 fsdp",
@@ -171,7 +171,7 @@ def write(tmp_path_factory: pytest.TempPathFactory, token_files: Path, few: Path
 
 @pytest.fixture(scope="module")
 def reference(write: WriteVariant) -> Callable[[str], Numbers]:
-    """Return a function that trains a variant in one process, but only once, and returns its numbers."""
+    """Return a function that returns the numbers of a variant in one process. It trains each variant only once."""
     results: dict[str, Numbers] = {}
 
     def numbers(variant: str) -> Numbers:

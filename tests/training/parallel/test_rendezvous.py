@@ -121,7 +121,7 @@ def agree(store: Any, world_size: int, draw: random.Random) -> list[str]:
 def test_each_generation_has_its_own_name() -> None:
     draw, store = random.Random(5), dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
     names = []
-    for world_size in (4, 4, 2, 4, 3, 1):  # nodes join and leave, but do not remove their entries
+    for world_size in (4, 4, 2, 4, 3, 1):  # nodes that leave do not remove their entries
         [name] = set(agree(store, world_size, draw))
         names.append(name)
     assert len(set(names)) == len(names)

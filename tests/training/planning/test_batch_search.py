@@ -31,7 +31,7 @@ def test_candidates_do_not_change_the_global_batch(make_run: MakeRun) -> None:
     table = prediction_table(ModelConfig(**TINY_MODEL | {"n_heads": 4}), shared, [known_gpus()["l4"]], 4)
     assert [line.split()[2:3] + line.split()[-1:] for line in table if line.startswith("l4")] == [["ddp", "24"]]
     derived = load_run(make_run("derived"), ["global_batch_size=null", "gradient_accumulation_steps=3"]).train
-    assert largest_unchanged(derived.batch, 4, 5) == 3  # a divisor of 2 x 3
+    assert largest_unchanged(derived.batch, 4, 5) == 3  # 3 divides 2 x 3, the sequences per rank and step
 
 
 def test_predictions_need_no_gpu_and_no_tokens() -> None:

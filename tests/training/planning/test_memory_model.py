@@ -67,7 +67,10 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def live_bytes(config: ModelConfig, microbatch_size: int, options: MemoryOptions) -> int:
-    """Return the bytes in use between a bf16 forward and backward pass, without parameters, tokens and the output."""
+    """Return the bytes in use between a bf16 forward and backward pass.
+
+    Parameters, tokens and the output are not counted.
+    """
     gc.freeze()  # so that the search below skips the objects that exist already
     loss = make_loss(config, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)

@@ -18,7 +18,7 @@ from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, BeatExchange, Beats
 from training.telemetry.metrics_log import read_metrics
 
-PATIENCE = 5  # polls; the smallest number that train.json allows
+PATIENCE = 5  # a number of polls, the smallest that train.json allows
 
 
 def beat(count: int, **fields: Any) -> Beat:
@@ -158,7 +158,10 @@ class Job:
             self.ranks[rank].poll()
 
     def operations(self, kind: str = "operations") -> list[int]:
-        """Return each rank's number of store operations since the last call; with "keys", the number of their keys."""
+        """Return how many store operations each rank has made since the last call of this method.
+
+        With "keys", return how many keys these operations had.
+        """
         counts = [connection.counts[kind] for connection in self.connections]
         for connection in self.connections:
             connection.counts[kind] = 0

@@ -18,7 +18,7 @@ from training.checkpoints.directory import checkpoints_of, steps_in
 
 DISTURBED = Path(__file__).with_name("disturbed.py")
 KINDS = ("closed", "closed by Python", "full disk", "closed terminal", "no reader")
-STEPS = 8  # of each run that make_run writes
+STEPS = 8  # number of steps of each run that make_run writes
 ADVICE = (
     "training.telemetry.time_ledger:TimeLedger.longest_step_seconds",
     "training.telemetry.time_ledger:TimeLedger.typical_seconds",
