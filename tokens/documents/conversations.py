@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
 UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
 NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # limits for unread fields counted by name: number of fields, length of a name
-# If a key occurs twice in an object, that key is stored in the object under REPEATED. No file has a key of this name.
+# If a key occurs twice in an object, its name is stored in the object under the key REPEATED. No file has such a key.
 REPEATED = "a key given twice\0"
 
 

@@ -57,7 +57,7 @@ def status(where: str) -> list[str]:
     ]
     lengths = totals.cut or totals.tokens
     for split in [split for split in SPLITS if lengths[split]]:
-        # If the tail of train was cut off, the number of its documents is not known.
+        # If the tail of train was cut off, it is not known how many documents of train are left.
         is_unchanged = lengths[split] == totals.tokens[split]
         document_text = f", {counted(totals.documents[split], 'document')}" if is_unchanged else ""
         lines.append(f"  {split:10} {counted(lengths[split], 'token')}{document_text}")
@@ -130,7 +130,7 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
-    """Describe each unit whose tokens in `where` do not match its digest in the commit log, and name its sources."""
+    """Describe each unit whose tokens in `where` do not match the digest in the commit log. Also name its sources."""
     if plan.settings.template is not None:  # the digest was computed from words of the growing files
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize

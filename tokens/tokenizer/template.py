@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROLES = SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # the turn tokens of the template "turns"
-TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in the text that a file's template renders
+TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in text that a template from a file has written
 SUFFIX = ".jinja"  # end of a template file's name
 ODD = ' Is "A"\n<b>& c? '  # a text that a filter, such as trim or escape, would change
 REASONING = "</think>"  # some templates divide an answer here
