@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
 UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
-NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # limits for unread fields counted by name: number of fields, length of a name
+# The first 30 unread fields are counted under their own names, and a message shows at most 40 characters of a name.
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40
 # If a key occurs twice in an object, its name is stored in the object under the key REPEATED. No file has such a key.
 REPEATED = "a key given twice\0"
 

@@ -38,7 +38,7 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column `name`, or if it is None, the columns from which conversations are read.
+    """Return the column `name`. If `name` is None, return the columns from which conversations are read.
 
     These are all columns whose values decide how a record is read, as for records in JSON Lines.
     """

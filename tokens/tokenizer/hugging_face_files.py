@@ -72,7 +72,7 @@ KNOWN_SPLIT = {
     "invert": (False, True),
 }
 NFC = {"type": "NFC"}  # the only normalizer that is supported; it joins letters and their accents
-# The versions of these classes whose names end in Fast use tokenizer.json.
+# Each of these classes also has a version that uses tokenizer.json. The name of that version ends in Fast.
 CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
 KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its other keys do not change ids
     "tokenizer_class": (
@@ -244,7 +244,7 @@ def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 def _coder(
     path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int], added: list[dict[str, Any]]
 ) -> Coder:
-    """Return the coder of a tokenizer.json: tiktoken's if a splitting pattern is enough, otherwise the library's.
+    """Return the coder of a tokenizer.json. It is tiktoken's if a splitting pattern is enough, else the library's.
 
     `added` is the list of added tokens with all their keys, as `_added_tokens` returns it.
     """
