@@ -79,10 +79,10 @@ class Selection:
 
 
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:
-    """Decide which of the files `names`, relative to the folder `where`, are documents.
+    """Decide which files of the folder `where` are documents. `names` are their paths in this folder.
 
-    `is_card` judges by a README's content whether it describes a dataset of the hub. Raises BadInput if the
-    files are several splits of a dataset.
+    `is_card` says whether the content of a README describes a dataset of the hub. Raises BadInput if the files are
+    several splits of a dataset.
     """
     selection, visible = Selection(), list[str]()
     for name in names:
