@@ -79,7 +79,7 @@ class Result:
 def run_unit(job: EncodeJob, task: Task) -> Result:
     """Write the tokens of a unit to its `unit_file`s. Every call writes the same bytes.
 
-    Raises BadInput if an input cannot be read or encoded, and OSError.
+    Raises OSError, and raises BadInput if an input cannot be read or encoded.
     """
     settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
     if settings.template is None:
