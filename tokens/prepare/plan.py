@@ -231,7 +231,7 @@ def read_plan(directory: Path) -> UnitPlan | None:
 
 def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sources: list[Source]) -> None:
     """Raise BadInput for the first difference between a command and the plan that it would resume."""
-    where = f"{directory / PLAN}: another command started these tokens"
+    where = f"{directory / PLAN}: another command started this preparation"
     advice = "repeat that command, or pass another --output"
     if plan.settings.version != settings.version:
         raise BadInput(

@@ -25,7 +25,8 @@ from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
 PART_CHARACTERS = 50_000  # longer texts are cut into parts of this length, because the trainer buffers 256 texts
-# Runs with or without white space. A text is cut after each run, because the trainer's time is quadratic in the length.
+# Matches 1,000 characters in a row without white space, or 1,000 white-space characters. A text is cut after each
+# match, because the trainer's time is quadratic in the length of such a run.
 LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
 
 
