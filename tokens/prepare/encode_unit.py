@@ -215,7 +215,7 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches of pieces. To bound memory, a batch is limited by its total text length, not by its pieces."""
+    """Yield batches of pieces. To bound memory, the total length of the texts in a batch is limited."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:

@@ -267,7 +267,7 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
 
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
-    """Yield the smallest parts of an input that can be in different units, with their sizes in bytes."""
+    """Divide an input into the smallest parts that units can have. Yield each part with its size in bytes."""
     if settings.template is not None and item.path.endswith(TEXT_SUFFIXES):
         raise BadInput(
             f"{item.path}: is text, but conversations are in .jsonl, .json or .parquet files; name these, or use a glob"

@@ -156,7 +156,7 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
         TURN_TOKENS,
     ),
-    # Stanford's Alpaca (Taori et al. 2023), which gpjt's comparisons use; a system message replaces its first sentence
+    # Stanford's Alpaca (Taori et al. 2023), which gpjt's comparisons use; a system message replaces its introduction
     "alpaca": Template(
         "{% if messages and messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% else %}Below is an "
         "instruction that describes a task. Write a response that appropriately completes the request.{% endif %}"
