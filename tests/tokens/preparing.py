@@ -86,7 +86,7 @@ COMMAND = (*FRACTION, "--unit-bytes", "100000")
 def kill_again_and_again(
     sources: list[str], out: Path, expected_files: dict[str, str], kills: int, ray_address: str
 ) -> None:
-    """Start preparations that write to `out`, and kill them until `kills` were hit. Then let the last one finish."""
+    """Start preparations that write to `out`, until `kills` of them have been killed. Then let the last one finish."""
     draw, hits = random.Random(kills), 0
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
     ways.append(("--executor", "ray", "--ray-address", ray_address))

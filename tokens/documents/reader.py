@@ -308,7 +308,7 @@ def parse(line: str, object_of: Callable[[list[tuple[str, Any]]], Any] | None = 
     except json.JSONDecodeError:
         raise
     except ValueError:
-        # Python refuses to parse an integer of more than 4,300 digits, but parses it as a float.
+        # Python refuses to parse an integer of more than 4,300 digits, but it parses the same digits as a float.
         return json.loads(line, parse_int=float, object_pairs_hook=object_of)
 
 

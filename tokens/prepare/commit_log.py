@@ -24,7 +24,7 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # maximum number of examples in the totals for each kind of problem
+SHOWN = 5  # for each kind of problem, the totals keep at most this number of examples
 FORMAT = 1
 
 
