@@ -134,7 +134,7 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 class WindowOrder:
     """The order in which a stream's windows are read: as in the stream, or in a new permutation in each epoch.
 
-    If `era` is given, the stream is divided into eras of `era` consecutive windows, and a permutation moves windows only
+    If `era` is not None, the stream is divided into eras of `era` consecutive windows, and windows are permuted only
     within their era. To read a window, the stream is then needed only up to the end of the window's era.
     """
 

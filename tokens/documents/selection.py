@@ -25,7 +25,8 @@ SPLIT_WORDS = {
     **dict.fromkeys(("heldout", "holdout"), "test"),
 }
 HELD_OUT = re.compile(r"(held|hold)[-_. ]out")  # "held out" or "hold out", written as two words
-# Folders whose .md and .py files belong to a split. Other words, such as `training`, are often folders of code or docs.
+# Folders whose .md and .py files belong to a split. A folder with another name, such as `training`, often contains code
+# or documentation.
 SPLIT_FOLDERS = ("train", "validation", "valid", "val", "dev", "test")
 # How the names of files about a dataset begin, in lower case. A text file with such a name counts as a card if record
 # files are next to it.

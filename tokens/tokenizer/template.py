@@ -111,7 +111,7 @@ class Template:
             if number is None and part not in tokenizer.special_tokens:
                 text, follows_answer = text + part, follows_answer and not part.strip()
             elif number is not None and messages[number].role != ASSISTANT:
-                # This content and the text around it are encoded as one text, as other programs do.
+                # This content and the text around it are encoded as one text, as in other programs.
                 text, follows_answer = text + rendered.contents[number], False
             else:
                 # A special token, together with any white space before it, ends an answer.
