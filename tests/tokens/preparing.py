@@ -72,7 +72,7 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
 
 
 def succeed(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command, whose exit status must be 0."""
+    """Run a command and check that its exit status is 0."""
     done = run(command, *options, **environment)
     assert done.returncode == 0, done.stderr
     return done

@@ -282,7 +282,7 @@ def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ.
+    """Return a sha256 of the ids that an encoder gives to the texts in PROBE. Different encoders differ on these texts.
 
     The only special token that affects the hash is the end of text. Names and versions of encoders are not sufficient,
     because tiktoken's ids may change when its regex library gets new Unicode tables.
