@@ -117,7 +117,7 @@ class Reader:
                 yield from self._part(item, stream, data, Part(begin, end, begin, end, True))
 
     def _part(self, item: Input, stream: BinaryIO, data: bytes, part: Part) -> Iterator[Piece]:
-        """Yield a part of a document of a text file. `data` contains the first bytes of the document."""
+        """Yield one part of a document in a text file. `data` contains the first bytes of the document."""
         head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], text_file.Replaced()
         ends, previous_end, contains_mark = part.ends_document, "", False
         for piece in text_file.text_pieces(stream, part.begin, part.end, replaced, self._pattern):
