@@ -20,7 +20,7 @@ EPILOG = """sources:
                            one document per line: .jsonl, .json (or .gz, .zst)
                            one document per row: .parquet
   s3://... gs://... az://... https://... hf://...
-                           the same files in a bucket or on a server; with
+                           such files in a bucket or on a server; with
                            https, end a folder's name with /; for an S3 server
                            other than Amazon's, set AWS_ENDPOINT_URL
   hf:OWNER/NAME[:CONFIG][@REVISION]

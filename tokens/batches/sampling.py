@@ -205,7 +205,10 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def _subtree_boundary(first: int, last: int, odd: int) -> int:
-    """For the largest possible k, return the multiple of `odd` * 2^k in `first` .. `last`. Otherwise return `last`."""
+    """Return the number in `first` .. `last` that is a multiple of `odd` * 2^k for the largest possible k.
+
+    If the range contains no multiple of `odd`, return `last`.
+    """
     step = odd << last.bit_length()
     while step >= odd:
         if (number := last // step * step) >= first:

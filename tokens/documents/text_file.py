@@ -92,7 +92,7 @@ class Replaced:
 
 
 def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of the documents that begin in a range.
+    """Yield the first byte and the end of each document that begins in a range.
 
     Separators never overlap, even if the end of the separator's text equals its beginning.
     """
