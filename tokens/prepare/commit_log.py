@@ -3,7 +3,7 @@
 The line is written when the tokens of the unit are on the disk.
 
 Anything after the last complete line of the log, or after the tokens of that line's unit, was left by a killed process.
-It is cut off at the next start.
+The next start cuts these remains off.
 """
 
 import json
