@@ -185,7 +185,7 @@ class _PartWriter:
     def finish(self) -> UnitPart | None:
         """Give the file its final name, and return the `UnitPart`, or None if nothing was written.
 
-        The file is not synced, because only committed tokens must survive a crash.
+        The file is not synced, because tokens need not survive a crash before they are committed.
         """
         if self._packer is not None:
             self._packer.flush()
