@@ -201,7 +201,7 @@ def _check_unique(where: str, value: Any) -> None:
 
 
 def _check_loss_field(fields: dict[str, Any]) -> None:
-    """Raise ValueError if a field says that the record does not count in the loss, because every answer counts."""
+    """Raise ValueError if a field says that the record does not count in the loss. In our rule, every answer counts."""
     if (name := excluded_by(fields)) is not None:
         got = f"got {quoted(name)}: {quoted(fields[name])}"
         raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")

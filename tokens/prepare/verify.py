@@ -88,7 +88,7 @@ def verify(where: str) -> list[str]:
             except BadInput as error:  # the ledger is damaged
                 damaged.append(str(error))
             if units and not damaged:
-                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest does not match the tokens"]
+                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: the recorded digest does not match these tokens"]
     if damaged:
         origin = f"; damaged: {'; '.join(units)}" if units else ""
         remaining = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
@@ -176,7 +176,10 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Concatenate the slices, and return the part from byte `begin` up to, but not including, `end` as slices."""
+    """Take the slices as one sequence of bytes. Return slices of its part from byte `begin` up to byte `end`.
+
+    Byte `end` is not included.
+    """
     selected, position = [], 0
     for piece in slices:
         first, last = max(begin, position), min(end, position + piece.end - piece.begin)
