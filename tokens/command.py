@@ -93,7 +93,7 @@ class StatsCommand:
     against: Annotated[
         tuple[Path, ...],
         option(
-            "JSON Lines file, or token directory with held-out splits; its texts are searched for in the train split",
+            "JSON Lines file, or token directory with held-out splits; look for its texts in the train split",
             "FILE|DIR",
         ),
     ] = attrs.field(default=(), kw_only=True)

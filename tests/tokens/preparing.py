@@ -27,7 +27,7 @@ PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH
 
 
 def write(directory: Path, source: Path, *, workers: int = 0, bucket: str | None = None, **options: Any) -> Manifest:
-    """Prepare the bytes of a source, in this process or with workers; return the manifest."""
+    """Prepare a source with the bytes tokenizer, in this process or with workers. Return the manifest."""
     executor = {"executor": "process", "workers": workers} if workers else {"executor": "inline"}
     place = {"output": str(directory)} if bucket is None else {"output": bucket, "scratch": directory}
     fixed = {"sources": (str(source),), "tokenizer": "bytes", "split": "tail", "validation_fraction": 0.0}

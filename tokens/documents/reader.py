@@ -1,10 +1,10 @@
 """Document reader: read the documents of a unit of work from any input format, in pieces of bounded size.
 
 A unit consists of ranges of files. A line or row belongs to the range in which it begins. A text file is one document.
-A long text file is not cut exactly at the edges of the ranges. For each edge, it is cut at the first position after the
-edge where a cut changes no token. The units on both sides of an edge find the same position, so units of any size give
-the same documents and tokens. With a separator, a text file contains several documents, and each belongs to the range
-in which it begins.
+A long text file is not cut exactly at the edges of the ranges. For each edge, the file is cut at the first position
+after the edge where a cut changes no token. The units on both sides of an edge find the same position, so units of any
+size give the same documents and tokens. With a separator, a text file contains several documents, and each document
+belongs to the range in which it begins.
 """
 
 import json

@@ -115,7 +115,7 @@ def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = la
 
 
 def refuse_several_splits(where: str, top: str, names: list[str]) -> None:
-    """Raise BadInput if `names`, relative to the folder `top`, belong to several splits.
+    """Raise BadInput if the files `names` below the folder `top` belong to several splits.
 
     `where` is the source as the user spelled it.
     """

@@ -243,7 +243,8 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
             continue  # a tail split needs no seed, but earlier versions accepted a seed
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
-    # Plans of earlier versions may contain passwords and signatures, and a signed URL differs with each command.
+    # Compare without secrets, because plans of earlier versions may contain passwords and signatures, and a signed URL
+    # differs with each command.
     was_listed, now_listed = ([source.recorded.inputs for source in listed] for listed in (plan.sources, sources))
     was_inputs, now_inputs = ([item for inputs in listed for item in inputs] for listed in (was_listed, now_listed))
     was_paths, now_paths = ([item.path for item in inputs] for inputs in (was_inputs, now_inputs))

@@ -230,7 +230,7 @@ def _check_output(command: PrepareCommand) -> None:
 
 
 def _refuse_other_tokens(directory: Path) -> None:
-    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, because no plan can resume them."""
+    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, which are of no use without a plan."""
     existing_files = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
     if existing_files:
         raise BadInput(
